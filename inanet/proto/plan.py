@@ -1,0 +1,148 @@
+"""What a node must know to take part in a job: its view of the plan, and the shards laid out over it.
+
+Plans are data. The coordinator computes them, ``control/`` carries them, and :class:`inanet.proto.node.Node` applies
+one version atomically between two batches. A *tree* spans a set of nodes; a *shard* is a part of a tensor carried by
+one tree; a job may use several trees at once, one per root.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+
+class Fold(IntEnum):
+    """How contributions to a slot are combined."""
+
+    #: signed 32-bit addition; never wraps, by choice of scale (R2)
+    SUM = 0
+    #: signed 32-bit maximum
+    MAX32 = 1
+    #: maximum of signed 64-bit pairs (low word first)
+    MAX64 = 2
+    #: unsigned maximum of each of the 1024 bytes: block exponents
+    MAX8 = 3
+
+
+class Part(IntEnum):
+    """What the slots of a shard hold."""
+
+    DATA = 0
+    #: one byte per 256-element block of the data shard it belongs to, 1024 blocks a fragment (R1, prologue)
+    EXPONENTS = 1
+
+
+class ExponentMode(IntEnum):
+    """How ranks agree on block exponents (R1)."""
+
+    #: the format needs none (integers, maxima)
+    NONE = 0
+    #: max-reduce them first, every round
+    PROLOGUE = 1
+    #: prologue in a tensor's first round, then the last result's exponent plus one bit of headroom
+    CARRIED = 2
+    #: a constant factor; blocks that do not fit are restarted with their exponent
+    FIXED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The hop towards the root. ``bit`` is this node's own one-hot id there."""
+
+    name: str
+    endpoint: int
+    bit: int
+    #: fragments this node may have in flight towards the parent
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A hop away from the root. ``bit`` is never reused within a round (R5)."""
+
+    name: str
+    endpoint: int
+    bit: int
+    #: plan version that issued the bit; packets under an older one are ``stale_plan``
+    since: int
+    #: result fragments this node may have in flight towards the child
+    window: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A child id that left the plan mid-round: its bit stands for the bits in ``mask`` (R5)."""
+
+    bit: int
+    mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One node's place in one tree. A root has no parent, a worker has no children."""
+
+    tree: int
+    parent: Parent | None = None
+    children: tuple[Child, ...] = ()
+    retired: tuple[Retired, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node's view of one plan version of a job."""
+
+    job: int
+    #: increases by one with every change; travels modulo 256
+    version: int
+    #: 64-bit secret of this membership epoch, for header tags
+    key: int
+    #: contributing ranks over all hosts: R2's n
+    ranks: int
+    placements: tuple[Placement, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A contiguous range of a tensor's fragments, carried by one tree."""
+
+    shard: int
+    tensor: int
+    tree: int
+    part: Part
+    fold: Fold
+    #: index within the tensor (of its data fragments, or of its exponent fragments) of fragment 0 of this shard
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What all ranks must agree on for a collective; compared field by field, never only hashed.
+
+    ``dtype`` is one of ``f32 f16 bf16 i32 i64``, ``op`` one of ``sum mean max min``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    op: str
+    mode: ExponentMode
+    #: factor of ``ExponentMode.FIXED``, 0 otherwise
+    factor: float = 0.0
+    #: NaN and Inf poison their block instead of being refused
+    propagate: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of elements, as an unbounded integer."""
+        total = 1
+        for extent in self.shape:
+            total *= extent
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """A tensor admitted to a job: its id and its shards, data before exponents."""
+
+    tensor: int
+    spec: TensorSpec
+    shards: tuple[Shard, ...] = field(default=())

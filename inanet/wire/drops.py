@@ -1,0 +1,62 @@
+"""Why a packet was dropped: one named reason for every drop.
+
+The same name is the metric label (``inanet_packets_dropped_total{reason=...}``), the trace field and what tests
+assert on. Codes index the counter arrays that the kernels increment, so their order is part of the kernels' contract.
+"""
+
+from enum import IntEnum
+
+
+class Drop(IntEnum):
+    """Reason code of a packet; ``OK`` means it was not dropped."""
+
+    OK = 0
+    #: shorter than a header, or not the exact length its type requires
+    SHORT = 1
+    #: longer than its type allows
+    OVERSIZED = 2
+    #: first byte is not the framing's magic and version
+    BAD_MAGIC = 3
+    #: packet type unknown to this framing version, or not expected by this role
+    BAD_TYPE = 4
+    #: job id this node takes no part in
+    FOREIGN_JOB = 5
+    #: header tag does not match the job's key: forged, corrupted or from an earlier epoch
+    BAD_TAG = 6
+    #: payload checksum mismatch
+    BAD_CHECKSUM = 7
+    #: shard id not (or no longer) known for this job
+    UNKNOWN_SHARD = 8
+    #: fragment or group index beyond the shard
+    BAD_FRAGMENT = 9
+    #: host id is not one bit of a child of this node, or arrives from another address than that child's
+    FOREIGN_HOST = 10
+    #: plan version older than the one its host id was issued under, or a retired host id
+    STALE_PLAN = 11
+    #: plan version this node has not received yet; the sender repeats it
+    FUTURE_PLAN = 12
+    #: round older than the slot's (serial-number arithmetic)
+    STALE_ROUND = 13
+    #: round this node has not opened yet: some child has not confirmed the round before
+    NOT_OPEN = 14
+    #: attempt older than the slot's
+    STALE_ATTEMPT = 15
+    #: attempt newer than any this node was told of
+    FUTURE_ATTEMPT = 16
+    #: this host's contribution, or this result, is already there
+    DUPLICATE = 17
+    #: receive queue of the kernel overflowed before this process read it (counted, never seen)
+    KERNEL_OVERFLOW = 18
+    #: removed by the fault injector of phy/fault
+    INJECTED = 19
+    #: the round it belongs to has failed or was abandoned
+    DEAD_ROUND = 20
+
+    @property
+    def label(self) -> str:
+        """Metric label, lower case."""
+        return self.name.lower()
+
+
+#: Size of a counter array indexed by :class:`Drop`.
+DROP_CODES = len(Drop)
