@@ -1,0 +1,101 @@
+"""The one interface of everything that carries packets: sockets, memory, and the decorators around them.
+
+A device never blocks and never waits. Its driver reads it when :meth:`Device.fileno` is readable, and sends
+until the device takes fewer packets than it was offered; then it waits for writability and goes on from
+there.
+"""
+
+from typing import Protocol
+
+import numpy as np
+
+from inanet.wire.batch import I64, PacketBatch, Transmission
+from inanet.wire.endpoint import show
+
+
+class Device(Protocol):
+    """Carries packets of one node. Not thread-safe: one driver owns it."""
+
+    @property
+    def endpoint(self) -> int:
+        """Own address (:mod:`inanet.wire.endpoint`), with the port the kernel chose where 0 was asked for."""
+        ...
+
+    @property
+    def rx_budget(self) -> int:
+        """Fragments that may be queued for this device before packets are lost; windows are shares of it."""
+        ...
+
+    def fileno(self) -> int:
+        """File descriptor to watch. Devices without one raise ``OSError``."""
+        ...
+
+    def receive(self) -> PacketBatch | None:
+        """One drain step: what has arrived, up to the device's batch limit, or ``None`` when there is
+        nothing.
+
+        The batch's arena is valid until the next call. More may be waiting after a batch; call until
+        ``None``.
+        """
+        ...
+
+    def send(self, transmission: Transmission, start: int = 0) -> int:
+        """Send packets ``start`` and following; returns how many of them the device took.
+
+        Fewer than ``len(transmission) - start`` means that sending would block: wait until the device is
+        writable and call again with ``start`` advanced. A packet that was taken may still be lost, as on any
+        network. Raises ``ValueError`` for a transmission that no network could carry and ``OSError`` naming
+        the destination for one that this network cannot (MTU).
+        """
+        ...
+
+    def timer(self) -> float | None:
+        """When :meth:`flush` has something to give, on the clock of whoever holds packets back; ``None``:
+        never.
+        """
+        ...
+
+    def flush(self, now: float) -> PacketBatch | None:
+        """Packets that were held back and are due at ``now`` (seconds). Arena as for :meth:`receive`."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Totals since the device was opened, by name.
+
+        All devices have ``rx_packets``, ``rx_bytes``, ``tx_packets``, ``tx_bytes`` and ``kernel_overflow``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give up all resources. Closing twice is fine."""
+        ...
+
+
+def check_transmission(transmission: Transmission) -> None:
+    """Refuse what would read outside the arena.
+
+    Raises ``ValueError`` naming the destination unless the arena is 1-D, uint8 and contiguous, ``length`` is
+    positive and all offsets lie inside the arena.
+    """
+    arena, offsets = transmission.arena, transmission.offsets
+    where = f"transmission to {show(transmission.destination)}"
+    if arena.ndim != 1 or arena.dtype != np.uint8 or not arena.flags.c_contiguous:
+        raise ValueError(f"{where}: arena must be 1-D contiguous uint8, not {arena.ndim}-D {arena.dtype}")
+    if offsets.dtype != np.int64 or not offsets.flags.c_contiguous:
+        raise ValueError(f"{where}: offsets must be contiguous int64, not {offsets.dtype}")
+    if transmission.length <= 0:
+        raise ValueError(f"{where}: packets of {transmission.length} B")
+    if len(offsets) and (offsets.min() < 0 or offsets.max() + transmission.length > len(arena)):
+        raise ValueError(
+            f"{where}: offsets {int(offsets.min())} to {int(offsets.max())} with packets of "
+            f"{transmission.length} B leave the arena of {len(arena)} B"
+        )
+
+
+def aligned_offsets(lengths: I64) -> tuple[I64, int]:
+    """Offsets, each divisible by 4, that lay out packets of ``lengths`` one after the other; and the total
+    size.
+    """
+    padded = (lengths + 3) & ~np.int64(3)
+    ends = np.cumsum(padded)
+    return ends - padded, int(ends[-1]) if len(ends) else 0

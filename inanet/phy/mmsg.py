@@ -1,0 +1,323 @@
+"""``recvmmsg`` and ``sendmmsg`` over numpy-backed message tables: many datagrams per system call, no objects
+per datagram.
+
+The kernel's ``struct mmsghdr`` (64 bytes on 64-bit Linux), ``struct iovec`` (16), ``struct sockaddr_in`` (16)
+and control buffers are rows of arrays. The parts that never change are filled once; kernels below fill and
+read the rest.
+
+======== ==== ===================== ==========================================
+u64 word u32  mmsghdr field         use
+======== ==== ===================== ==========================================
+0             msg_name              row of the address table
+1        2    msg_namelen           16; the kernel writes it on receive
+2             msg_iov               first iovec of the message
+3             msg_iovlen            iovecs of the message
+4             msg_control           row of the control table
+5             msg_controllen        bytes of it; the kernel writes it on receive
+6        12   msg_flags             written on receive (MSG_TRUNC)
+7        14   msg_len               bytes received or sent
+======== ==== ===================== ==========================================
+"""
+
+import ctypes
+import errno
+import os
+import socket
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.wire.batch import I64, U8, U64
+
+U32 = NDArray[np.uint32]
+
+HEADER_WORDS = 8
+NAME_BYTES = 16
+CONTROL_BYTES = 64
+SOL_UDP = 17
+UDP_SEGMENT = 103
+UDP_GRO = 104
+MSG_TRUNC = 0x20
+SO_MEMINFO = 55
+#: index of the drop count in what ``SO_MEMINFO`` returns, and the number of its fields
+MEMINFO_DROPS = 8
+MEMINFO_FIELDS = 9
+#: most datagrams one super-frame is cut into or merged from, in any kernel
+MAX_SEGMENTS = 128
+IP_MTU_DISCOVER = 10
+IP_PMTUDISC_DO = 2
+IP_MTU = 14
+
+#: answers to earlier packets (ICMP) or a path that is gone for now: the packet counts as lost, the socket
+#: lives on
+PATH_ERRORS = frozenset(
+    (
+        errno.ECONNREFUSED,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETDOWN,
+        errno.ENOBUFS,
+        errno.EPERM,
+    )
+)
+
+
+def _bind_libc() -> tuple["ctypes._NamedFuncPointer", "ctypes._NamedFuncPointer"]:
+    libc = ctypes.CDLL(None, use_errno=True)
+    receive, transmit = libc.recvmmsg, libc.sendmmsg
+    receive.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int, ctypes.c_void_p]
+    transmit.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, ctypes.c_int]
+    receive.restype = transmit.restype = ctypes.c_int
+    return receive, transmit
+
+
+_recvmmsg, _sendmmsg = _bind_libc()
+
+
+def address_in_memory(array: NDArray[np.generic]) -> int:
+    """Where an array's first element lies. The array must outlive every use of the number."""
+    return int(array.__array_interface__["data"][0])
+
+
+@numba.njit(
+    "int64(uint32[:, ::1], uint64[:, ::1], uint32[:, ::1], int64, int64[::1])", cache=True, nogil=True
+)
+def segment_sizes(headers: U32, words: U64, control: U32, count: int, sizes: I64) -> int:
+    """Find the segment size of ``count`` received super-frames; returns how many packets they hold.
+
+    ``sizes[i]`` becomes the ``UDP_GRO`` value of message *i*, or its whole length where the kernel merged
+    nothing. An empty datagram is one packet of length 0.
+    """
+    total = 0
+    for i in range(count):
+        length = np.int64(headers[i, 14])
+        size = length
+        end = min(np.int64(words[i, 5]), np.int64(CONTROL_BYTES))
+        at = np.int64(0)
+        while at + 20 <= end:
+            entry = np.int64(control[i, at // 4])
+            if control[i, at // 4 + 2] == SOL_UDP and control[i, at // 4 + 3] == UDP_GRO:
+                merged = np.int64(control[i, at // 4 + 4])
+                if 0 < merged < length:
+                    size = merged
+            if entry < 16:
+                break
+            at += (entry + 7) // 8 * 8
+        sizes[i] = size
+        total += 1 if length == 0 else int((length + size - 1) // size)
+    return total
+
+
+@numba.njit(
+    "void(uint32[:, ::1], uint8[:, ::1], int64, int64, int64[::1], int64[::1], int64[::1], uint64[::1])",
+    cache=True,
+    nogil=True,
+)
+def expand(
+    headers: U32, names: U8, count: int, stride: int, sizes: I64, offsets: I64, lengths: I64, sources: U64
+) -> None:
+    """Lay out the packets of ``count`` super-frames, message *i* starting at ``i * stride`` of the arena.
+
+    The last packet of a super-frame may be shorter than the others. Sources are endpoints.
+    """
+    at = 0
+    for i in range(count):
+        address = np.uint64(0)
+        for j in range(4, 8):
+            address = address << np.uint64(8) | np.uint64(names[i, j])
+        source = address << np.uint64(16) | np.uint64(names[i, 2]) << np.uint64(8) | np.uint64(names[i, 3])
+        length = np.int64(headers[i, 14])
+        done = np.int64(0)
+        while True:
+            offsets[at] = i * stride + done
+            lengths[at] = min(sizes[i], length - done)
+            sources[at] = source
+            at += 1
+            done += sizes[i]
+            if done >= length:
+                break
+
+
+@numba.njit(
+    "int64(uint64, int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64)",
+    cache=True,
+    nogil=True,
+)
+def gather(
+    base: int,
+    offsets: I64,
+    start: int,
+    length: int,
+    segments: int,
+    words: U64,
+    iovecs: U64,
+    iovecs_base: int,
+) -> int:
+    """Prepare messages of up to ``segments`` packets each from ``offsets[start:]``; returns how many
+    messages.
+
+    Packets that lie one behind the other share an iovec. ``base`` is the arena's address, ``iovecs_base``
+    that of ``iovecs``. Stops when the message table is full; ``iovecs`` has room for ``segments`` rows per
+    message.
+    """
+    at = start
+    used = 0
+    messages = len(words)
+    for i in range(messages):
+        if at >= len(offsets):
+            return i
+        first = used
+        expected = np.int64(-1)
+        for _ in range(min(segments, len(offsets) - at)):
+            if offsets[at] == expected:
+                iovecs[used - 1, 1] += np.uint64(length)
+            else:
+                iovecs[used, 0] = base + np.uint64(offsets[at])
+                iovecs[used, 1] = np.uint64(length)
+                used += 1
+            expected = offsets[at] + length
+            at += 1
+        words[i, 2] = iovecs_base + np.uint64(first * 16)
+        words[i, 3] = np.uint64(used - first)
+    return messages
+
+
+class ReceiveTable:
+    """Message table for ``recvmmsg``: ``messages`` buffers of ``stride`` bytes each in one arena.
+
+    ``stride`` is divisible by 4, so that every message starts aligned.
+    """
+
+    def __init__(self, messages: int, stride: int) -> None:
+        self.messages = messages
+        self.stride = stride
+        self.arena: U8 = np.empty(messages * stride, np.uint8)
+        self.words: U64 = np.zeros((messages, HEADER_WORDS), np.uint64)
+        self.headers: U32 = self.words.view(np.uint32)
+        self.names: U8 = np.zeros((messages, NAME_BYTES), np.uint8)
+        self.control: U32 = np.zeros((messages, CONTROL_BYTES // 4), np.uint32)
+        self.sizes: I64 = np.zeros(messages, np.int64)
+        self._iovecs: U64 = np.zeros((messages, 2), np.uint64)
+        rows = np.arange(messages, dtype=np.uint64)
+        self._iovecs[:, 0] = address_in_memory(self.arena) + rows * stride
+        self._iovecs[:, 1] = stride
+        self.words[:, 0] = address_in_memory(self.names) + rows * NAME_BYTES
+        self.words[:, 2] = address_in_memory(self._iovecs) + rows * 16
+        self.words[:, 3] = 1
+        self.words[:, 4] = address_in_memory(self.control) + rows * CONTROL_BYTES
+        self._address = address_in_memory(self.words)
+        self._used = messages
+
+    def receive(self, fd: int) -> int:
+        """One ``recvmmsg`` that does not block; returns the number of messages, 0 for none, or minus the
+        errno.
+        """
+        # the kernel has overwritten both lengths in the headers it used last time
+        self.headers[: self._used, 2] = NAME_BYTES
+        self.words[: self._used, 5] = CONTROL_BYTES
+        self._used = 0
+        got = int(_recvmmsg(fd, self._address, self.messages, socket.MSG_DONTWAIT, None))
+        if got >= 0:
+            self._used = got
+            return got
+        code = ctypes.get_errno()
+        return 0 if code in (errno.EAGAIN, errno.EINTR) else -code
+
+
+class SendTable:
+    """Message table for ``sendmmsg``: up to ``messages`` datagrams or super-frames to one destination."""
+
+    def __init__(self, messages: int, segments: int) -> None:
+        self.words: U64 = np.zeros((messages, HEADER_WORDS), np.uint64)
+        self._iovecs: U64 = np.zeros((messages * segments, 2), np.uint64)
+        self._name: U8 = np.zeros(NAME_BYTES, np.uint8)
+        self._control: U32 = np.zeros(6, np.uint32)
+        # all messages of a call share destination and segment size
+        self.words[:, 0] = address_in_memory(self._name)
+        self.words.view(np.uint32)[:, 2] = NAME_BYTES
+        self.words[:, 4] = address_in_memory(self._control)
+        self._control[:2].view(np.uint64)[0] = 18
+        self._control[2] = SOL_UDP
+        self._control[3] = UDP_SEGMENT
+        self._address = address_in_memory(self.words)
+        self._iovecs_address = address_in_memory(self._iovecs)
+
+    def aim(self, destination: int, segment: int) -> None:
+        """Set the destination (an endpoint) and the segment size in bytes; 0 sends plain datagrams."""
+        self._name[:2].view(np.uint16)[0] = socket.AF_INET
+        self._name[2:8] = np.frombuffer(
+            (destination & 0xFFFF).to_bytes(2, "big") + (destination >> 16).to_bytes(4, "big"), np.uint8
+        )
+        self._control[4:5].view(np.uint16)[0] = segment
+        self.words[:, 5] = 24 if segment else 0
+
+    def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
+        """Fill the table from ``offsets[start:]``; returns the number of messages. See :func:`gather`."""
+        return int(
+            gather(
+                address_in_memory(arena),
+                offsets,
+                start,
+                length,
+                segments,
+                self.words,
+                self._iovecs,
+                self._iovecs_address,
+            )
+        )
+
+    def send(self, fd: int, first: int, messages: int) -> int:
+        """One ``sendmmsg`` of messages ``first`` to ``messages - 1``; returns how many left, or minus the
+        errno.
+        """
+        at = self._address + first * HEADER_WORDS * 8
+        while True:
+            sent = int(_sendmmsg(fd, at, messages - first, socket.MSG_DONTWAIT))
+            if sent >= 0:
+                return sent
+            code = ctypes.get_errno()
+            if code != errno.EINTR:
+                return -code
+
+
+def kernel_drops(sock: socket.socket) -> int:
+    """Datagrams or super-frames the kernel discarded at this socket because its receive queue was full.
+
+    Read from ``SO_MEMINFO``, as the ``SO_RXQ_OVFL`` control message misses drops after the last delivered
+    packet. Counts modulo 2^32 since the socket was made.
+    """
+    raw = sock.getsockopt(socket.SOL_SOCKET, SO_MEMINFO, MEMINFO_FIELDS * 4)
+    return int(np.frombuffer(raw, np.uint32)[MEMINFO_DROPS])
+
+
+def request_buffer(sock: socket.socket, forced_option: int, option: int, size: int) -> int:
+    """Ask for a socket buffer of ``size`` bytes, beyond the system's limit where privileges allow; returns
+    the grant.
+
+    The kernel doubles the size for its own bookkeeping and returns the doubled value, which is what packets
+    are charged against.
+    """
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, forced_option, size)
+    except PermissionError:
+        sock.setsockopt(socket.SOL_SOCKET, option, size)
+    return sock.getsockopt(socket.SOL_SOCKET, option)
+
+
+def path_mtu(destination: tuple[str, int]) -> int | None:
+    """What the kernel believes to be the MTU towards a destination, in bytes; ``None`` when it cannot
+    tell.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(destination)
+            return probe.getsockopt(socket.IPPROTO_IP, IP_MTU)
+        except OSError:
+            return None
+
+
+def system_error(code: int, what: str) -> OSError:
+    """The ``OSError`` subclass of an errno, saying what failed."""
+    return OSError(code, f"{what}: {os.strerror(code)}")

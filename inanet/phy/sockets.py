@@ -1,0 +1,196 @@
+"""What datagram sockets have in common: batches in and out, back-pressure, errors that must not kill,
+counters.
+"""
+
+import errno
+import socket
+from typing import ClassVar
+
+from inanet.phy.device import check_transmission
+from inanet.phy.mmsg import PATH_ERRORS, ReceiveTable, SendTable, kernel_drops, path_mtu, system_error
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.endpoint import address_of, endpoint, show
+
+#: receive buffer asked for; unprivileged processes get at most ``net.core.rmem_max``
+RCVBUF = 4 << 20
+#: Send buffer asked for. Small on purpose: the queueing discipline holds about this much, the rest waits here
+#: and the sender learns of congestion as EAGAIN instead of as loss in its own interface's queue.
+SNDBUF = 128 << 10
+
+#: what kernels and drivers without segmentation offload answer to a super-frame
+_SEGMENTATION_REFUSED = frozenset((errno.EINVAL, errno.EIO, errno.EOPNOTSUPP, errno.ENOPROTOOPT))
+_PENDING_ERRORS = 8
+_COUNTERS = (
+    "rx_packets",
+    "rx_bytes",
+    "rx_superframes",
+    "rx_truncated",
+    "tx_packets",
+    "tx_bytes",
+    "tx_superframes",
+    "eagain",
+    "path_errors",
+    "segmentation_refused",
+)
+
+
+class SocketDevice:
+    """A non-blocking IPv4 socket as a :class:`inanet.phy.device.Device`; subclasses say how packets are
+    framed.
+
+    Takes ownership of ``sock``.
+    """
+
+    #: bytes the kernel puts before each packet, for messages
+    headroom: ClassVar[int]
+    #: largest message the kernel takes, without its own headers
+    max_message: ClassVar[int]
+
+    def __init__(
+        self, sock: socket.socket, receive_table: ReceiveTable, send_table: SendTable, segments: int
+    ) -> None:
+        sock.setblocking(False)
+        self._socket = sock
+        self._in = receive_table
+        self._out = send_table
+        #: most packets per message; 1 means no segmentation
+        self._segments = segments
+        address, port = sock.getsockname()[:2]
+        self._endpoint = endpoint(address, port if sock.type == socket.SOCK_DGRAM else 0)
+        self._drops_before = kernel_drops(sock)
+        self._overflow = 0
+        self._counts = dict.fromkeys(_COUNTERS, 0)
+
+    @property
+    def endpoint(self) -> int:
+        """Own address; raw sockets have port 0."""
+        return self._endpoint
+
+    @property
+    def rcvbuf(self) -> int:
+        """Receive buffer granted by the kernel, in the bytes it charges packets with (twice what was asked
+        for).
+        """
+        return self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+
+    def fileno(self) -> int:
+        """The socket's file descriptor; -1 once closed."""
+        return self._socket.fileno()
+
+    def receive(self) -> PacketBatch | None:
+        """One ``recvmmsg``. Raises ``OSError`` when the socket is unusable (closed)."""
+        for _ in range(_PENDING_ERRORS):
+            count = self._in.receive(self._socket.fileno())
+            if count == 0:
+                return None
+            if count > 0:
+                return self._unpack(count)
+            if -count not in PATH_ERRORS:
+                raise system_error(-count, f"receiving at {show(self._endpoint)}")
+            # an ICMP answer to something sent earlier; reading it has cleared it
+            self._counts["path_errors"] += 1
+        return None
+
+    def _unpack(self, count: int) -> PacketBatch | None:
+        """Batch of the ``count`` messages that the receive table holds."""
+        raise NotImplementedError
+
+    def _received(self, batch: PacketBatch, messages: int) -> PacketBatch:
+        self._counts["rx_superframes"] += messages
+        self._counts["rx_packets"] += len(batch)
+        self._counts["rx_bytes"] += int(batch.lengths.sum())
+        return batch
+
+    def send(self, transmission: Transmission, start: int = 0) -> int:
+        """Send from ``start`` on, several super-frames a system call; see
+        :meth:`inanet.phy.device.Device.send`.
+        """
+        check_transmission(transmission)
+        total, length = len(transmission), transmission.length
+        if length > self.max_message:
+            raise self._too_big(transmission)
+        at, plainly = start, False
+        while at < total:
+            segments = 1 if plainly else min(self._segments, self.max_message // length)
+            self._out.aim(transmission.destination, length if segments > 1 else 0)
+            messages = self._out.gather(transmission.arena, transmission.offsets, at, length, segments)
+            left, code = self._push(messages)
+            taken = min(total - at, left * segments)
+            self._counts["tx_packets"] += taken
+            self._counts["tx_bytes"] += taken * length
+            self._counts["tx_superframes"] += left
+            at += taken
+            if plainly and left and self._segments > 1:
+                # only now is it known that the super-frame was refused for being one
+                self._segments = 1
+                self._counts["segmentation_refused"] = 1
+            if code == errno.EAGAIN:
+                self._counts["eagain"] += 1
+                break
+            if code == errno.EMSGSIZE:
+                raise self._too_big(transmission)
+            if segments > 1 and code in _SEGMENTATION_REFUSED:
+                plainly = True
+            elif code:
+                raise system_error(code, f"sending to {show(transmission.destination)}")
+        return at - start
+
+    def _push(self, messages: int) -> tuple[int, int]:
+        """Hand the prepared messages to the kernel; returns how many it took, and the errno that stopped it
+        or 0.
+
+        A path error is reported once for an earlier packet (ICMP) and then cleared, so the message is tried
+        again; a second one is this message's own, which then is lost as on any network.
+        """
+        first, tried = 0, -1
+        while first < messages:
+            sent = self._out.send(self._socket.fileno(), first, messages)
+            if sent >= 0:
+                first += sent
+            elif -sent not in PATH_ERRORS:
+                return first, -sent
+            else:
+                self._counts["path_errors"] += 1
+                if tried == first:
+                    first += 1
+                tried = first
+        return first, 0
+
+    def _too_big(self, transmission: Transmission) -> OSError:
+        destination = address_of(transmission.destination)
+        mtu = path_mtu(destination)
+        known = f" {mtu}" if mtu else ""
+        return OSError(
+            errno.EMSGSIZE,
+            f"packets of {transmission.length} B need an MTU of {transmission.length + self.headroom} B; the "
+            f"path to {show(transmission.destination)} has{known or ' a smaller one'}: raise the MTU of the "
+            "interfaces on it",
+        )
+
+    def timer(self) -> float | None:
+        """Nothing is held back."""
+        return None
+
+    def flush(self, now: float) -> PacketBatch | None:
+        """Nothing is held back."""
+        return None
+
+    def counters(self) -> dict[str, int]:
+        """Totals.
+
+        Packets, bytes and super-frames (messages) each way; ``rx_truncated`` packets longer than the buffers;
+        ``kernel_overflow`` super-frames the kernel discarded for lack of receive buffer; ``eagain`` sends
+        that had to wait; ``path_errors`` ICMP answers and unreachable destinations; ``segmentation_refused``
+        1 when the kernel takes plain datagrams only.
+        """
+        if self._socket.fileno() >= 0:
+            drops = kernel_drops(self._socket)
+            self._overflow += (drops - self._drops_before) & 0xFFFFFFFF
+            self._drops_before = drops
+        return {**self._counts, "kernel_overflow": self._overflow}
+
+    def close(self) -> None:
+        """Close the socket; counters stay readable."""
+        if self._socket.fileno() >= 0:
+            self.counters()
+            self._socket.close()
