@@ -1,0 +1,93 @@
+"""Integers back to floats, straight into the caller's tensor (R2).
+
+The sum ``R`` of a block becomes ``R * multiply[E] / divide[E]`` in float64, then one rounding to the element type.
+A power-of-two ``multiply`` is exact in float64, so a sum is rounded once. NaN in ``multiply`` poisons the block.
+"""
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from inanet.kernels.half import narrow16
+from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS
+
+
+@njit(
+    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], float32[::1])",
+    cache=True,
+    nogil=True,
+)
+def dequantise32(
+    rows: NDArray[np.int32],
+    slots: NDArray[np.int64],
+    fragments: NDArray[np.int64],
+    exps: NDArray[np.uint8],
+    multiply: NDArray[np.float64],
+    divide: NDArray[np.float64],
+    out: NDArray[np.float32],
+) -> None:
+    """Write block ``fragments[k]`` of ``out`` from row ``slots[k]``, for each ``k``, with exponent table ``exps``."""
+    for k in range(slots.size):
+        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
+        start = fragments[k] * BLOCK
+        part = out[start : min(start + BLOCK, out.size)]
+        exponent = exps[fragments[k]]
+        scale, divisor = multiply[exponent], divide[exponent]
+        if divisor == 1.0:
+            for j in range(part.size):
+                part[j] = np.float32(payload[j] * scale)
+        else:
+            for j in range(part.size):
+                part[j] = np.float32(payload[j] * scale / divisor)
+
+
+@njit(
+    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], boolean, uint16[::1])",
+    cache=True,
+    nogil=True,
+)
+def dequantise16(
+    rows: NDArray[np.int32],
+    slots: NDArray[np.int64],
+    fragments: NDArray[np.int64],
+    exps: NDArray[np.uint8],
+    multiply: NDArray[np.float64],
+    divide: NDArray[np.float64],
+    brain: bool,
+    out: NDArray[np.uint16],
+) -> None:
+    """:func:`dequantise32` for f16 (``brain`` False) and bf16 (``brain`` True) bit patterns."""
+    for k in range(slots.size):
+        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
+        start = fragments[k] * BLOCK
+        part = out[start : min(start + BLOCK, out.size)]
+        exponent = exps[fragments[k]]
+        scale, divisor = multiply[exponent], divide[exponent]
+        if divisor == 1.0:
+            for j in range(part.size):
+                part[j] = narrow16(payload[j] * scale, brain)
+        else:
+            for j in range(part.size):
+                part[j] = narrow16(payload[j] * scale / divisor, brain)
+
+
+@njit(
+    [
+        "void(uint16[::1], uint16[::1], int64[::1], int64)",
+        "void(uint32[::1], uint32[::1], int64[::1], int64)",
+        "void(uint64[::1], uint64[::1], int64[::1], int64)",
+    ],
+    cache=True,
+    nogil=True,
+)
+def copy_fragments(
+    source: NDArray[np.unsignedinteger],
+    target: NDArray[np.unsignedinteger],
+    fragments: NDArray[np.int64],
+    values: int,
+) -> None:
+    """Copy the elements of the given fragments (``values`` elements each) from one rank's tensor to another's."""
+    for k in range(fragments.size):
+        start = fragments[k] * values
+        stop = min(start + values, source.size)
+        target[start:stop] = source[start:stop]

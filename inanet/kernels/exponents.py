@@ -1,0 +1,144 @@
+"""Block exponents (R2) and what follows from them.
+
+The exponent of a block is the largest biased float32 exponent field in it: 0 for zeros and float32 denormals, 255 when
+it holds a NaN or an infinity. 16-bit elements count as the float32 they widen to. Whatever the exponent ``E``, every
+element satisfies ``|x| < 2**(E - 126)``.
+
+Elements come as bit patterns: uint32 for float32, uint16 for f16 (``brain`` False) and bf16 (``brain`` True).
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+from numba.extending import overload
+from numpy.typing import NDArray
+
+from inanet.kernels.half import widen16
+from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS, POISON
+
+Bits = NDArray[np.uint32] | NDArray[np.uint16]
+
+_NONFINITE = 0x7F800000
+
+
+def peak_bits(bits: Any, brain: Any, start: Any, stop: Any) -> int:
+    """float32 bit pattern of the largest magnitude in ``bits[start:stop]``. Only inside kernels.
+
+    Magnitudes of IEEE numbers are ordered like their bit patterns, so the search is one integer maximum.
+    """
+    raise NotImplementedError("peak_bits is only meant for compiled code")
+
+
+# numba wants the annotations of an overload and of its implementations to be the same
+@overload(peak_bits)
+def _peak_bits(bits: Any, brain: Any, start: Any, stop: Any) -> Callable[..., int]:
+    return _peak32 if bits.dtype == types.uint32 else _peak16
+
+
+def _peak32(bits: Any, brain: Any, start: Any, stop: Any) -> int:
+    part = bits[start:stop]
+    peak = np.uint32(0)
+    for j in range(part.size):
+        peak = max(peak, np.uint32(part[j] & np.uint32(0x7FFFFFFF)))
+    return peak
+
+
+def _peak16(bits: Any, brain: Any, start: Any, stop: Any) -> int:
+    part = bits[start:stop]
+    peak = np.uint16(0)
+    for j in range(part.size):
+        peak = max(peak, np.uint16(part[j] & np.uint16(0x7FFF)))
+    return np.float32(widen16(peak, brain)).view(np.uint32)
+
+
+@njit(
+    [
+        "void(uint32[::1], boolean, int64, int64, uint8[::1])",
+        "void(uint16[::1], boolean, int64, int64, uint8[::1])",
+    ],
+    cache=True,
+    nogil=True,
+)
+def block_exponents(bits: Bits, brain: bool, lo: int, hi: int, out: NDArray[np.uint8]) -> None:
+    """Raise ``out[i]`` to the exponent of block ``lo + i``, for blocks ``lo`` to ``hi - 1``; start from zeros."""
+    for i in range(hi - lo):
+        start = (lo + i) * BLOCK
+        peak = peak_bits(bits, brain, start, min(start + BLOCK, bits.size))
+        out[i] = max(out[i], np.uint8(peak >> np.uint32(23)))
+
+
+@njit(
+    [
+        "void(uint32[::1], boolean, int64, int64, uint8[::1], uint32[::1], uint8[::1])",
+        "void(uint16[::1], boolean, int64, int64, uint8[::1], uint32[::1], uint8[::1])",
+    ],
+    cache=True,
+    nogil=True,
+)
+def block_misfits(
+    bits: Bits,
+    brain: bool,
+    lo: int,
+    hi: int,
+    exps: NDArray[np.uint8],
+    largest: NDArray[np.uint32],
+    out: NDArray[np.uint8],
+) -> None:
+    """Raise ``out[i]`` to the exponent of block ``lo + i`` if the block does not fit ``exps[lo + i]``.
+
+    ``largest[E]`` is the largest float32 magnitude, as bits, that exponent ``E`` admits.
+    """
+    for i in range(hi - lo):
+        start = (lo + i) * BLOCK
+        peak = peak_bits(bits, brain, start, min(start + BLOCK, bits.size))
+        if peak > largest[exps[lo + i]]:
+            out[i] = max(out[i], np.uint8(peak >> np.uint32(23)))
+
+
+@njit(["int64(uint32[::1], boolean)", "int64(uint16[::1], boolean)"], cache=True, nogil=True)
+def first_nonfinite(bits: Bits, brain: bool) -> int:
+    """Index of the first NaN or infinity, -1 if there is none."""
+    for start in range(0, bits.size, BLOCK):
+        stop = min(start + BLOCK, bits.size)
+        if peak_bits(bits, brain, start, stop) >= _NONFINITE:
+            for k in range(start, stop):
+                if peak_bits(bits, brain, k, k + 1) >= _NONFINITE:
+                    return k
+    return -1
+
+
+@njit(
+    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], int64, uint8[::1])",
+    cache=True,
+    nogil=True,
+)
+def carried_exponents(
+    rows: NDArray[np.int32],
+    slots: NDArray[np.int64],
+    fragments: NDArray[np.int64],
+    exps: NDArray[np.uint8],
+    shift: int,
+    out: NDArray[np.uint8],
+) -> None:
+    """Set ``out[k]`` to the exponent of the largest sum in row ``slots[k]`` plus one bit of headroom (R1, carried).
+
+    The sum is ``R * 2**-s`` with the scale of ``exps[fragments[k]]``; ``shift`` is ``ceil(log2 n) - 30``, so that
+    ``floor(log2 |R|) + exponent + shift`` is the sum's exponent field. All-zero and poisoned blocks give 0.
+    """
+    for k in range(slots.size):
+        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
+        union = np.int32(0)
+        for j in range(payload.size):
+            # the magnitude's highest bit survives in x ^ (x >> 31) for all but -(2**b), whose |x| is one more
+            union = max(union, np.int32(abs(payload[j])))
+        exponent = np.int64(exps[fragments[k]])
+        if union == 0 or exponent == POISON:
+            out[k] = 0
+            continue
+        field = exponent + shift + 1
+        while union > 1:
+            union >>= 1
+            field += 1
+        out[k] = np.uint8(min(max(field, 0), POISON - 1))
