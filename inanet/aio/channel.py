@@ -1,0 +1,324 @@
+"""Control connections: one TCP or Unix stream per node, carrying :mod:`inanet.control.codec` frames.
+
+Nothing here waits without a deadline, and every deadline says what was waited for and with whom: a job that
+stops must be able to say why. Addresses are ``"host:port"`` or ``"unix:/path"``. Works on uvloop and on
+asyncio's own loop.
+"""
+
+import asyncio
+import errno
+import os
+import socket
+import stat
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from inanet.control.codec import ControlError, Decoder, encode
+from inanet.control.messages import Message
+
+#: A peer that lets this many bytes pile up does not read; the connection is given up.
+WRITE_LIMIT = 8 << 20
+#: Seconds between attempts to connect: the first pause and the longest.
+FIRST_PAUSE = 0.02
+LONGEST_PAUSE = 1.0
+_READ_BYTES = 1 << 16
+
+_log = structlog.get_logger("inanet.channel")
+
+
+class DeadlineError(TimeoutError):
+    """Something did not happen in time: ``what`` names it and with whom, ``seconds`` is how long it was
+    waited for.
+    """
+
+    def __init__(self, what: str, seconds: float, reason: str = "") -> None:
+        super().__init__(f"{what}: nothing within {seconds:g} s{f' ({reason})' if reason else ''}")
+        self.what = what
+        self.seconds = seconds
+
+
+class ChannelClosed(ConnectionError):
+    """The connection is gone; the text says with whom and, if known, why."""
+
+
+class AddressError(ValueError):
+    """An address that is neither ``host:port`` nor ``unix:/path``, or that cannot be listened on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A parsed control address: ``path`` for Unix sockets, else ``host`` and ``port``."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """``"10.0.0.1:7000"``, ``"[::1]:7000"`` or ``"unix:/run/ina.sock"``. Raises :class:`AddressError`
+    naming the text.
+    """
+    if text.startswith("unix:"):
+        path = text.removeprefix("unix:")
+        if not path or len(os.fsencode(path)) > 107:
+            raise AddressError(f"{text!r}: a Unix socket path has 1 to 107 bytes")
+        return Address(path=path)
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or int(port) > 0xFFFF:
+        raise AddressError(f"{text!r} is neither host:port (port 0 to 65535) nor unix:/path")
+    return Address(host=host.removeprefix("[").removesuffix("]"), port=int(port))
+
+
+class Channel:
+    """One control connection. Iterate over it for messages; it ends when the peer closes.
+
+    ``silence``: seconds after which a peer that says nothing counts as gone (:class:`DeadlineError`), None
+    for a connection on which silence is normal. Not safe for use from several threads.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: str,
+        silence: float | None = None,
+    ) -> None:
+        self.peer = peer
+        self.silence = silence
+        self._reader = reader
+        self._writer = writer
+        self._decoder = Decoder()
+        self._ready: deque[Message] = deque()
+        raw = writer.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def post(self, message: Message) -> None:
+        """Queue a message without waiting. Raises :class:`ChannelClosed` if the connection is gone, or is
+        given up because the peer has left :data:`WRITE_LIMIT` bytes unread.
+        """
+        if self._writer.is_closing():
+            raise ChannelClosed(f"connection to {self.peer} is closed")
+        self._writer.write(encode(message))
+        queued = self._writer.transport.get_write_buffer_size()
+        if queued > WRITE_LIMIT:
+            self.abort()
+            raise ChannelClosed(f"{self.peer} has left {queued} B of control messages unread")
+
+    async def send(self, message: Message, seconds: float = 10.0) -> None:
+        """Queue a message and wait until the peer's backlog is small again.
+
+        Raises :class:`ChannelClosed`, or :class:`DeadlineError` after ``seconds``.
+        """
+        self.post(message)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._writer.drain()
+        except TimeoutError:
+            raise DeadlineError(f"sending {message.kind} to {self.peer}", seconds) from None
+        except OSError as error:
+            raise ChannelClosed(f"connection to {self.peer} broke: {error}") from None
+
+    async def receive(self, seconds: float | None = None, what: str = "a message") -> Message:
+        """The next message. Raises :class:`ChannelClosed` when the peer has closed, :class:`DeadlineError`
+        ("waiting for ``what`` from ...") after ``seconds``, and
+        :class:`~inanet.control.codec.ControlError` if the bytes are no messages (the connection is closed
+        then).
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                while not self._ready:
+                    await self._read()
+        except TimeoutError:
+            assert seconds is not None
+            raise DeadlineError(f"waiting for {what} from {self.peer}", seconds) from None
+        return self._ready.popleft()
+
+    async def _read(self) -> None:
+        try:
+            data = await self._reader.read(_READ_BYTES)
+        except OSError as error:
+            raise ChannelClosed(f"connection to {self.peer} broke: {error}") from None
+        if not data:
+            cut = f" in the middle of a message ({self._decoder.pending} B)" if self._decoder.pending else ""
+            raise ChannelClosed(f"{self.peer} closed the connection{cut}")
+        try:
+            self._ready.extend(self._decoder.feed(data))
+        except ControlError as error:
+            self.abort()
+            raise ControlError(f"from {self.peer}: {error}") from None
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """Messages until the peer closes. Raises :class:`DeadlineError` after ``silence`` seconds without
+        one.
+        """
+        while True:
+            try:
+                message = await self.receive(self.silence)
+            except ChannelClosed:
+                return
+            yield message
+
+    def take(self) -> list[Message]:
+        """Messages already here, without waiting."""
+        messages = list(self._ready)
+        self._ready.clear()
+        return messages
+
+    async def close(self, seconds: float = 2.0) -> None:
+        """Send what is queued and close; what does not leave within ``seconds`` is dropped.
+        Idempotent.
+        """
+        self._writer.close()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._writer.wait_closed()
+        except (OSError, TimeoutError):
+            self.abort()
+
+    def abort(self) -> None:
+        """Close at once; queued messages are dropped. Idempotent."""
+        self._writer.transport.abort()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this side has closed or lost the connection."""
+        return self._writer.is_closing()
+
+
+async def connect(address: str, seconds: float, silence: float | None = None) -> Channel:
+    """Connect, trying again with growing pauses until it works.
+
+    Raises :class:`DeadlineError` naming the address and the last reason after ``seconds``, and
+    :class:`AddressError` at once if the address cannot be one.
+    """
+    target = parse_address(address)
+    pause = FIRST_PAUSE
+    reason = ""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                try:
+                    if target.path:
+                        reader, writer = await asyncio.open_unix_connection(target.path)
+                    else:
+                        reader, writer = await asyncio.open_connection(target.host, target.port)
+                except OSError as error:
+                    reason = error.strerror or str(error)
+                else:
+                    return Channel(reader, writer, address, silence)
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, LONGEST_PAUSE)
+    except TimeoutError:
+        raise DeadlineError(f"connecting to {address}", seconds, reason) from None
+
+
+Handler = Callable[[Channel], Awaitable[None]]
+
+
+class ControlServer:
+    """Listens and runs one handler task per connection; made by :func:`serve`."""
+
+    def __init__(self, handler: Handler, silence: float | None) -> None:
+        self._handler = handler
+        self._silence = silence
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._path = ""
+        #: where it listens, with the port the system chose if 0 was asked for
+        self.address = ""
+
+    async def _listen(self, address: str, mode: int) -> None:
+        target = parse_address(address)
+        try:
+            if target.path:
+                _remove_stale(target.path)
+                self._server = await asyncio.start_unix_server(self._accept, target.path)
+                self._path = target.path
+                os.chmod(target.path, mode)
+                self.address = address
+            else:
+                self._server = await asyncio.start_server(self._accept, target.host, target.port)
+                port = self._server.sockets[0].getsockname()[1]
+                self.address = str(Address(target.host, port))
+        except OSError as error:
+            raise AddressError(f"cannot listen on {address}: {error.strerror or error}") from None
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        channel = Channel(reader, writer, _peer_name(writer, self.address), self._silence)
+        try:
+            await self._handler(channel)
+        except (ControlError, ChannelClosed, DeadlineError) as error:
+            _log.info("control connection ended", peer=channel.peer, reason=str(error))
+        except Exception:
+            _log.exception("control connection handler failed", peer=channel.peer)
+        finally:
+            self._tasks.discard(task)
+            channel.abort() if task.cancelling() else await channel.close()
+
+    async def close(self, seconds: float = 5.0) -> None:
+        """Stop listening, cancel the handlers, remove the Unix socket. Idempotent.
+
+        Raises :class:`DeadlineError` if a handler does not end within ``seconds``.
+        """
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            _, running = await asyncio.wait(self._tasks, timeout=seconds)
+            if running:
+                raise DeadlineError(f"closing {self.address}: {len(running)} connections", seconds)
+        if self._path:
+            with suppress(FileNotFoundError):
+                os.unlink(self._path)
+
+
+async def serve(
+    address: str, handler: Handler, silence: float | None = None, mode: int = 0o600
+) -> ControlServer:
+    """Listen on ``address`` and run ``handler(channel)`` for each connection, which is closed when it
+    returns.
+
+    Port 0 lets the system choose, see :attr:`ControlServer.address`. ``mode`` are the permissions of a Unix
+    socket; a socket file left behind by a dead process is replaced, one of a live process is not. Raises
+    :class:`AddressError`.
+    """
+    server = ControlServer(handler, silence)
+    await server._listen(address, mode)
+    return server
+
+
+def _remove_stale(path: str) -> None:
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise AddressError(f"{path} exists and is no socket")
+    except FileNotFoundError:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except BlockingIOError:
+            pass
+    raise OSError(errno.EADDRINUSE, "a running process listens there")
+
+
+def _peer_name(writer: asyncio.StreamWriter, local: str) -> str:
+    name = writer.get_extra_info("peername")
+    if isinstance(name, tuple):
+        return str(Address(str(name[0]), int(name[1])))
+    return f"a client of {local}"

@@ -1,0 +1,175 @@
+"""Types of the fields of control messages: exact types, and a range for every number.
+
+Plan data of :mod:`inanet.proto.plan` is checked here too, since a node acts on it as it comes: a bit that
+is not one-hot or a window of 0 must not get past the decoder.
+"""
+
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from enum import IntEnum
+from functools import cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from pydantic import AfterValidator, BeforeValidator, Field, Strict
+
+from inanet.proto.plan import ExponentMode, NodePlan, Placement, Shard, TensorLayout, TensorSpec
+from inanet.wire.xagg import MAX_CHILDREN
+
+DTYPES = ("f32", "f16", "bf16", "i32", "i64")
+OPS = ("sum", "mean", "max", "min")
+#: numpy's own limit, and far beyond any tensor in use
+MAX_DIMENSIONS = 64
+MAX_TREES = 256
+#: Shard ids are 16 bit on the wire; 0xFFFF stands for "the link itself" in CREDIT packets.
+SHARD_IDS = 0xFFFF
+MAX_RANKS = 1 << 16
+
+
+def _exact(value: Any, hint: Any) -> Any:
+    """``value`` if its types are exactly those of ``hint``, else ``ValueError``.
+
+    Pydantic's own strict mode would insist on ready-made dataclasses and enum members, which bytes cannot
+    give; its lax mode takes ``"5"`` and ``True`` for 5. So maps are checked here and built by pydantic
+    afterwards.
+    """
+    if isinstance(hint, UnionType):
+        options = get_args(hint)
+        if value is None and NoneType in options:
+            return value
+        hint = next(option for option in options if option is not NoneType)
+    if is_dataclass(hint):
+        if isinstance(value, dict):
+            hints: dict[str, Any] = _hints(hint)  # type: ignore[arg-type]
+            for name, part in value.items():
+                if name in hints:
+                    _exact(part, hints[name])
+        elif type(value) is not hint:
+            raise ValueError(f"{type(value).__name__} instead of a map")
+    elif get_origin(hint) is tuple:
+        if type(value) is not tuple:
+            raise ValueError(f"{type(value).__name__} instead of an array")
+        for part in value:
+            _exact(part, get_args(hint)[0])
+    else:
+        allowed = (hint, int) if issubclass(hint, IntEnum | float) else (hint,)
+        if type(value) not in allowed:
+            raise ValueError(f"{type(value).__name__} instead of {hint.__name__}")
+    return value
+
+
+@cache
+def _hints(data: Any) -> dict[str, Any]:
+    return get_type_hints(data)
+
+
+def _plan_data(data: Any, check: Callable[[Any], Any]) -> Any:
+    """Field type of a plan dataclass: exact types before pydantic builds it, ranges after."""
+    return Annotated[data, BeforeValidator(lambda value: _exact(value, data)), AfterValidator(check)]
+
+
+def _need(condition: bool, sentence: str) -> None:
+    if not condition:
+        raise ValueError(sentence)
+
+
+def _in_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise ValueError(f"{name} is {value}, allowed are {low} to {high}")
+
+
+def _printable(text: str) -> str:
+    _need(text.isprintable(), "contains unprintable characters")
+    return text
+
+
+def _is_bit(value: int) -> bool:
+    return 0 < value < 1 << MAX_CHILDREN and value & (value - 1) == 0
+
+
+def check_spec(spec: TensorSpec) -> TensorSpec:
+    """The spec itself, or ``ValueError`` saying which field is out of range."""
+    _need(len(spec.name) <= 256 and spec.name.isprintable(), "name: at most 256 printable characters")
+    _need(spec.dtype in DTYPES, f"dtype {spec.dtype!r} is not one of {', '.join(DTYPES)}")
+    _need(spec.op in OPS, f"op {spec.op!r} is not one of {', '.join(OPS)}")
+    _need(len(spec.shape) <= MAX_DIMENSIONS, f"more than {MAX_DIMENSIONS} dimensions")
+    _need(all(0 <= extent < 1 << 48 for extent in spec.shape), "shape: extents go from 0 to 2^48 - 1")
+    _need(spec.elements < 1 << 40, "more than 2^40 elements")
+    fixed = spec.mode is ExponentMode.FIXED
+    _need(0 < spec.factor < 1e300 if fixed else spec.factor == 0, "factor: positive with mode FIXED, else 0")
+    return spec
+
+
+def _check_shard(shard: Shard) -> None:
+    _in_range("shard", shard.shard, 0, SHARD_IDS - 1)
+    _in_range("tensor", shard.tensor, 0, (1 << 63) - 1)
+    _in_range("tree", shard.tree, 0, MAX_TREES - 1)
+    _in_range("first", shard.first, 0, (1 << 32) - 1)
+    _in_range("count", shard.count, 1, (1 << 32) - 1)
+
+
+def check_layout(layout: TensorLayout) -> TensorLayout:
+    """The layout itself, or ``ValueError`` saying which field is out of range."""
+    _in_range("tensor", layout.tensor, 0, (1 << 63) - 1)
+    check_spec(layout.spec)
+    for shard in layout.shards:
+        _check_shard(shard)
+        _need(shard.tensor == layout.tensor, f"shard {shard.shard} belongs to tensor {shard.tensor}")
+    _need(len({shard.shard for shard in layout.shards}) == len(layout.shards), "two shards with one id")
+    return layout
+
+
+def check_plan(plan: NodePlan) -> NodePlan:
+    """The plan itself, or ``ValueError`` saying which field is out of range."""
+    _in_range("job", plan.job, 0, 0xFFFF)
+    _in_range("version", plan.version, 1, (1 << 63) - 1)
+    _in_range("key", plan.key, 0, (1 << 64) - 1)
+    _in_range("ranks", plan.ranks, 1, MAX_RANKS)
+    for place in plan.placements:
+        _check_placement(place, plan.version)
+    _need(len({place.tree for place in plan.placements}) == len(plan.placements), "a tree has two placements")
+    return plan
+
+
+def _check_placement(place: Placement, version: int) -> None:
+    _in_range("tree", place.tree, 0, MAX_TREES - 1)
+    bits = [child.bit for child in place.children] + [retired.bit for retired in place.retired]
+    _need(len(bits) <= MAX_CHILDREN, f"tree {place.tree} has {len(bits)} children and retired ids")
+    _need(len(set(bits)) == len(bits), f"tree {place.tree} uses a bit twice")
+    _need(all(_is_bit(bit) for bit in bits), f"tree {place.tree} has a bit that is not one-hot")
+    _need(place.parent is None or _is_bit(place.parent.bit), f"tree {place.tree}: own bit is not one-hot")
+    for hop in (*place.children, *((place.parent,) if place.parent else ())):
+        _in_range(f"endpoint of {hop.name!r}", hop.endpoint, 0, (1 << 48) - 1)
+        _in_range(f"window to {hop.name!r}", hop.window, 1, (1 << 31) - 1)
+    for retired in place.retired:
+        _in_range("retired mask", retired.mask, 0, (1 << MAX_CHILDREN) - 1)
+    for child in place.children:
+        _in_range(f"since of {child.name!r}", child.since, 1, version)
+
+
+# The types of fields. Strict() refuses what only looks like the type.
+Integer = Annotated[int, Strict()]
+String = Annotated[str, Strict()]
+Name = Annotated[String, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@+-]*$")]
+Text = Annotated[String, Field(max_length=8192)]
+Label = Annotated[String, Field(max_length=256), AfterValidator(_printable)]
+JobId = Annotated[Integer, Field(ge=0, le=0xFFFF)]
+Key = Annotated[Integer, Field(ge=0, lt=1 << 64)]
+Rank = Annotated[Integer, Field(ge=0, lt=MAX_RANKS)]
+Ranks = Annotated[tuple[Rank, ...], Strict(), Field(max_length=MAX_RANKS)]
+RoundNumber = Annotated[Integer, Field(ge=0, lt=1 << 63)]
+Count = Annotated[Integer, Field(ge=0, lt=1 << 63)]
+Seconds = Annotated[float, Strict(), Field(ge=0, le=1e9, allow_inf_nan=False)]
+if TYPE_CHECKING:
+    SpecData = TensorSpec
+    LayoutData = TensorLayout
+    PlanData = NodePlan
+else:
+    SpecData = _plan_data(TensorSpec, check_spec)
+    LayoutData = _plan_data(TensorLayout, check_layout)
+    PlanData = _plan_data(NodePlan, check_plan)
+Role = Literal["worker", "aggregator", "ps"]
+#: Machine-readable cause of a failed round or job.
+Failure = Literal[
+    "nonfinite", "overflow", "mismatch", "timeout", "worker_lost", "root_lost", "memory", "protocol"
+]

@@ -1,0 +1,352 @@
+"""Control messages: one frozen model per kind, told apart by ``kind``.
+
+A node (worker host, aggregator, parameter server) holds one connection to its coordinator. Each side trusts
+nothing it reads: unknown kinds and unknown fields are refused, every number has a range, and types are
+exact where bytes become messages (:mod:`inanet.control.codec`). The plan data of :mod:`inanet.proto.plan`
+travels as it is, so the two never need translating.
+
+How a connection goes::
+
+    node -> Hello                     coordinator -> Welcome (or Reject, and the connection is closed)
+                                      coordinator -> Waiting ... Plan (the job is complete)
+    worker -> Begin(round, spec)      coordinator -> Layout (the first time for a spec)
+    aggregator, ps -> LayoutReady     (they get the Layout first; workers follow when all slots exist)
+    worker -> Finished(round)         coordinator -> RoundFailed (instead, if the round cannot be had)
+    worker -> Leave                   coordinator -> JobEnded (to aggregators and parameter servers)
+
+Ping and Pong go both ways. A node that comes back to a restarted coordinator says what it still holds (R4)::
+
+    node -> Hello(resume=(Resume, ...)), then for each Resume: Known * layouts, Begin * open
+    coordinator -> Welcome, Layout (for tensors it lacks), Plan(attach=True)
+
+A change of the tree for later rounds only (an aggregator returns) needs a moment in which no round is on
+its way::
+
+    coordinator -> Hold(before)       worker -> Held(next_round); it begins no round from ``before`` on
+    coordinator -> Plan               releases the hold, whatever the reason for the plan
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, Strict
+
+from inanet.control.fields import (
+    MAX_RANKS,
+    Count,
+    Failure,
+    Integer,
+    JobId,
+    Key,
+    Label,
+    LayoutData,
+    Name,
+    PlanData,
+    Rank,
+    Ranks,
+    Role,
+    RoundNumber,
+    Seconds,
+    SpecData,
+    String,
+    Text,
+)
+
+#: Version of this protocol; a node with another one is refused with a sentence naming both.
+PROTOCOL = 1
+
+
+class Frozen(BaseModel):
+    """A value: immutable, no unknown fields, every field in range (else pydantic's ``ValidationError``)."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+
+
+# ---------- node to coordinator
+
+
+class Resume(Frozen):
+    """What a node still holds of a job whose coordinator it lost (R4).
+
+    ``layouts`` and ``open`` announce how many :class:`Known` and :class:`Begin` messages of this job follow
+    the Hello; one message each, so that no job is too large for a frame. ``next_round`` is the first round
+    this host has not begun (0 from aggregators); ``open`` counts the rounds it has begun and has neither
+    the result nor an error of.
+    """
+
+    job: JobId
+    key: Key
+    plan: PlanData
+    next_round: RoundNumber = 0
+    layouts: Count = 0
+    open: Count = 0
+
+
+class Hello(Frozen):
+    """First message of a node.
+
+    ``job`` is the job's name and ``ranks`` are the global ranks on this host, of ``world`` in all; empty,
+    () and 0 for aggregators and parameter servers, which serve any job. ``endpoint`` is where its data
+    plane receives (:mod:`inanet.wire.endpoint`), ``rx_window`` how many fragments its receive buffer holds.
+    """
+
+    kind: Literal["hello"] = "hello"
+    protocol: Integer
+    name: Name
+    role: Role
+    token: Annotated[String, Field(max_length=1024)]
+    endpoint: Annotated[Integer, Field(ge=0, lt=1 << 48)]
+    rx_window: Annotated[Integer, Field(ge=1, lt=1 << 31)]
+    job: Annotated[String, Field(max_length=128)] = ""
+    ranks: Ranks = ()
+    world: Annotated[Integer, Field(ge=0, le=MAX_RANKS)] = 0
+    resume: Annotated[tuple[Resume, ...], Strict(), Field(max_length=1024)] = ()
+
+
+class Known(Frozen):
+    """A tensor this node has slots or a buffer for; follows a Hello with :class:`Resume`."""
+
+    kind: Literal["known"] = "known"
+    job: JobId
+    layout: LayoutData
+
+
+class Begin(Frozen):
+    """This host starts a collective. Sent for every all-reduce, in order: rounds count up by one per host."""
+
+    kind: Literal["begin"] = "begin"
+    job: JobId
+    round: RoundNumber
+    spec: SpecData
+
+
+class LayoutReady(Frozen):
+    """An aggregator or parameter server made the slots of a tensor, or says why not (``refused``)."""
+
+    kind: Literal["layout_ready"] = "layout_ready"
+    job: JobId
+    tensor: Count
+    refused: Text = ""
+
+
+class Refuse(Frozen):
+    """A rank cannot contribute: NaN or Inf (``nonfinite``) or an integer sum that could overflow
+    (``overflow``).
+
+    ``index`` is the flat index of the first such element, None if unknown; ``detail`` shows the value.
+    """
+
+    kind: Literal["refuse"] = "refuse"
+    job: JobId
+    round: RoundNumber
+    rank: Rank
+    tensor: Label
+    index: Count | None
+    reason: Literal["nonfinite", "overflow"]
+    detail: Label = ""
+
+
+class Finished(Frozen):
+    """This host has the whole result. From a parameter server: its tree has every contribution (R13)."""
+
+    kind: Literal["finished"] = "finished"
+    job: JobId
+    round: RoundNumber
+
+
+class PeerSilent(Frozen):
+    """A neighbour on the data plane has not answered for ``seconds``; the coordinator decides what that
+    means (R5).
+    """
+
+    kind: Literal["peer_silent"] = "peer_silent"
+    job: JobId
+    name: Name
+    seconds: Seconds
+
+
+class Held(Frozen):
+    """Answer to :class:`Hold`: the next round this host would begin."""
+
+    kind: Literal["held"] = "held"
+    job: JobId
+    next_round: RoundNumber
+
+
+class Leave(Frozen):
+    """This node goes, on purpose. A worker leaves when it has all results it began."""
+
+    kind: Literal["leave"] = "leave"
+    reason: Text = ""
+
+
+class Stats(Frozen):
+    """Counters of a node, by metric name; replaces the ones sent before."""
+
+    kind: Literal["stats"] = "stats"
+    counters: Annotated[dict[Label, Count], Field(max_length=4096)]
+
+
+# ---------- both ways
+
+
+class Ping(Frozen):
+    """Are you there? Answered at once by a :class:`Pong` with the same nonce."""
+
+    kind: Literal["ping"] = "ping"
+    nonce: Count
+
+
+class Pong(Frozen):
+    """Answer to a :class:`Ping`; everything received before that ping has been acted on."""
+
+    kind: Literal["pong"] = "pong"
+    nonce: Count
+
+
+# ---------- coordinator to node
+
+
+class Welcome(Frozen):
+    """The Hello is accepted. For workers ``job`` and ``key`` (header tags) are those of the job it joins,
+    else None, 0.
+
+    ``silence``: after so many seconds without a word from the coordinator it may be taken for dead (it
+    sends a Ping every third of that). ``deadline``: seconds until the job must be complete.
+    """
+
+    kind: Literal["welcome"] = "welcome"
+    job: JobId | None = None
+    key: Key = 0
+    silence: Seconds
+    deadline: Seconds = 0.0
+
+
+class Waiting(Frozen):
+    """Sent every few seconds while a job is incomplete: "joined 2 of 4, missing: rank 2, aggregator agg1"."""
+
+    kind: Literal["waiting"] = "waiting"
+    joined: Count
+    expected: Count
+    missing: Annotated[tuple[Text, ...], Strict()]
+
+
+class Reject(Frozen):
+    """The Hello, or a later message, is refused; the coordinator closes the connection.
+
+    ``retry_after``: seconds after which the same Hello may succeed, None if it never will.
+    """
+
+    kind: Literal["reject"] = "reject"
+    reason: Text
+    retry_after: Seconds | None = None
+
+
+class Plan(Frozen):
+    """A version of the plan as this node sees it. ``attach``: its parent is new to it or lost its memory;
+    announce and resend as R5 says.
+    """
+
+    kind: Literal["plan"] = "plan"
+    plan: PlanData
+    attach: bool = False
+
+
+class Layout(Frozen):
+    """A tensor's id and shards. Aggregators and parameter servers make slots and answer
+    :class:`LayoutReady`; workers may send as soon as they have it.
+    """
+
+    kind: Literal["layout"] = "layout"
+    job: JobId
+    layout: LayoutData
+
+
+class LayoutDrop(Frozen):
+    """Free this tensor. A worker that has begun a round on it meanwhile waits for the :class:`Layout` that
+    follows.
+    """
+
+    kind: Literal["layout_drop"] = "layout_drop"
+    job: JobId
+    tensor: Count
+
+
+class Hold(Frozen):
+    """Begin no round from ``before`` on until a :class:`Plan` comes; answer :class:`Held`."""
+
+    kind: Literal["hold"] = "hold"
+    job: JobId
+    before: RoundNumber
+
+
+class RoundFailed(Frozen):
+    """The round is over without a result, on every rank, with this text. Array contents are undefined; the
+    job lives.
+
+    ``rank`` is the rank that caused it if one did; ``missing`` are ranks that were waited for. A host may
+    receive it before it begins the round, and again when it does.
+    """
+
+    kind: Literal["round_failed"] = "round_failed"
+    job: JobId
+    round: RoundNumber
+    error: Failure
+    message: Text
+    rank: Rank | None = None
+    missing: Ranks = ()
+
+
+class JobFailed(Frozen):
+    """The job is over, on every rank, with this text. ``round`` is the oldest unfinished round, if there
+    was one.
+
+    ``job`` is None if it failed before it had all its members.
+    """
+
+    kind: Literal["job_failed"] = "job_failed"
+    job: JobId | None
+    error: Failure
+    message: Text
+    round: RoundNumber | None = None
+    ranks: Ranks = ()
+
+
+class JobEnded(Frozen):
+    """Aggregators and parameter servers forget everything about this job."""
+
+    kind: Literal["job_ended"] = "job_ended"
+    job: JobId
+    reason: Text
+
+
+class Stop(Frozen):
+    """The coordinator shuts down in good order."""
+
+    kind: Literal["stop"] = "stop"
+    reason: Text
+
+
+NodeMessage = (
+    Hello | Known | Begin | LayoutReady | Refuse | Finished | PeerSilent | Held | Leave | Stats | Ping | Pong
+)
+CoordinatorMessage = (
+    Welcome
+    | Waiting
+    | Reject
+    | Plan
+    | Layout
+    | LayoutDrop
+    | Hold
+    | RoundFailed
+    | JobFailed
+    | JobEnded
+    | Stop
+    | Ping
+    | Pong
+)
+Message = NodeMessage | CoordinatorMessage
+#: Every message class by its ``kind``.
+KINDS: Mapping[str, type[Message]] = {
+    message.model_fields["kind"].default: message for message in get_args(Message)
+}
