@@ -80,7 +80,7 @@ class Kind(IntEnum):
     READY = 8
     #: parent to child: rounds after the one in the header may be sent for this shard
     OPEN = 9
-    #: receiver to sender: packets taken so far on this link, modulo 2^32 (flow control); per link, shard 0xFFFF
+    #: receiver to sender: packets taken so far on this link, modulo 2^32 (flow control); word 0 is the tree, no shard
     CREDIT = 10
 
 
@@ -90,10 +90,8 @@ class Flag(IntFlag):
     NONE = 0
     #: last fragment of its index group to leave this sender in this round (R6: groups follow emission order)
     GROUP_END = 1
-    #: sent again on request; never means "do not aggregate"
-    RESEND = 2
     #: control packet about results (parent to child direction) rather than about contributions
-    DOWN = 4
+    DOWN = 2
 
 
 KIND_MASK = 0x0F

@@ -1,0 +1,159 @@
+"""A worker's own part in a round: the source of its contributions and the sink of the results.
+
+A collective holds the arrays of the host's local ranks and turns fragments into slot rows and rows into results, range
+by range and only when asked, so that encoding, sending and receiving overlap without a whole-tensor temporary. It
+decides which exponents a fragment uses (R1); it knows nothing of links and groups.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.formats import POISON, Format
+from inanet.proto.plan import ExponentMode, Part, Shard, TensorLayout
+from inanet.proto.slots import GROUP, HEAD
+
+#: exponents are sent this many groups of 1024 fragments ahead of the data they belong to (R1, prologue)
+EXPONENTS_AHEAD = 3
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class TensorState:
+    """What outlives a round: the number format, and in ``carried`` mode the exponents of the next round."""
+
+    def __init__(self, layout: TensorLayout, form: Format) -> None:
+        self.layout = layout
+        self.format = form
+        self.carried: NDArray[np.uint8] | None = None
+
+
+class Collective:
+    """One round of one tensor on one host.
+
+    ``arrays`` are 1-D, one per local rank, in rank order, and are overwritten with the result fragment by fragment.
+    """
+
+    def __init__(self, state: TensorState, round_: int, arrays: Arrays) -> None:
+        self.state = state
+        self.round = round_
+        self.arrays = arrays
+        form = state.format
+        spec = state.layout.spec
+        self.prologue = form.uses_exponents and (
+            spec.mode is ExponentMode.PROLOGUE or (spec.mode is ExponentMode.CARRIED and state.carried is None)
+        )
+        self.exponents: NDArray[np.uint8] = form.initial_exponents()
+        if state.carried is not None and not self.prologue:
+            self.exponents[:] = state.carried
+        self.next_exponents: NDArray[np.uint8] | None = (
+            np.zeros(form.fragments, np.uint8)
+            if form.uses_exponents and spec.mode is ExponentMode.CARRIED
+            else None
+        )
+        #: per exponent fragment: agreed by all ranks
+        self.agreed: NDArray[np.bool_] = np.full(form.exponent_fragments, not self.prologue, np.bool_)
+        self.remaining = sum(shard.count for shard in state.layout.shards if shard.part is Part.DATA)
+        #: this host holds NaN or Inf that are not to be propagated
+        self.refused = False
+        if not form.uses_exponents and not spec.propagate:
+            self.refused = form.locate_nonfinite(arrays)[0] >= 0
+
+    @property
+    def uses_prologue(self) -> bool:
+        """Whether exponent shards take part in this round."""
+        return self.prologue
+
+    @property
+    def finished(self) -> bool:
+        """Whether every result has reached the arrays."""
+        return self.remaining == 0
+
+    def ready(self, shard: Shard, start: int, most: int, data_position: int) -> int:
+        """How many fragments from ``start`` on can be encoded now, at most ``most``.
+
+        Data waits for its exponents; exponents stay a few groups ahead of ``data_position`` (fragments already
+        encoded) instead of scanning the whole tensor before the first byte leaves.
+        """
+        stop = min(start + most, shard.count)
+        if self.refused:
+            return 0
+        if shard.part is Part.EXPONENTS:
+            return max(0, min(stop, data_position // GROUP + EXPONENTS_AHEAD) - start)
+        if not self.prologue:
+            return stop - start
+        position = start
+        while position < stop:
+            group = (shard.first + position) // GROUP
+            if not self.agreed[group]:
+                break
+            position = min(stop, (group + 1) * GROUP - shard.first)
+        return position - start
+
+    def encode(
+        self, shard: Shard, start: int, stop: int, rows: NDArray[np.int32], slot0: int, misfit: NDArray[np.uint8]
+    ) -> None:
+        """Fill payload and checksum of the rows of fragments ``start`` to ``stop - 1``.
+
+        ``misfit[i]`` becomes the exponent that fragment ``start + i`` needs if it does not fit the agreed one, else 0.
+        """
+        form = self.state.format
+        low, high = shard.first + start, shard.first + stop
+        if shard.part is Part.EXPONENTS:
+            misfit[: stop - start] = 0
+            self._encode_exponents(low, high, rows, slot0 + start)
+            return
+        form.encode(self.arrays, low, high, self.exponents, rows, slot0 + start, misfit)
+        if not self.state.layout.spec.propagate and form.uses_exponents:
+            self.refused = bool((misfit[: stop - start] == POISON).any())
+
+    def _encode_exponents(self, low: int, high: int, rows: NDArray[np.int32], row0: int) -> None:
+        form = self.state.format
+        view = rows.view(np.uint8)
+        for index in range(low, high):
+            first = index * GROUP
+            last = min(first + GROUP, form.fragments)
+            body = view[row0 + index - low, HEAD * 4 : HEAD * 4 + GROUP]
+            body[:] = 0
+            form.exponents(self.arrays, first, last, body[: last - first])
+            if not self.state.layout.spec.propagate and (body == POISON).any():
+                self.refused = True
+        form.seal(rows, row0, high - low)
+
+    def restart(self, shard: Shard, fragments: NDArray[np.int64], exponents: NDArray[np.uint8]) -> None:
+        """Use new exponents for these fragments of a shard; zeros ask for a proposal (EXPONENT) instead."""
+        if shard.part is Part.DATA and self.state.format.uses_exponents:
+            self.exponents[fragments + shard.first] = exponents
+
+    def decode(
+        self, shard: Shard, rows: NDArray[np.int32], slots: NDArray[np.int64], fragments: NDArray[np.int64]
+    ) -> None:
+        """Take results: ``slots`` are rows, ``fragments`` their indices within the shard."""
+        form = self.state.format
+        if shard.part is Part.EXPONENTS:
+            view = rows.view(np.uint8)
+            for slot, fragment in zip(slots.tolist(), fragments.tolist(), strict=True):
+                first = (shard.first + fragment) * GROUP
+                last = min(first + GROUP, form.fragments)
+                self.exponents[first:last] = view[slot, HEAD * 4 : HEAD * 4 + last - first]
+                self.agreed[shard.first + fragment] = True
+            return
+        indices = fragments + shard.first
+        form.decode(rows, slots, indices, self.exponents, self.arrays)
+        if self.next_exponents is not None:
+            form.carried(rows, slots, indices, self.exponents, self.next_exponents)
+        self.remaining -= len(fragments)
+        if self.remaining == 0:
+            self.state.carried = self.next_exponents
+
+    def where_refused(self) -> tuple[int, int]:
+        """Local rank (position in ``arrays``) and element index of the first NaN or Inf, once :attr:`refused`."""
+        return self.state.format.locate_nonfinite(self.arrays)
+
+    @property
+    def overflow(self) -> int:
+        """First element whose exact integer sum does not fit the dtype, or -1."""
+        return self.state.format.overflow
+

@@ -1,0 +1,47 @@
+"""What a node tells its driver: typed events, drained with :meth:`inanet.proto.node.Node.events`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RoundDone:
+    """Every result of a round has reached this host's arrays. ``overflow`` is the first element whose exact integer
+    sum does not fit its dtype, or -1."""
+
+    job: int
+    round: int
+    tensor: int
+    overflow: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """This host holds a NaN or Inf: ``local_rank`` is a position in its arrays, ``index`` an element."""
+
+    job: int
+    round: int
+    tensor: int
+    local_rank: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCommitted:
+    """A root has heard from its whole tree that a shard's round is complete everywhere."""
+
+    job: int
+    round: int
+    tensor: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSilent:
+    """A neighbour has not answered for ``seconds``; what to do about it is for the coordinator to decide."""
+
+    job: int
+    name: str
+    seconds: float
+
+
+NodeEvent = RoundDone | Refused | RoundCommitted | PeerSilent

@@ -1,0 +1,123 @@
+"""A node's jobs, trees and shards: the Python side of the tables in :mod:`inanet.proto.slots`."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from inanet.proto.collective import Collective, TensorState
+from inanet.proto.plan import NodePlan, Part, Placement, Shard
+from inanet.proto.reliability import Link, Receiver, Sender, Timing
+from inanet.proto.slots import SlotMemory, TreeColumn
+
+
+@dataclass(slots=True)
+class Tree:
+    """This node's place in one tree of one job, and its links there."""
+
+    job: "Job"
+    tree: int
+    row: int
+    up: Link | None = None
+    #: by child index (position of the one-hot bit)
+    down: dict[int, Link] = field(default_factory=dict)
+
+    def place(self, memory: SlotMemory, placement: Placement, *, fresh: bool) -> bool:
+        """Apply a placement: tables, new links, links that went. Returns whether the parent has changed.
+
+        ``fresh`` replaces the link to the parent even if it looks the same: its other end has started again.
+        """
+        t = memory.trees[self.row]
+        parent = placement.parent
+        moved = False
+        if parent is None:
+            self.up = None
+        elif fresh or self.up is None or (self.up.endpoint, self.up.bit) != (parent.endpoint, parent.bit):
+            moved = self.up is not None
+            self.up = Link(parent.name, parent.endpoint, parent.bit, parent.window)
+            memory.taken[self.row, 32] = 0
+        t[TreeColumn.IS_ROOT] = parent is None
+        t[TreeColumn.BIT] = parent.bit if parent else 0
+        t[TreeColumn.PARENT_ENDPOINT] = parent.endpoint if parent else -1
+        live = 0
+        for child in placement.children:
+            index = child.bit.bit_length() - 1
+            live |= child.bit
+            memory.since[self.row, index] = child.since & 0xFF
+            memory.child_endpoint[self.row, index] = child.endpoint
+            known = self.down.get(index)
+            if known is None or known.endpoint != child.endpoint:
+                self.down[index] = Link(child.name, child.endpoint, child.bit, child.window)
+                memory.taken[self.row, index] = 0
+        for index in [index for index in self.down if not live >> index & 1]:
+            del self.down[index]
+        t[TreeColumn.LIVE] = live
+        t[TreeColumn.RETIRED] = 0
+        for retired in placement.retired:
+            t[TreeColumn.RETIRED] |= retired.bit
+            memory.mask[self.row, retired.bit.bit_length() - 1] = retired.mask
+        return moved
+
+    def links(self) -> list[Link]:
+        """All links, parent first."""
+        return ([self.up] if self.up else []) + list(self.down.values())
+
+
+@dataclass(slots=True)
+class ShardState:
+    """One shard at this node, and the state of the round its slots belong to."""
+
+    shard: Shard
+    job: "Job"
+    tree: Tree
+    row: int
+    slot0: int
+    #: round whose state is kept here, None before the first one
+    round: int | None = None
+    up: Sender | None = None
+    down: dict[int, Sender] = field(default_factory=dict)
+    from_children: dict[int, Receiver] = field(default_factory=dict)
+    from_parent: Receiver | None = None
+    #: the whole subtree below has the results and the parent has been told (or, at a root, has committed)
+    confirmed: bool = False
+    collective: Collective | None = None
+    #: fragments of the collective encoded, and results decoded, so far
+    encoded: int = 0
+    decoded: int = 0
+    #: rounds waiting for the slots to be opened for them, and when to ask the parent again
+    waiting: deque[Collective] = field(default_factory=deque)
+    ready_due: float | None = None
+    ready_interval: float = 0.0
+
+    def start(self, round_: int, timing: Timing) -> None:
+        """Fresh senders and receivers for a round."""
+        self.round = round_
+        self.confirmed = False
+        self.collective = None
+        self.encoded = self.decoded = 0
+        self.up = Sender(self.tree.up) if self.tree.up else None
+        self.from_parent = Receiver(self.shard.count, timing) if self.tree.up else None
+        self.down = {index: Sender(link) for index, link in self.tree.down.items()}
+        self.from_children = {index: Receiver(self.shard.count, timing) for index in self.tree.down}
+        for link in self.tree.links():
+            link.forget(self.row)
+
+    @property
+    def data(self) -> bool:
+        """Whether the shard holds values rather than exponents."""
+        return self.shard.part is Part.DATA
+
+
+@dataclass(slots=True)
+class Job:
+    """One job at this node."""
+
+    job: int
+    row: int
+    plan: NodePlan
+    trees: dict[int, Tree] = field(default_factory=dict)
+    tensors: dict[int, TensorState] = field(default_factory=dict)
+    shards: dict[int, ShardState] = field(default_factory=dict)
+    collectives: dict[int, Collective] = field(default_factory=dict)
+
+    def shards_of(self, tensor: int) -> list[ShardState]:
+        """This node's shards of one tensor."""
+        return [state for state in self.shards.values() if state.shard.tensor == tensor]

@@ -1,0 +1,807 @@
+"""A node: worker agent, aggregator and parameter server are the same machine at different places of a tree.
+
+A root has no parent and turns complete fragments into results. An aggregator has both neighbours. A worker has no
+children; it contributes the arrays of its local ranks and takes the results. Slot memory, rounds and reliability are
+the same for all of them, so that a root or a worker can one day be an aggregator too.
+
+The machine is sans-IO: feed it batches and plans, take transmissions and events, call it when its timer is due.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto import engine
+from inanet.proto.collective import Collective, TensorState
+from inanet.proto.engine import Count, Event, tables_of
+from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundCommitted, RoundDone
+from inanet.proto.formats import make_format
+from inanet.proto.membership import Job, ShardState, Tree
+from inanet.proto.plan import NodePlan, Part, TensorLayout
+from inanet.proto.reliability import Link, Receiver, Sender, Timing
+from inanet.proto.slots import ROW_BYTES, JobColumn, ShardColumn, SlotMemory, State
+from inanet.proto.xagg import policy
+from inanet.proto.xagg.control import Header, Outbox, read_header
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.drops import DROP_CODES, Drop
+from inanet.wire.xagg import GROUP, LOST_BODY_BYTES, Kind, is_newer
+
+#: largest number of packets in one transmission; devices cut it into super-frames
+BURST = 64
+#: fragments a worker encodes at a time
+CHUNK = 64
+
+
+class Node:
+    """See the module's documentation. ``capacity`` is slot memory in fragments (1052 B each on the wire and in memory).
+
+    ``timing`` holds all waiting times; ``now`` is always seconds on any clock that does not jump backwards.
+    """
+
+    def __init__(self, name: str, capacity: int, timing: Timing | None = None) -> None:
+        self.name = name
+        self.timing = timing or Timing()
+        self.memory = SlotMemory(capacity)
+        self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
+        self.counts: NDArray[np.int64] = np.zeros(len(Count), np.int64)
+        self._tables = tables_of(self.memory)
+        self._jobs: dict[int, Job] = {}
+        self._by_row: dict[int, ShardState] = {}
+        self._events: list[NodeEvent] = []
+        self._outbox = Outbox()
+        self._reported: NDArray[np.int64] = np.zeros((256, 4), np.int64)
+        self._used: NDArray[np.int64] = np.zeros(1, np.int64)
+        self._misfit: NDArray[np.uint8] = np.zeros(CHUNK, np.uint8)
+        self._bits: NDArray[np.uint8] = np.zeros(LOST_BODY_BYTES, np.uint8)
+        self._next_timer: float | None = None
+        self.rows_sent = 0
+        self.leaf_contributions = 0
+        self._handlers = {
+            Kind.SENT: self._on_sent,
+            Kind.LOST: self._on_lost,
+            Kind.DONE: self._on_done,
+            Kind.READY: self._on_ready,
+            Kind.OPEN: self._on_open,
+        }
+
+    # ---------------------------------------------------------------- plans, layouts, rounds
+
+    def apply(self, plan: NodePlan, now: float, *, attach: bool = False) -> None:
+        """Follow a plan version, atomically between batches. Older versions are ignored.
+
+        ``attach`` says that the parent may know nothing of the rounds that are running: after a failed aggregator
+        (R5) or a restarted root (R4) everything it lacks is sent to it again.
+        """
+        job = self._jobs.get(plan.job)
+        if job is None:
+            job = Job(plan.job, self.memory.add_job(plan.job, plan.version, plan.key), plan)
+            self._jobs[plan.job] = job
+        elif plan.version < job.plan.version:
+            return
+        job.plan = plan
+        self.memory.jobs[job.row, JobColumn.VERSION] = plan.version & 0xFF
+        self.memory.keys[job.row] = plan.key
+        for placement in plan.placements:
+            tree = job.trees.get(placement.tree)
+            if tree is None:
+                tree = Tree(job, placement.tree, self.memory.add_tree(job.row))
+                job.trees[placement.tree] = tree
+            moved = tree.place(self.memory, placement, fresh=attach)
+            for state in job.shards.values():
+                if state.tree is tree and state.round is not None and not self._is_committed(state):
+                    self._rewire(state, moved or attach, now)
+
+    def _rewire(self, state: ShardState, attach: bool, now: float) -> None:
+        """Bring a running round in line with changed links."""
+        tree = state.tree
+        shard = self.memory.shards[state.row]
+        for index, link in tree.down.items():
+            known = state.down.get(index)
+            if known is None or known.link is not link:
+                state.down[index] = Sender(link, cursor=int(shard[ShardColumn.DOWN_LOGGED]))
+                state.from_children[index] = Receiver(state.shard.count, self.timing)
+        for index in [index for index in state.down if index not in tree.down]:
+            del state.down[index], state.from_children[index]
+        if tree.up is not None and attach:
+            policy.restamp(self._tables, state.row)
+            state.up = Sender(tree.up, cursor=int(shard[ShardColumn.UP_LOGGED]), attach_due=now)
+            state.confirmed = False
+            receiver = Receiver(state.shard.count, self.timing)
+            state.from_parent = receiver
+            for group in range(receiver.groups):
+                receiver.group_ended(group, now)
+            self._wake(now)
+        self._confirm(state, now)
+
+    def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
+        """Make slots for a tensor, open for rounds after ``last_round``.
+
+        Raises :class:`~inanet.proto.slots.OutOfSlots`; then nothing was taken.
+        """
+        job = self._jobs[job_id]
+        if layout.tensor in job.tensors:
+            return
+        made: list[ShardState] = []
+        try:
+            for shard in layout.shards:
+                tree = job.trees.get(shard.tree)
+                if tree is None or shard.count == 0:
+                    continue
+                row = self.memory.add_shard(job_id, shard.shard, tree.row, shard.fold, shard.count, last_round)
+                slot0 = int(self.memory.shards[row, ShardColumn.SLOT0])
+                made.append(ShardState(shard, job, tree, row, slot0))
+        except MemoryError:
+            for state in made:
+                self.memory.drop_shard(state.row)
+            raise
+        for state in made:
+            job.shards[state.shard.shard] = state
+            self._by_row[state.row] = state
+        job.tensors[layout.tensor] = TensorState(layout, make_format(layout.spec, job.plan.ranks))
+
+    def drop_layout(self, job_id: int, tensor: int) -> None:
+        """Give a tensor's slots back."""
+        job = self._jobs[job_id]
+        for state in job.shards_of(tensor):
+            for link in state.tree.links():
+                link.forget(state.row)
+            del job.shards[state.shard.shard], self._by_row[state.row]
+            self.memory.drop_shard(state.row)
+        job.tensors.pop(tensor, None)
+
+    def drop_job(self, job_id: int) -> None:
+        """Forget a job; its late packets are ``foreign_job``."""
+        job = self._jobs.pop(job_id, None)
+        if job is None:
+            return
+        self._jobs[job_id] = job
+        for tensor in list(job.tensors):
+            self.drop_layout(job_id, tensor)
+        for tree in job.trees.values():
+            self.memory.drop_tree(tree.row)
+        del self._jobs[job_id]
+        self.memory.drop_job(job_id)
+
+    def begin(self, job_id: int, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float) -> None:
+        """Start this host's part in a round. ``arrays`` are 1-D, one per local rank, overwritten by the result.
+
+        It is sent as soon as the parent has opened the tensor's slots for it; a straggler elsewhere does not matter.
+        """
+        job = self._jobs[job_id]
+        collective = Collective(job.tensors[tensor], round_, arrays)
+        job.collectives[round_] = collective
+        self.leaf_contributions += collective.remaining
+        if collective.finished:
+            self._finish(job, collective)
+            return
+        if collective.refused:
+            self._refuse(job, collective)
+            return
+        for state in job.shards_of(tensor):
+            if state.data or collective.uses_prologue:
+                state.waiting.append(collective)
+                self._start_waiting(state, now)
+
+    def _start_waiting(self, state: ShardState, now: float) -> None:
+        if not state.waiting:
+            return
+        if not self._is_committed(state):
+            if state.ready_due is None:
+                state.ready_due, state.ready_interval = now, self.timing.retransmit
+                self._wake(now)
+            return
+        collective = state.waiting.popleft()
+        state.ready_due = None
+        engine.open_round(self._tables, state.row, collective.round & 0xFFFFFFFF)
+        state.start(collective.round & 0xFFFFFFFF, self.timing)
+        state.collective = collective
+        if state.data:
+            collective.state.format.clear()
+
+    def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
+        """Abandon a round everywhere on this node: its arrays are undefined, its late packets stale (R13)."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return
+        collective = job.collectives.pop(round_, None)
+        number = round_ & 0xFFFFFFFF
+        for state in job.shards.values():
+            if collective in state.waiting:
+                state.waiting.remove(collective)
+                state.ready_due = None
+            active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+            pending = state.shard.tensor in tensors and is_newer(number, active) and self._is_committed(state)
+            if active == number or pending:
+                self.memory.shards[state.row, ShardColumn.ACTIVE] = number
+                self._close(state, now)
+        for tensor in tensors:
+            if tensor in job.tensors:
+                job.tensors[tensor].carried = None
+
+    def _open_for(self, state: ShardState, round_: int) -> bool:
+        """Open a round that a child speaks of before any of its data has come; False while the last one is running."""
+        active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+        if not self._is_committed(state) or not is_newer(round_, active):
+            return False
+        engine.open_round(self._tables, state.row, round_)
+        state.start(round_, self.timing)
+        return True
+
+    def _is_committed(self, state: ShardState) -> bool:
+        return bool(self.memory.shards[state.row, ShardColumn.COMMITTED])
+
+    def _close(self, state: ShardState, now: float) -> None:
+        """The round is over here: later rounds may take the slots, below as well."""
+        self.memory.shards[state.row, ShardColumn.COMMITTED] = 1
+        round_ = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+        for link in state.tree.links():
+            link.forget(state.row)
+        state.up = state.from_parent = state.collective = None
+        state.down, state.from_children = {}, {}
+        for link in state.tree.down.values():
+            self._say(state, link, Kind.OPEN, down=True, round_=round_)
+        self._start_waiting(state, now)
+
+    # ---------------------------------------------------------------- receiving
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        """Take one batch through the slot engine, then act on what it reported."""
+        need = 4 * len(batch) + 16
+        if len(self._reported) < need:
+            self._reported = np.zeros((need, 4), np.int64)
+        self._used[0] = 0
+        arena = batch.arena[: len(batch.arena) & ~3].view(np.int32)
+        policy.ingest(
+            self._tables,
+            arena,
+            batch.offsets,
+            batch.lengths,
+            batch.sources,
+            self._reported,
+            self._used,
+            self.counts,
+            self.drops,
+        )
+        for code, row, a, b in self._reported[: self._used[0]].tolist():
+            if code == Event.CONTROL:
+                self._on_control(read_header(arena, int(batch.offsets[a])), batch, arena, a, now)
+            else:
+                self._on_event(code, self._by_row[row], a, b, now)
+        self._return_credit()
+        self._sink(now)
+
+    def _on_event(self, code: int, state: ShardState, a: int, b: int, now: float) -> None:
+        """One report of the engine about a shard; see :class:`~inanet.proto.engine.Event` for a and b."""
+        if code == Event.OPENED:
+            state.start(a, self.timing)
+        elif code == Event.GROUP_END:
+            receiver = state.from_parent if a < 0 else state.from_children.get(a)
+            if receiver is not None:
+                receiver.group_ended(b, now)
+                self._wake(now + self.timing.reorder)
+        elif code == Event.ANSWER:
+            link = state.tree.down.get(b)
+            if link is not None:
+                link.again(state.row, a)
+        elif code == Event.AGAIN_UP:
+            if state.tree.up is not None:
+                state.tree.up.again(state.row, a)
+        elif code == Event.AGAIN_DOWN:
+            for link in state.tree.down.values():
+                link.again(state.row, a)
+        elif code == Event.RESTART:
+            attempt = int(self.memory.attempt[state.slot0 + a]) + 1
+            self._restart(state, a, attempt, b, now)
+        elif code == Event.AMNESIA:
+            self._restart(state, a, b + 1, 0, now)
+        elif code == Event.CORRUPT_SLOT:
+            for receiver in state.from_children.values():
+                receiver.reopen(a // GROUP, now)
+            self._wake(now)
+
+    def _restart(self, state: ShardState, fragment: int, attempt: int, exponent: int, now: float) -> None:
+        """Empty a slot for a later attempt and tell everybody below (R1, R3)."""
+        fragments = np.array([fragment], np.int64)
+        exponents = np.array([exponent], np.uint8)
+        policy.restart(self._tables, state.row, fragments, np.array([attempt & 0xFF], np.uint8), exponents)
+        for index, link in state.tree.down.items():
+            self._send_restart(state, link, fragment)
+            state.from_children[index].reopen(fragment // GROUP, now, self.timing.retransmit)
+        if state.tree.down:
+            self._wake(now + self.timing.retransmit)
+        if state.collective is not None:
+            state.collective.restart(state.shard, fragments, exponents)
+            if fragment < state.encoded:
+                self._encode(state, fragment, fragment + 1, now)
+
+    def _send_restart(self, state: ShardState, link: Link, fragment: int) -> None:
+        self._outbox.send_row(
+            link.endpoint,
+            Kind.RESTART,
+            tables=self._tables,
+            row=state.row,
+            fragment=fragment,
+            host=0,
+            exponent=int(self.memory.exponent[state.slot0 + fragment]),
+        )
+
+    def _on_control(self, h: Header, batch: PacketBatch, arena: NDArray[np.int32], index: int, now: float) -> None:
+        """One control packet: find whom it concerns, refuse it by name, or hand it to its handler."""
+        job = self._jobs[h.job]
+        source = int(batch.sources[index])
+        if h.kind == Kind.CREDIT:
+            self._on_credit(job, h, source, now)
+            return
+        state = job.shards.get(h.shard)
+        if state is None:
+            self.drops[Drop.UNKNOWN_SHARD] += 1
+            return
+        # CREDIT apart, SENT and READY travel with their data, LOST, DONE and OPEN against it
+        from_child = h.kind == Kind.READY or (h.kind in (Kind.LOST, Kind.DONE)) == h.down
+        if h.kind in (Kind.OPEN, Kind.RESTART):
+            from_child = False
+        child = h.host.bit_length() - 1 if from_child else -1
+        link = state.tree.down.get(child) if from_child else state.tree.up
+        if link is None or link.endpoint != source or (link.bit != h.host and h.kind != Kind.RESTART):
+            self.drops[Drop.FOREIGN_HOST] += 1
+            return
+        if h.kind == Kind.RESTART:
+            self._on_restart(state, h, now)
+            return
+        bits = None
+        if h.kind == Kind.LOST:
+            start = int(batch.offsets[index]) + 24
+            bits = batch.arena[start : start + LOST_BODY_BYTES]
+        self._handlers[Kind(h.kind)](state, child, link, h, bits, now)
+
+    def _on_sent(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
+        """The neighbour has sent everything of a round: look at every group, or say DONE (again)."""
+        if state.round is None or is_newer(h.round, state.round):
+            if child < 0 or not self._open_for(state, h.round):
+                return
+        receiver = state.from_children.get(child) if child >= 0 else state.from_parent
+        over = h.round != state.round or receiver is None
+        if over or (receiver is not None and (state.confirmed if child < 0 else receiver.done)):
+            self._say(state, link, Kind.DONE, down=child < 0, round_=h.round)
+            return
+        assert receiver is not None
+        receiver.close(now)
+        self._wake(now + self.timing.reorder)
+
+    def _on_lost(self, state: ShardState, child: int, link: Link, h: Header, bits: Any, now: float) -> None:
+        """The neighbour lacks fragments: send again those that have been sent before, the others will come."""
+        if h.round != state.round or h.gradient >= -(-state.shard.count // GROUP):
+            return
+        if child < 0 and state.up is not None:
+            state.up.attach_due = state.up.asking_since = None
+        fragments = (np.flatnonzero(np.unpackbits(bits, bitorder="little")) + h.gradient * GROUP).tolist()
+        link.written_off(len(fragments))
+        for fragment in fragments:
+            if fragment < state.shard.count:
+                self._send_again(state, child, link, fragment, now)
+
+    def _send_again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> None:
+        slot = state.slot0 + fragment
+        memory = self.memory
+        if memory.round[slot] != state.round or memory.state[slot] in (State.FREE, State.COLLECT):
+            return
+        holds_result = memory.state[slot] == State.RESULT
+        if not policy.row_is_sound(memory.rows, slot):
+            self._heal(state, fragment, now)
+        elif holds_result and child < 0:
+            # a root that lost its memory adopts what its children know already (R4)
+            self._outbox.send_row(
+                link.endpoint, Kind.RESULT, tables=self._tables, row=state.row, fragment=fragment, host=link.bit
+            )
+        elif holds_result or child < 0:
+            link.again(state.row, fragment)
+
+    def _heal(self, state: ShardState, fragment: int, now: float) -> None:
+        """A row was damaged in this node's memory: get its content again from where it came from (R3)."""
+        slot = state.slot0 + fragment
+        self.counts[Count.CORRUPT_SLOTS] += 1
+        if state.tree.up is None:
+            self._restart(state, fragment, int(self.memory.attempt[slot]) + 1, 0, now)
+        elif self.memory.state[slot] == State.RESULT:
+            self.memory.state[slot] = State.SENT
+            if state.from_parent is not None:
+                state.from_parent.reopen(fragment // GROUP, now)
+                self._wake(now)
+        elif state.collective is not None:
+            self._encode(state, fragment, fragment + 1, now)
+        else:
+            self.memory.bitmap[slot] = 0
+            self.memory.state[slot] = State.COLLECT
+            for receiver in state.from_children.values():
+                receiver.reopen(fragment // GROUP, now)
+            self._wake(now)
+
+    def _on_done(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
+        if h.round != state.round:
+            return
+        sender = state.down.get(child) if child >= 0 else state.up
+        if sender is None:
+            return
+        sender.done = True
+        sender.sent_due = sender.asking_since = sender.attach_due = None
+        self._confirm(state, now)
+
+    def _on_ready(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
+        """A child wants to send a round, or has come to this parent in the middle of one."""
+        shard = self.memory.shards[state.row]
+        active = int(shard[ShardColumn.ACTIVE])
+        if h.word0 and (h.round == active or is_newer(h.round, active)) and not (
+            h.round == active and self._is_committed(state)
+        ):
+            if h.round != active and not self._open_for(state, h.round):
+                return
+            for group in range(-(-state.shard.count // GROUP)):
+                missing = policy.missing_from_child(self._tables, state.row, child, group, self._bits)
+                if missing or group == 0:
+                    self._say(state, link, Kind.LOST, down=False, gradient=group, bits=self._bits)
+            return
+        if is_newer(h.round, active):
+            if not self._is_committed(state):
+                sender = state.down.get(child)
+                if sender is not None and not sender.done:
+                    sender.done = True
+                    self._confirm(state, now)
+            if not self._is_committed(state):
+                return
+        self._say(state, link, Kind.OPEN, down=True, round_=active)
+
+    def _on_open(self, state: ShardState, _child: int, _link: Link, h: Header, _: Any, now: float) -> None:
+        """The parent has committed a round: so has this subtree."""
+        active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+        if is_newer(active, h.round):
+            return
+        if h.round != active:
+            self.memory.shards[state.row, ShardColumn.ACTIVE] = h.round
+        elif self._is_committed(state):
+            self._start_waiting(state, now)
+            return
+        self._close(state, now)
+
+    def _on_restart(self, state: ShardState, h: Header, now: float) -> None:
+        """The root wants a fragment again, as a later attempt and with another exponent."""
+        if h.round != state.round or h.gradient >= state.shard.count:
+            return
+        slot = state.slot0 + h.gradient
+        known = int(self.memory.attempt[slot]) if self.memory.round[slot] == state.round else 0
+        if not is_newer(h.attempt, known, bits=8):
+            return
+        if self.memory.round[slot] == state.round and self.memory.state[slot] == State.RESULT:
+            if state.tree.up is not None:
+                self._send_again(state, -1, state.tree.up, h.gradient, now)
+            return
+        self._restart(state, h.gradient, h.attempt, h.word0 & 0xFF, now)
+
+    def _on_credit(self, job: Job, h: Header, source: int, now: float) -> None:
+        tree = job.trees.get(h.word0)
+        link = None
+        if tree is not None:
+            link = tree.down.get(h.host.bit_length() - 1) if h.down else tree.up
+        if link is None or link.endpoint != source or link.bit != h.host:
+            self.drops[Drop.FOREIGN_HOST] += 1
+            return
+        link.credit(h.gradient, now)
+
+    def _return_credit(self) -> None:
+        """Tell neighbours what was taken from them, a quarter of a window at a time."""
+        taken = self.memory.taken
+        for job in self._jobs.values():
+            for tree in job.trees.values():
+                for index, link in tree.down.items():
+                    self._credit(job, tree, link, int(taken[tree.row, index]), down=False)
+                if tree.up is not None:
+                    self._credit(job, tree, tree.up, int(taken[tree.row, 32]), down=True)
+
+    def _credit(self, job: Job, tree: Tree, link: Link, taken: int, *, down: bool) -> None:
+        if taken - link.reported < max(1, link.window // 4):
+            return
+        link.reported = taken
+        self._outbox.send(
+            link.endpoint,
+            Kind.CREDIT,
+            job=job.job,
+            key=job.plan.key,
+            version=job.plan.version,
+            host=link.bit,
+            gradient=taken & 0xFFFFFFFF,
+            down=down,
+            word0=tree.tree,
+        )
+
+    # ---------------------------------------------------------------- results
+
+    def _sink(self, now: float) -> None:
+        """Hand new results to the local arrays and see which shards are complete."""
+        for state in self._by_row.values():
+            if state.round is None or self._is_committed(state) or state.confirmed:
+                continue
+            logged = int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
+            if state.collective is not None and logged > state.decoded:
+                fragments = self.memory.down_log[state.slot0 + state.decoded : state.slot0 + logged].astype(np.int64)
+                state.collective.decode(state.shard, self.memory.rows, fragments + state.slot0, fragments)
+                state.decoded = logged
+                if state.data and state.collective.finished:
+                    self._finish(state.job, state.collective)
+            if logged == state.shard.count:
+                self._confirm(state, now)
+
+    def _finish(self, job: Job, collective: Collective) -> None:
+        job.collectives.pop(collective.round, None)
+        tensor = collective.state.layout.tensor
+        self._events.append(RoundDone(job.job, collective.round, tensor, collective.overflow))
+
+    def _refuse(self, job: Job, collective: Collective) -> None:
+        rank, index = collective.where_refused()
+        self._events.append(Refused(job.job, collective.round, collective.state.layout.tensor, rank, index))
+
+    def _confirm(self, state: ShardState, now: float) -> None:
+        """Once a whole subtree has the results: the root commits, anybody else tells its parent (R4)."""
+        if state.confirmed or state.round is None or self._is_committed(state):
+            return
+        if int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED]) != state.shard.count:
+            return
+        if not all(sender.done for sender in state.down.values()):
+            return
+        state.confirmed = True
+        if state.tree.up is not None:
+            self._say(state, state.tree.up, Kind.DONE, down=True, round_=state.round)
+            return
+        self._events.append(RoundCommitted(state.job.job, state.round, state.shard.tensor, state.shard.shard))
+        self._close(state, now)
+
+    def events(self) -> list[NodeEvent]:
+        """What happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    # ---------------------------------------------------------------- sending
+
+    def _say(
+        self,
+        state: ShardState,
+        link: Link,
+        kind: Kind,
+        *,
+        down: bool,
+        round_: int | None = None,
+        gradient: int = 0,
+        word0: int = 0,
+        bits: NDArray[np.uint8] | None = None,
+    ) -> None:
+        plan = state.job.plan
+        self._outbox.send(
+            link.endpoint,
+            kind,
+            job=plan.job,
+            key=plan.key,
+            version=plan.version,
+            host=link.bit,
+            gradient=gradient,
+            round_=(state.round or 0) if round_ is None else round_,
+            shard=state.shard.shard,
+            down=down,
+            word0=word0,
+            bits=bits,
+        )
+
+    def transmit(self, now: float) -> Iterator[Transmission]:
+        """What may leave now, control packets first; stop iterating when the device is full."""
+        yield from self._outbox.take()
+        progress = True
+        while progress:
+            progress = False
+            for job in list(self._jobs.values()):
+                for tree in list(job.trees.values()):
+                    for link in tree.links():
+                        burst = self._burst(tree, link, now)
+                        if burst is not None:
+                            progress = True
+                            yield burst
+            if self._outbox:
+                yield from self._outbox.take()
+
+    def _burst(self, tree: Tree, link: Link, now: float) -> Transmission | None:
+        """The next packets for one neighbour: what was asked for again, then the emission logs, oldest round first."""
+        most = min(link.room, BURST)
+        if most == 0:
+            if link.in_flight:
+                self._wake(link.waiting_since + self.timing.retransmit_max)
+            return None
+        if link.resend:
+            entries = link.take_resend(most)
+            link.retransmissions += len(entries)
+            slots = np.array([self._by_row[row].slot0 + fragment for row, fragment in entries], np.int64)
+            return self._send_rows(link, slots, now)
+        up = link is tree.up
+        states = [state for state in tree.job.shards.values() if state.tree is tree and state.round is not None]
+        states.sort(key=lambda state: (state.round or 0, state.data))
+        for state in states:
+            sender = state.up if up else state.down.get(link.bit.bit_length() - 1)
+            if sender is None or sender.link is not link:
+                continue
+            if up and state.collective is not None:
+                self._produce(state, sender, most, now)
+            column = ShardColumn.UP_LOGGED if up else ShardColumn.DOWN_LOGGED
+            logged = int(self.memory.shards[state.row, column])
+            if sender.cursor < logged:
+                log = self.memory.up_log if up else self.memory.down_log
+                stop = min(sender.cursor + most, logged)
+                slots = log[state.slot0 + sender.cursor : state.slot0 + stop].astype(np.int64) + state.slot0
+                sender.cursor = stop
+                self._see_end(state, sender, now)
+                return self._send_rows(link, slots, now)
+            self._see_end(state, sender, now)
+        return None
+
+    def _see_end(self, state: ShardState, sender: Sender, now: float) -> None:
+        """Start the SENT handshake when the last fragment of a round has left."""
+        if sender.cursor == state.shard.count and not sender.done and sender.sent_due is None:
+            sender.sent_due, sender.interval = now, self.timing.retransmit
+            self._wake(now)
+
+    def _send_rows(self, link: Link, slots: NDArray[np.int64], now: float) -> Transmission:
+        if link.in_flight == 0:
+            link.waiting_since = now
+        link.in_flight += len(slots)
+        self.rows_sent += len(slots)
+        return Transmission(link.endpoint, self.memory.bytes, slots * ROW_BYTES, ROW_BYTES)
+
+    def _produce(self, state: ShardState, sender: Sender, most: int, now: float) -> None:
+        """Encode the next chunk of a worker's own contribution, just ahead of its transmission."""
+        collective = state.collective
+        assert collective is not None
+        if state.encoded > sender.cursor or state.encoded == state.shard.count:
+            return
+        count = collective.ready(state.shard, state.encoded, min(most, CHUNK), self._data_position(state))
+        if count:
+            first = state.encoded
+            state.encoded += count
+            self._encode(state, first, first + count, now)
+
+    def _data_position(self, state: ShardState) -> int:
+        """Fragments of the tensor already encoded, for pacing exponents ahead of data."""
+        siblings = state.job.shards_of(state.shard.tensor)
+        return max((other.shard.first + other.encoded for other in siblings if other.data), default=0)
+
+    def _encode(self, state: ShardState, first: int, stop: int, now: float) -> None:
+        collective = state.collective
+        assert collective is not None
+        misfit = self._misfit[: stop - first]
+        collective.encode(state.shard, first, stop, self.memory.rows, state.slot0, misfit)
+        if collective.refused:
+            self._refuse(state.job, collective)
+            return
+        used = np.zeros(1, np.int64)
+        again = np.zeros((stop - first, 4), np.int64)
+        policy.contribute(self._tables, state.row, first, stop, misfit, again, used)
+        for _, _, fragment, _ in again[: used[0]].tolist():
+            if state.tree.up is not None:
+                state.tree.up.again(state.row, fragment)
+
+    # ---------------------------------------------------------------- time
+
+    def _wake(self, at: float) -> None:
+        if self._next_timer is None or at < self._next_timer:
+            self._next_timer = at
+
+    def timer(self) -> float | None:
+        """When :meth:`on_timer` wants to be called next."""
+        return self._next_timer
+
+    def on_timer(self, now: float) -> None:
+        """Look at groups that are due, repeat what was not answered, notice who is silent."""
+        self._next_timer = None
+        for state in list(self._by_row.values()):
+            self._ready_timer(state, now)
+            if state.round is None or self._is_committed(state):
+                continue
+            for index, receiver in list(state.from_children.items()):
+                self._check(state, index, receiver, now)
+            if state.from_parent is not None:
+                self._check(state, -1, state.from_parent, now)
+            for sender in ([state.up] if state.up else []) + list(state.down.values()):
+                self._sender_timer(state, sender, now)
+        for job in self._jobs.values():
+            for tree in job.trees.values():
+                for link in tree.links():
+                    self._link_timer(link, now)
+
+    def _ready_timer(self, state: ShardState, now: float) -> None:
+        if state.ready_due is None or not state.waiting or state.tree.up is None:
+            return
+        if state.ready_due <= now:
+            self._say(state, state.tree.up, Kind.READY, down=False, round_=state.waiting[0].round & 0xFFFFFFFF)
+            state.ready_due = now + state.ready_interval
+            state.ready_interval = min(state.ready_interval * 2, self.timing.retransmit_max)
+        self._wake(state.ready_due)
+
+    def _check(self, state: ShardState, child: int, receiver: Receiver, now: float) -> None:
+        """The paper's Check Queue: compare due groups with the slots, ask for what is missing."""
+        link = state.tree.up if child < 0 else state.tree.down.get(child)
+        if link is None:
+            return
+        for group in receiver.due(now):
+            if child < 0:
+                missing = policy.missing_results(self._tables, state.row, group, self._bits)
+            else:
+                missing = policy.missing_from_child(self._tables, state.row, child, group, self._bits)
+            receiver.checked(group, missing, now)
+            if missing:
+                if child >= 0:
+                    self._repeat_restarts(state, link, group)
+                self._say(state, link, Kind.LOST, down=child < 0, gradient=group, bits=self._bits)
+        if receiver.complete and not receiver.done and child >= 0:
+            receiver.done = True
+            self._say(state, link, Kind.DONE, down=False)
+        if receiver.next_due is not None:
+            self._wake(receiver.next_due)
+
+    def _repeat_restarts(self, state: ShardState, link: Link, group: int) -> None:
+        """A missing fragment of a later attempt may be missing because the child never heard of the restart."""
+        start = group * GROUP
+        stop = min(start + GROUP, state.shard.count)
+        attempts = self.memory.attempt[state.slot0 + start : state.slot0 + stop]
+        wanted = np.unpackbits(self._bits, bitorder="little")[: stop - start]
+        for fragment in np.flatnonzero((attempts != 0) & (wanted != 0)).tolist():
+            if self.memory.round[state.slot0 + start + fragment] == state.round:
+                self._send_restart(state, link, start + fragment)
+
+    def _sender_timer(self, state: ShardState, sender: Sender, now: float) -> None:
+        if sender.attach_due is not None:
+            if sender.attach_due <= now:
+                self._say(state, sender.link, Kind.READY, down=False, word0=1)
+                sender.attach_due = now + self.timing.retransmit
+            self._wake(sender.attach_due)
+        if sender.sent_due is None or sender.done:
+            return
+        down = sender is not state.up
+        if sender.sent_due <= now:
+            if sender.asking_since is None:
+                sender.asking_since = now
+            self._say(state, sender.link, Kind.SENT, down=down)
+            sender.sent_due = now + sender.interval
+            sender.interval = min(sender.interval * 2, self.timing.retransmit_max)
+            waited = now - sender.asking_since
+            if not down and waited > self.timing.silent:
+                self._events.append(PeerSilent(state.job.job, sender.link.name, waited))
+                sender.asking_since = now
+        self._wake(sender.sent_due)
+
+    def _link_timer(self, link: Link, now: float) -> None:
+        """A window that stays full means that credits or packets were lost: start afresh."""
+        if link.in_flight and link.room == 0:
+            if now - link.waiting_since >= self.timing.retransmit_max:
+                link.in_flight = 0
+                link.waiting_since = now
+                self._wake(now)
+            else:
+                self._wake(link.waiting_since + self.timing.retransmit_max)
+
+    # ---------------------------------------------------------------- figures
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, by name; drops by reason as ``drop_<reason>``."""
+        links = [link for job in self._jobs.values() for tree in job.trees.values() for link in tree.links()]
+        figures = {
+            "contributions_in": int(self.counts[Count.CONTRIBUTIONS]),
+            "fragments_completed": int(self.counts[Count.COMPLETED]),
+            "results_in": int(self.counts[Count.RESULTS]),
+            "corrupt_slots": int(self.counts[Count.CORRUPT_SLOTS]),
+            "leaf_contributions": self.leaf_contributions,
+            "rows_sent": self.rows_sent,
+            "retransmissions": sum(link.retransmissions for link in links),
+            "slots_free": self.memory.free_slots(),
+            "slots_total": self.memory.capacity,
+        }
+        for reason in Drop:
+            if reason is not Drop.OK:
+                figures[f"drop_{reason.label}"] = int(self.drops[reason])
+        return figures
+
+

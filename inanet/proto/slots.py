@@ -1,0 +1,241 @@
+"""Slot memory and the tables that kernels read: what a node knows, as arrays.
+
+A *slot* is one aggregator entry: a row of int32 words at the stride of the wire (header, 256 values, checksum), so that
+whatever a slot holds leaves the node straight from slot memory. Beside the rows stand small per-slot arrays (bitmap,
+round, state, ...) and three tables with one int64 row per shard, tree and job. Kernels index all of it; Python code
+changes tables only between batches, which is what makes a plan change atomic.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+#: words of a row; the payload and its checksum are words ``HEAD`` to ``ROW - 1``
+ROW = 263
+HEAD = 6
+CHECK = 262
+ROW_BYTES = ROW * 4
+
+#: fragments per reliability group (XAgg, section IV-D) and its shift
+GROUP = 1024
+GROUP_SHIFT = 10
+
+MAX_JOBS = 64
+MAX_SHARDS_PER_JOB = 4096
+MAX_TREES = 256
+MAX_SHARDS = 16384
+
+
+class State(IntEnum):
+    """Life of a slot (R4)."""
+
+    FREE = 0
+    #: contributions are being folded
+    COLLECT = 1
+    #: the whole leaf set is in it and it was handed on
+    SENT = 2
+    #: it holds the result
+    RESULT = 3
+
+
+class ShardColumn(IntEnum):
+    """Columns of the shard table."""
+
+    SLOT0 = 0
+    COUNT = 1
+    FOLD = 2
+    TREE = 3
+    JOB = 4
+    SHARD = 5
+    #: round the slots belong to
+    ACTIVE = 6
+    #: 1 when ``ACTIVE`` is committed: a later round may take the slots over
+    COMMITTED = 7
+    #: entries in the emission log towards the parent, and towards the children
+    UP_LOGGED = 8
+    DOWN_LOGGED = 9
+    #: first entry of this shard in the per-group arrays
+    GROUP0 = 10
+
+
+class TreeColumn(IntEnum):
+    """Columns of the tree table: this node's place in one tree of one job."""
+
+    JOB = 0
+    #: one-hot ids of live children, OR-ed
+    LIVE = 1
+    #: one-hot ids that left the plan mid-round, OR-ed (R5)
+    RETIRED = 2
+    #: this node's own one-hot id at its parent; 0 at a root
+    BIT = 3
+    PARENT_ENDPOINT = 4
+    IS_ROOT = 5
+
+
+class JobColumn(IntEnum):
+    """Columns of the job table."""
+
+    JOB = 0
+    #: plan version, modulo 256
+    VERSION = 1
+
+
+#: ``logged`` bits of a slot: already in the emission log of this round
+LOGGED_UP = 1
+LOGGED_DOWN = 2
+
+
+class OutOfSlots(MemoryError):
+    """The node's slot memory cannot hold a tensor; says how much it needs and how much there is."""
+
+
+class SlotMemory:
+    """All arrays of one node, sized once.
+
+    ``rows`` is int32[capacity, 263] and lazily backed by the operating system: memory is used when a slot is.
+    The emission logs hold fragment indices in completion order, per shard and direction.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"slot memory of {capacity} slots: at least one is needed")
+        self.capacity = capacity
+        self.rows: NDArray[np.int32] = np.zeros((capacity, ROW), np.int32)
+        self.bytes: NDArray[np.uint8] = self.rows.view(np.uint8).reshape(-1)
+        self.bitmap: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
+        self.round: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
+        self.state: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        self.attempt: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        #: exponent asked for by EXPONENT packets of this attempt, and whether there was one
+        self.exponent: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        self.misfit: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        self.logged: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        self.up_log: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
+        self.down_log: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
+        groups = capacity // GROUP + MAX_SHARDS + 1
+        #: fragments of each index group that have not been logged yet
+        self.up_left: NDArray[np.int32] = np.zeros(groups, np.int32)
+        self.down_left: NDArray[np.int32] = np.zeros(groups, np.int32)
+        self.shards: NDArray[np.int64] = np.zeros((MAX_SHARDS, len(ShardColumn)), np.int64)
+        self.trees: NDArray[np.int64] = np.zeros((MAX_TREES, len(TreeColumn)), np.int64)
+        #: per tree and child index: plan version of the id, address, replacement bits of a retired id
+        self.since: NDArray[np.uint8] = np.zeros((MAX_TREES, 32), np.uint8)
+        self.child_endpoint: NDArray[np.int64] = np.zeros((MAX_TREES, 32), np.int64)
+        self.mask: NDArray[np.uint32] = np.zeros((MAX_TREES, 32), np.uint32)
+        self.jobs: NDArray[np.int64] = np.zeros((MAX_JOBS, len(JobColumn)), np.int64)
+        self.keys: NDArray[np.uint64] = np.zeros(MAX_JOBS, np.uint64)
+        self.job_row: NDArray[np.int32] = np.full(1 << 16, -1, np.int32)
+        self.shard_row: NDArray[np.int32] = np.full((MAX_JOBS, MAX_SHARDS_PER_JOB), -1, np.int32)
+        #: data packets taken per tree and child, and per tree from the parent: what CREDIT reports
+        self.taken: NDArray[np.int64] = np.zeros((MAX_TREES, 33), np.int64)
+        self._free_slots = [(0, capacity)]
+        self._free_groups = [(0, groups)]
+        self._free_shard_rows = list(range(MAX_SHARDS - 1, -1, -1))
+        self._free_tree_rows = list(range(MAX_TREES - 1, -1, -1))
+        self._free_job_rows = list(range(MAX_JOBS - 1, -1, -1))
+
+    def free_slots(self) -> int:
+        """Slots not given to any shard."""
+        return sum(size for _, size in self._free_slots)
+
+    def add_job(self, job: int, version: int, key: int) -> int:
+        """Row of a new job. Raises :class:`OutOfSlots` when 64 jobs are running."""
+        if not self._free_job_rows:
+            raise OutOfSlots(f"job {job}: this node already serves {MAX_JOBS} jobs; wait for one to end")
+        row = self._free_job_rows.pop()
+        self.jobs[row, JobColumn.JOB] = job
+        self.jobs[row, JobColumn.VERSION] = version & 0xFF
+        self.keys[row] = key
+        self.job_row[job] = row
+        self.shard_row[row] = -1
+        return row
+
+    def drop_job(self, job: int) -> None:
+        """Forget a job whose shards and trees are gone."""
+        row = int(self.job_row[job])
+        self.job_row[job] = -1
+        self._free_job_rows.append(row)
+
+    def add_tree(self, job_row: int) -> int:
+        """Row of a new tree. Raises :class:`OutOfSlots` when the table is full."""
+        if not self._free_tree_rows:
+            raise OutOfSlots(f"this node already takes part in {MAX_TREES} trees; wait for a job to end")
+        row = self._free_tree_rows.pop()
+        self.trees[row] = 0
+        self.trees[row, TreeColumn.JOB] = job_row
+        self.since[row] = 0
+        self.child_endpoint[row] = -1
+        self.mask[row] = 0
+        self.taken[row] = 0
+        return row
+
+    def drop_tree(self, row: int) -> None:
+        """Give a tree's row back."""
+        self._free_tree_rows.append(row)
+
+    def add_shard(self, job: int, shard: int, tree_row: int, fold: int, count: int, active: int) -> int:
+        """Row of a new shard with ``count`` slots, open for rounds after ``active``.
+
+        Raises :class:`OutOfSlots` if its slots do not fit in one piece.
+        """
+        if not 0 <= shard < MAX_SHARDS_PER_JOB or not self._free_shard_rows:
+            raise OutOfSlots(f"job {job} has too many tensors (shard {shard}); reuse names or drop some")
+        slot0 = _take(self._free_slots, count)
+        if slot0 is None:
+            raise OutOfSlots(
+                f"job {job} needs {count * ROW_BYTES} B of slots in one piece; {self.free_slots() * ROW_BYTES} B of "
+                f"{self.capacity * ROW_BYTES} B are free: raise [node] memory"
+            )
+        groups = -(-count // GROUP)
+        group0 = _take(self._free_groups, groups)
+        assert group0 is not None, "there are more group entries than slots and shards can use"
+        row = self._free_shard_rows.pop()
+        job_row = int(self.job_row[job])
+        self.shards[row] = 0
+        self.shards[row, ShardColumn.SLOT0] = slot0
+        self.shards[row, ShardColumn.COUNT] = count
+        self.shards[row, ShardColumn.FOLD] = fold
+        self.shards[row, ShardColumn.TREE] = tree_row
+        self.shards[row, ShardColumn.JOB] = job_row
+        self.shards[row, ShardColumn.SHARD] = shard
+        self.shards[row, ShardColumn.ACTIVE] = active
+        self.shards[row, ShardColumn.COMMITTED] = 1
+        self.shards[row, ShardColumn.GROUP0] = group0
+        self.state[slot0 : slot0 + count] = State.FREE
+        self.shard_row[job_row, shard] = row
+        return row
+
+    def drop_shard(self, row: int) -> None:
+        """Give a shard's slots back."""
+        values = self.shards[row]
+        count = int(values[ShardColumn.COUNT])
+        self.shard_row[values[ShardColumn.JOB], values[ShardColumn.SHARD]] = -1
+        _give(self._free_slots, int(values[ShardColumn.SLOT0]), count)
+        _give(self._free_groups, int(values[ShardColumn.GROUP0]), -(-count // GROUP))
+        self._free_shard_rows.append(row)
+
+
+def _take(free: list[tuple[int, int]], size: int) -> int | None:
+    """First fit: start of ``size`` consecutive entries, or None."""
+    for position, (start, length) in enumerate(free):
+        if length >= size:
+            if length == size:
+                del free[position]
+            else:
+                free[position] = (start + size, length - size)
+            return start
+    return None
+
+
+def _give(free: list[tuple[int, int]], start: int, size: int) -> None:
+    """Return a range and join it with its neighbours."""
+    free.append((start, size))
+    free.sort()
+    joined: list[tuple[int, int]] = []
+    for begin, length in free:
+        if joined and joined[-1][0] + joined[-1][1] == begin:
+            joined[-1] = (joined[-1][0], joined[-1][1] + length)
+        else:
+            joined.append((begin, length))
+    free[:] = joined
