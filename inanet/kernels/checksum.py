@@ -1,8 +1,9 @@
 """The linear payload checksum (R3).
 
-``c(x) = sum of (2j + 1) * x_j`` modulo 2**32 over the payload words. Because it is linear, the checksum of a sum of
-payloads is the sum of their checksums, so the checksum word is aggregated like a value and verified end to end. Every
-weight is odd, hence invertible: any single flipped bit changes the checksum, wherever it happened.
+``c(x) = sum of (2j + 1) * x_j`` modulo 2**32 over the payload words. Because it is linear, the checksum of a
+sum of payloads is the sum of their checksums, so the checksum word is aggregated like a value and verified
+end to end. Every weight is odd, hence invertible: any single flipped bit changes the checksum, wherever it
+happened.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 
 @njit("uint32(int32[::1], int64, int64)", cache=True, nogil=True)
-def row_checksum(words: NDArray[np.int32], start: int, count: int) -> int:
+def row_checksum(words: NDArray[np.int32], start: int, count: int) -> np.uint32:
     """Checksum of ``words[start : start + count]``, as an unsigned 32-bit number."""
     part = words[start : start + count]
     total = np.uint32(0)
@@ -25,7 +26,7 @@ def row_checksum(words: NDArray[np.int32], start: int, count: int) -> int:
 
 @njit("void(int32[:, ::1], int64[::1], int64, int64)", cache=True, nogil=True)
 def seal_rows(rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body: int) -> None:
-    """Write the checksum of ``rows[i, head : head + body]`` into the word after it, for each ``i`` in ``index``."""
+    """Write the checksum of ``rows[i, head : head + body]`` into the next word, for ``i`` in ``index``."""
     for k in range(index.size):
         row = rows[index[k]]
         row[head + body] = np.int32(row_checksum(row, head, body))
@@ -35,7 +36,7 @@ def seal_rows(rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body
 def verify_rows(
     rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body: int, ok: NDArray[np.uint8]
 ) -> int:
-    """Set ``ok[k]`` to 1 where row ``index[k]`` matches its checksum word, else 0; return how many do not match."""
+    """Set ``ok[k]`` to whether row ``index[k]`` matches its checksum word; return how many do not."""
     bad = 0
     for k in range(index.size):
         row = rows[index[k]]

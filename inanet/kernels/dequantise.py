@@ -1,7 +1,8 @@
 """Integers back to floats, straight into the caller's tensor (R2).
 
-The sum ``R`` of a block becomes ``R * multiply[E] / divide[E]`` in float64, then one rounding to the element type.
-A power-of-two ``multiply`` is exact in float64, so a sum is rounded once. NaN in ``multiply`` poisons the block.
+The sum ``R`` of a block becomes ``R * multiply[E] / divide[E]`` in float64, then one rounding to the element
+type. A power-of-two ``multiply`` is exact in float64, so a sum is rounded once. NaN in ``multiply`` poisons
+the block.
 """
 
 import numpy as np
@@ -26,7 +27,7 @@ def dequantise32(
     divide: NDArray[np.float64],
     out: NDArray[np.float32],
 ) -> None:
-    """Write block ``fragments[k]`` of ``out`` from row ``slots[k]``, for each ``k``, with exponent table ``exps``."""
+    """Write block ``fragments[k]`` of ``out`` from row ``slots[k]``, with exponent table ``exps``."""
     for k in range(slots.size):
         payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
         start = fragments[k] * BLOCK
@@ -42,7 +43,8 @@ def dequantise32(
 
 
 @njit(
-    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], boolean, uint16[::1])",
+    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], boolean,"
+    " uint16[::1])",
     cache=True,
     nogil=True,
 )
@@ -86,7 +88,7 @@ def copy_fragments(
     fragments: NDArray[np.int64],
     values: int,
 ) -> None:
-    """Copy the elements of the given fragments (``values`` elements each) from one rank's tensor to another's."""
+    """Copy whole fragments, of ``values`` elements each, from one rank's tensor to another's."""
     for k in range(fragments.size):
         start = fragments[k] * values
         stop = min(start + values, source.size)

@@ -1,8 +1,8 @@
 """Block exponents (R2) and what follows from them.
 
-The exponent of a block is the largest biased float32 exponent field in it: 0 for zeros and float32 denormals, 255 when
-it holds a NaN or an infinity. 16-bit elements count as the float32 they widen to. Whatever the exponent ``E``, every
-element satisfies ``|x| < 2**(E - 126)``.
+The exponent of a block is the largest biased float32 exponent field in it: 0 for zeros and float32
+denormals, 255 when it holds a NaN or an infinity. 16-bit elements count as the float32 they widen to.
+Whatever the exponent ``E``, every element satisfies ``|x| < 2**(E - 126)``.
 
 Elements come as bit patterns: uint32 for float32, uint16 for f16 (``brain`` False) and bf16 (``brain`` True).
 """
@@ -23,7 +23,7 @@ Bits = NDArray[np.uint32] | NDArray[np.uint16]
 _NONFINITE = 0x7F800000
 
 
-def peak_bits(bits: Any, brain: Any, start: Any, stop: Any) -> int:
+def peak_bits(bits: Any, brain: Any, start: Any, stop: Any) -> np.uint32:
     """float32 bit pattern of the largest magnitude in ``bits[start:stop]``. Only inside kernels.
 
     Magnitudes of IEEE numbers are ordered like their bit patterns, so the search is one integer maximum.
@@ -33,11 +33,11 @@ def peak_bits(bits: Any, brain: Any, start: Any, stop: Any) -> int:
 
 # numba wants the annotations of an overload and of its implementations to be the same
 @overload(peak_bits)
-def _peak_bits(bits: Any, brain: Any, start: Any, stop: Any) -> Callable[..., int]:
+def _peak_bits(bits: Any, brain: Any, start: Any, stop: Any) -> Callable[..., np.uint32]:
     return _peak32 if bits.dtype == types.uint32 else _peak16
 
 
-def _peak32(bits: Any, brain: Any, start: Any, stop: Any) -> int:
+def _peak32(bits: Any, brain: Any, start: Any, stop: Any) -> np.uint32:
     part = bits[start:stop]
     peak = np.uint32(0)
     for j in range(part.size):
@@ -45,7 +45,7 @@ def _peak32(bits: Any, brain: Any, start: Any, stop: Any) -> int:
     return peak
 
 
-def _peak16(bits: Any, brain: Any, start: Any, stop: Any) -> int:
+def _peak16(bits: Any, brain: Any, start: Any, stop: Any) -> np.uint32:
     part = bits[start:stop]
     peak = np.uint16(0)
     for j in range(part.size):
@@ -62,7 +62,7 @@ def _peak16(bits: Any, brain: Any, start: Any, stop: Any) -> int:
     nogil=True,
 )
 def block_exponents(bits: Bits, brain: bool, lo: int, hi: int, out: NDArray[np.uint8]) -> None:
-    """Raise ``out[i]`` to the exponent of block ``lo + i``, for blocks ``lo`` to ``hi - 1``; start from zeros."""
+    """Raise ``out[i]`` to the exponent of block ``lo + i``, up to block ``hi - 1``; start from zeros."""
     for i in range(hi - lo):
         start = (lo + i) * BLOCK
         peak = peak_bits(bits, brain, start, min(start + BLOCK, bits.size))
@@ -109,11 +109,7 @@ def first_nonfinite(bits: Bits, brain: bool) -> int:
     return -1
 
 
-@njit(
-    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], int64, uint8[::1])",
-    cache=True,
-    nogil=True,
-)
+@njit("void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], int64, uint8[::1])", cache=True, nogil=True)
 def carried_exponents(
     rows: NDArray[np.int32],
     slots: NDArray[np.int64],
@@ -122,23 +118,23 @@ def carried_exponents(
     shift: int,
     out: NDArray[np.uint8],
 ) -> None:
-    """Set ``out[k]`` to the exponent of the largest sum in row ``slots[k]`` plus one bit of headroom (R1, carried).
+    """Set ``out[f]`` to the exponent of block ``f``'s largest sum plus one bit of headroom (R1, carried).
 
-    The sum is ``R * 2**-s`` with the scale of ``exps[fragments[k]]``; ``shift`` is ``ceil(log2 n) - 30``, so that
-    ``floor(log2 |R|) + exponent + shift`` is the sum's exponent field. All-zero and poisoned blocks give 0.
+    For each ``k``, row ``slots[k]`` holds the sums ``R * 2**-s`` of block ``f = fragments[k]`` under exponent
+    ``exps[f]``. ``shift`` is ``ceil(log2 n) - 30``, which makes ``floor(log2 |R|) + exps[f] + shift`` the
+    exponent field of the sum. All-zero and poisoned blocks give 0.
     """
     for k in range(slots.size):
         payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        union = np.int32(0)
+        peak = np.int32(0)
         for j in range(payload.size):
-            # the magnitude's highest bit survives in x ^ (x >> 31) for all but -(2**b), whose |x| is one more
-            union = max(union, np.int32(abs(payload[j])))
-        exponent = np.int64(exps[fragments[k]])
-        if union == 0 or exponent == POISON:
-            out[k] = 0
+            peak = max(peak, np.int32(abs(payload[j])))
+        fragment = fragments[k]
+        if peak == 0 or exps[fragment] == POISON:
+            out[fragment] = 0
             continue
-        field = exponent + shift + 1
-        while union > 1:
-            union >>= 1
+        field = np.int64(exps[fragment]) + shift + 1
+        while peak > 1:
+            peak >>= 1
             field += 1
-        out[k] = np.uint8(min(max(field, 0), POISON - 1))
+        out[fragment] = np.uint8(min(max(field, np.int64(0)), np.int64(POISON - 1)))

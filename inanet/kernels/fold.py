@@ -1,9 +1,9 @@
 """Folding one packet into one slot: add, maximum, copy.
 
-All functions take ``(rows, slot, arena, offset)``: the slot's row, and the index in a 1-D int32 arena of the *first
-header word* of a packet that has a row's shape. They are meant to be called from another kernel's loop over a batch.
-The header words of the slot are left alone. Sums carry the checksum word along (R3); after a maximum the checksum is
-stale until the caller seals the row.
+All functions take ``(rows, slot, arena, offset)``: the slot's row, and the index in a 1-D int32 arena of the
+*first header word* of a packet that has a row's shape. They are meant to be called from another kernel's loop
+over a batch. The header words of the slot are left alone. Sums carry the checksum word along (R3); after a
+maximum the checksum is stale until the caller seals the row.
 """
 
 import numpy as np
@@ -39,8 +39,8 @@ def fold_add(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offse
 def fold_add_verified(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> bool:
     """Add the packet to the slot and check it in the same pass; on a bad checksum take it out again.
 
-    Returns whether the packet matched its checksum. If not, the slot is bit for bit what it was before: addition
-    modulo 2**32 is exactly invertible.
+    Returns whether the packet matched its checksum. If not, the slot is bit for bit what it was before:
+    addition modulo 2**32 is exactly invertible.
     """
     target = rows[slot, HEADER_WORDS:ROW_WORDS]
     source = arena[offset + HEADER_WORDS : offset + ROW_WORDS]
@@ -70,7 +70,7 @@ def fold_max32(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], off
 
 @njit(_SIGNATURE, cache=True, nogil=True)
 def fold_max64(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> None:
-    """Keep the larger of each pair of signed 64-bit values; a value is two payload words, the low one first."""
+    """Keep the larger of each pair of signed 64-bit values (two payload words, the low one first)."""
     target = rows[slot, HEADER_WORDS:CHECKSUM_WORD]
     source = arena[offset + HEADER_WORDS : offset + CHECKSUM_WORD]
     for j in range(PAYLOAD_WORDS // 2):

@@ -1,6 +1,7 @@
 """Widening and narrowing of 16-bit floats, as integer arithmetic that vectorises.
 
-Kernels see f16 and bf16 as uint16 bit patterns. ``brain`` tells which: False is IEEE binary16 (f16), True is bfloat16.
+Kernels see f16 and bf16 as uint16 bit patterns. ``brain`` tells which: False is IEEE binary16 (f16), True is
+bfloat16.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,7 @@ _REBIAS = 112
 
 
 @njit("float32(uint16, boolean)", cache=True, nogil=True)
-def widen16(bits: int, brain: bool) -> float:
+def widen16(bits: int, brain: bool) -> np.float32:
     """The value of a 16-bit pattern as float32, exactly."""
     if brain:
         return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
@@ -30,8 +31,8 @@ def widen16(bits: int, brain: bool) -> float:
 
 
 @njit("uint16(float64, boolean)", cache=True, nogil=True)
-def narrow16(value: float, brain: bool) -> int:
-    """The 16-bit pattern nearest to a float64, ties to even; overflow gives infinity, NaN the canonical quiet NaN.
+def narrow16(value: float, brain: bool) -> np.uint16:
+    """The 16-bit pattern nearest to a float64, ties to even; overflow is infinity, NaN the canonical one.
 
     Adding and subtracting a power of two 2**52 times the target's last place rounds there, in one rounding.
     """
@@ -57,20 +58,20 @@ def narrow16(value: float, brain: bool) -> int:
     return np.uint16(sign | magnitude)
 
 
-def as_float32(value: Any, brain: Any) -> float:
-    """An element of either source type as float32: itself, or :func:`widen16` of its bits. Only inside kernels."""
+def as_float32(value: Any, brain: Any) -> Any:
+    """An element as float32: itself, or :func:`widen16` of its bits. Only inside kernels."""
     raise NotImplementedError("as_float32 is only meant for compiled code")
 
 
 # numba wants the annotations of an overload and of its implementations to be the same
 @overload(as_float32)
-def _as_float32(value: Any, brain: Any) -> Callable[..., float]:
+def _as_float32(value: Any, brain: Any) -> Callable[..., Any]:
     return _itself if value == types.float32 else _widened
 
 
-def _itself(value: Any, brain: Any) -> float:
+def _itself(value: Any, brain: Any) -> Any:
     return value
 
 
-def _widened(value: Any, brain: Any) -> float:
+def _widened(value: Any, brain: Any) -> Any:
     return widen16(value, brain)

@@ -1,8 +1,9 @@
 """Exact integer sums: values split into limbs that 32-bit addition cannot overflow.
 
-An int32 becomes a low limb of 16 bits (unsigned) and a high limb of 16 bits (signed); an int64 becomes limbs of 22, 22
-(unsigned) and 20 bits (signed). Each limb is one payload word, so sums of up to :data:`MAX_RANKS32` or
-:data:`MAX_RANKS64` contributions are exact, and a sum that exceeds the element type is seen when limbs are merged.
+An int32 becomes a low limb of 16 bits (unsigned) and a high limb of 16 bits (signed); an int64 becomes limbs
+of 22, 22 (unsigned) and 20 bits (signed). Each limb is one payload word, so sums of up to :data:`MAX_RANKS32`
+or :data:`MAX_RANKS64` contributions are exact, and a sum that exceeds the element type is seen when limbs are
+merged.
 
 Limbs of one weight lie together: a fragment holds the low limbs of all its elements, then the next limbs.
 """
@@ -37,7 +38,7 @@ def split32(
     first: bool,
     last: bool,
 ) -> None:
-    """Write (``first``) or add fragments ``lo`` to ``hi - 1`` to rows ``row0`` onwards; ``last`` seals them."""
+    """Write (``first``) or add fragments ``lo`` to ``hi - 1`` to rows ``row0`` on; ``last`` seals them."""
     for i in range(hi - lo):
         row = rows[row0 + i]
         payload = row[HEADER_WORDS:CHECKSUM_WORD]

@@ -1,9 +1,10 @@
 """Maxima and minima: maps to signed integers that are ordered like the values, and back.
 
-A float's bits ``b``, read as a signed integer, become ``b ^ ((b >> 31) & magnitude mask)``: ordered like the number,
-with -0.0 just below 0.0 (IEEE 754-2019 ``maximum``). 16-bit floats are used as sign-extended 16-bit integers; integers
-are their own key. A minimum is the maximum of complemented keys. A NaN is the key :data:`NAN_KEY`, which is greater
-than any other key of a float, complemented or not, so that it wins both folds.
+A float's bits ``b``, read as a signed integer, become ``b ^ ((b >> 31) & magnitude mask)``: ordered like the
+number, with -0.0 just below 0.0 (IEEE 754-2019 ``maximum``). 16-bit floats are used as sign-extended 16-bit
+integers; integers are their own key. A minimum is the maximum of complemented keys. A NaN is the key
+:data:`NAN_KEY`, which is greater than any other key of a float, complemented or not, so that it wins both
+folds.
 """
 
 import numpy as np
@@ -43,10 +44,10 @@ def order32(
     first: bool,
     last: bool,
 ) -> None:
-    """Write (``first``) or max-merge the keys of fragments ``lo`` to ``hi - 1`` to rows ``row0`` on; ``last`` seals.
+    """Write (``first``) or merge keys of fragments ``lo`` to ``hi - 1`` in rows ``row0`` on; ``last`` seals.
 
-    ``magnitude`` masks a float's exponent and fraction (0 for integers); a magnitude above ``refused`` becomes
-    :data:`NAN_KEY`; ``flip`` is -1 for a minimum, else 0.
+    ``magnitude`` masks a float's exponent and fraction (0 for integers); a magnitude above ``refused``
+    becomes :data:`NAN_KEY`; ``flip`` is -1 for a minimum, else 0.
     """
     for i in range(hi - lo):
         row = rows[row0 + i]

@@ -1,10 +1,12 @@
 """Floats to integers, straight into rows (R2).
 
-With exponent ``E`` of a block and ``n`` contributing ranks an element becomes ``q = rint(x * 2**s)``,
-``s = 157 - ceil(log2 n) - E``, clamped to ``limit = floor((2**31 - 1) / n)``: no sum of ``n`` such integers can wrap.
+With exponent ``E`` of a block and ``n`` contributing ranks an element becomes ``q = rint(x * 2**s)``, ``s =
+157 - ceil(log2 n) - E``, clamped to ``limit = floor((2**31 - 1) / n)``: no sum of ``n`` such integers can
+wrap.
 
-``2**s`` reaches from 2**-112 to 2**157, beyond float32, so it is applied as two float32 factors. Both products are
-exact unless the first underflows, and then ``x * 2**s`` is far below one half and rounds to 0 anyway.
+``2**s`` reaches from 2**-112 to 2**157, beyond float32, so it is applied as two float32 factors. Both
+products are exact unless the first underflows, and then ``x * 2**s`` is far below one half and rounds to 0
+anyway.
 """
 
 import numpy as np
@@ -48,13 +50,13 @@ def quantise(
 ) -> None:
     """Quantise blocks ``lo`` to ``hi - 1`` of one rank's elements into rows ``row0`` onwards.
 
-    ``values`` holds float32, or uint16 patterns of f16 (``brain`` False) or bf16 (``brain`` True). ``exps`` holds one
-    exponent per block of the tensor, ``scales[0, E] * scales[1, E]`` the scale of exponent ``E``. A ``factor`` other
-    than 0 replaces the scale of exponent 0 (fixed mode). The ``first`` rank of a host writes the payload and pads a
-    short block with zeros, later ranks add, the ``last`` one writes the checksum.
+    ``values`` holds float32, or uint16 patterns of f16 (``brain`` False) or bf16 (``brain`` True). ``exps``
+    holds one exponent per block of the tensor, ``scales[0, E] * scales[1, E]`` the scale of exponent ``E``. A
+    ``factor`` other than 0 replaces the scale of exponent 0 (fixed mode). The ``first`` rank of a host writes
+    the payload and pads a short block with zeros, later ranks add, the ``last`` one writes the checksum.
 
-    A block with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros. A block of exponent 255
-    contributes zeros.
+    A block with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros. A block of
+    exponent 255 contributes zeros.
     """
     bound = np.int32(limit)
     for i in range(hi - lo):

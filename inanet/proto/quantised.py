@@ -1,0 +1,163 @@
+"""Sums of floats as integers under shared exponents (R1, R2): the format, and the proof of its error bound.
+
+A fragment is a block of 256 elements that share an exponent ``E`` with ``|x| < 2**e``, ``e = E - 126``. With
+``n`` contributing ranks and ``L = ceil(log2 n)`` an element becomes ``q = rint(x * 2**s)``, ``s = 31 - L -
+e``, and the sum ``R`` of the ``q`` becomes ``R * 2**-s`` (divided by ``n`` for a mean).
+
+*Nothing wraps.* ``|q|`` is clamped to ``floor((2**31 - 1) / n)``, so that ``|R| <= 2**31 - 1``.
+
+*Error bound*, for ``n <= 256``: ``|result - exact| <= n * 2**(L - 32) * 2**e``, plus half a unit in the last
+place of the result for its one rounding to the element type; for a mean the first term is divided by ``n``.
+Proof. Multiplying by ``2**s`` is exact, so without the clamp each rank is off by at most half an integer,
+``2**-s / 2 = 2**(L - 32 + e)``, and errors add up over ``n`` ranks. The clamp bites only if ``n = 2**L``:
+otherwise ``n <= 2**L - 1`` and ``n * 2**(31 - L) <= 2**31 - 1``, so the limit is at least ``2**(31 - L) >=
+|q|``. If ``n = 2**L`` the limit is ``2**(31 - L) - 1``, and elements have 24 significant bits, so ``|x *
+2**s| <= (1 - 2**-24) * 2**(31 - L)``, which exceeds the limit by ``1 - 2**(7 - L)``: nothing for ``L <= 7``,
+half an integer for ``L = 8``. (Beyond 256 ranks it is less than one integer, and the bound doubles.) ``R``
+and ``R * 2**-s`` are exact in float64, so the conversion to the element type is the only rounding of a sum. A
+mean is divided in float64 first. That rounding is harmless: ``R / n`` is either exactly half-way between two
+elements or further than ``2**-40`` of itself away from there, while float64 is off by ``2**-53``. A sum
+beyond the element type's range becomes infinite, as IEEE addition would.
+
+*Order independence.* Integer addition commutes, exponents are maxima, and ``E`` is a function of values
+alone: all ranks get the same bits whatever the arrival order, topology and placement of ranks.
+
+**Exponent tables** are uint8, one entry per block of the tensor. 255 means that the block holds a NaN or
+infinity: it contributes zeros and its result is NaN throughout. Under ``ExponentMode.FIXED`` the entry
+:data:`FIXED_FACTOR` (0) means "use the factor" and any other a power of two as above. The two cannot clash: a
+block that does not fit the factor is never one of zeros and denormals only, because factors are limited to
+``2**100``. With the factor the bound is ``n * (1/2 + 2**-22) / factor`` plus rounding.
+
+**Misfits.** A block that does not fit its table entry (R1, carried and fixed) reports the exponent it needs,
+which is never 0; 0 means that it fits. The largest exponent announced by any rank suits all of them: ranks
+that fitted are smaller.
+"""
+
+from math import ldexp
+
+import numpy as np
+
+from inanet.kernels.dequantise import dequantise16, dequantise32
+from inanet.kernels.exponents import block_exponents, block_misfits, carried_exponents, first_nonfinite
+from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
+from inanet.kernels.quantise import quantise
+from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows
+from inanet.proto.plan import ExponentMode, Fold, TensorSpec
+
+#: entry of an exponent table that stands for the factor of ``ExponentMode.FIXED``
+FIXED_FACTOR = 0
+#: contributing ranks a format can serve
+MAX_RANKS = 1 << 15
+#: the factor of ``ExponentMode.FIXED`` and its inverse are at most this
+MAX_FACTOR = 2.0**100
+
+
+class FloatSum(Format):
+    """Sum or mean of floats, in blocks of 256 that share an exponent (R2)."""
+
+    uses_exponents = True
+
+    def __init__(self, spec: TensorSpec, ranks: int) -> None:
+        super().__init__(spec, ranks, Fold.SUM, BLOCK)
+        self._brain = spec.dtype == "bf16"
+        self._limit = (2**31 - 1) // ranks
+        self._factor = spec.factor if spec.mode is ExponentMode.FIXED else 0.0
+        self._log2 = (ranks - 1).bit_length()
+        if spec.mode is not ExponentMode.FIXED:
+            self.exponent_fragments = -(-self.fragments // EXPONENTS_PER_FRAGMENT)
+        self._tables()
+
+    def _tables(self) -> None:
+        """What an exponent ``E`` means, as arrays indexed by it: kernels know no modes."""
+        shifts = [157 - self._log2 - exponent for exponent in range(POISON)]
+        halves = [(ldexp(1.0, shift // 2), ldexp(1.0, shift - shift // 2)) for shift in shifts]
+        self._scales = np.ascontiguousarray(np.array([*halves, (0.0, 0.0)], np.float32).T)
+        #: largest magnitude, as float32 bits, that fits
+        self._largest = np.array([*(e << 23 | 0x7FFFFF for e in range(POISON)), 2**32 - 1], np.uint32)
+        self._multiply = np.array([*(ldexp(1.0, -shift) for shift in shifts), np.nan])
+        self._divide = np.ones(POISON + 1)
+        if self._factor:
+            self._largest[FIXED_FACTOR] = _largest_fixed(self._factor, self._limit)
+            self._multiply[FIXED_FACTOR] = 1.0
+            self._divide[FIXED_FACTOR] = self._factor
+        if self.spec.op == "mean":
+            self._divide *= self.ranks
+            if self.ranks.bit_count() == 1 and not self._factor:
+                # exact, and spares a division per element
+                self._multiply /= self._divide
+                self._divide[:] = 1.0
+
+    def exponents(self, arrays: Arrays, lo: int, hi: int, out: Bytes) -> None:
+        super().exponents(arrays, lo, hi, out)
+        for array in arrays:
+            block_exponents(self._bits(array), self._brain, lo, hi, out)
+
+    def encode(
+        self,
+        arrays: Arrays,
+        lo: int,
+        hi: int,
+        exps: Bytes,
+        rows: Rows,
+        row0: int,
+        misfit: Bytes | None = None,
+    ) -> None:
+        views = [self._bits(array) for array in arrays]
+        if misfit is None:
+            misfit = np.zeros(hi - lo, np.uint8)
+        else:
+            misfit[: hi - lo] = 0
+            for bits in views:
+                block_misfits(bits, self._brain, lo, hi, exps, self._largest, misfit)
+        last = len(views) - 1
+        for k, bits in enumerate(views):
+            values = bits.view(np.float32) if self.spec.dtype == "f32" else bits
+            quantise(
+                values,
+                self._brain,
+                lo,
+                hi,
+                exps,
+                self._scales,
+                self._factor,
+                self._limit,
+                misfit,
+                rows,
+                row0,
+                k == 0,
+                k == last,
+            )
+
+    def decode(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, arrays: Arrays) -> None:
+        views = [self._bits(array) for array in arrays]
+        if self.spec.dtype == "f32":
+            out = views[0].view(np.float32)
+            dequantise32(rows, slots, fragments, exps, self._multiply, self._divide, out)
+        else:
+            dequantise16(rows, slots, fragments, exps, self._multiply, self._divide, self._brain, views[0])
+        poisoned = fragments[exps[fragments] == POISON]
+        if len(poisoned):
+            self._poisoned[0] = min(self._poisoned[0], int(poisoned.min()) * BLOCK)
+        self._spread(views, fragments)
+
+    def carried(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, out: Bytes) -> None:
+        if self._factor:
+            super().carried(rows, slots, fragments, exps, out)
+        else:
+            carried_exponents(rows, slots, fragments, exps, self._log2 - 30, out)
+
+    def first_nonfinite(self, array: Array) -> int:
+        return int(first_nonfinite(self._bits(array), self._brain))
+
+
+def _largest_fixed(factor: float, limit: int) -> int:
+    """Bits of the largest finite float32 ``x`` with ``rint(x * factor) <= limit``."""
+    low, high = 0, 0x7F7FFFFF
+    while low < high:
+        middle = (low + high + 1) // 2
+        value = float(np.uint32(middle).view(np.float32))
+        if round(value * factor) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low
