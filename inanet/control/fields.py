@@ -169,7 +169,7 @@ else:
     LayoutData = _plan_data(TensorLayout, check_layout)
     PlanData = _plan_data(NodePlan, check_plan)
 Role = Literal["worker", "aggregator", "ps"]
-#: Machine-readable cause of a failed round or job.
-Failure = Literal[
+#: Why a round or a job failed, for programs.
+Cause = Literal[
     "nonfinite", "overflow", "mismatch", "timeout", "worker_lost", "root_lost", "memory", "protocol"
 ]

@@ -17,7 +17,7 @@ How a connection goes::
 Ping and Pong go both ways. A node that comes back to a restarted coordinator says what it still holds (R4)::
 
     node -> Hello(resume=(Resume, ...)), then for each Resume: Known * layouts, Begin * open
-    coordinator -> Welcome, Layout (for tensors it lacks), Plan(attach=True)
+    coordinator -> Welcome, Layout (for tensors it lacks), Plan(attach=...)
 
 A change of the tree for later rounds only (an aggregator returns) needs a moment in which no round is on
 its way::
@@ -33,8 +33,9 @@ from pydantic import BaseModel, ConfigDict, Field, Strict
 
 from inanet.control.fields import (
     MAX_RANKS,
+    MAX_TREES,
+    Cause,
     Count,
-    Failure,
     Integer,
     JobId,
     Key,
@@ -77,7 +78,7 @@ class Resume(Frozen):
     job: JobId
     key: Key
     plan: PlanData
-    next_round: RoundNumber = 0
+    next_round: RoundNumber = 1
     layouts: Count = 0
     open: Count = 0
 
@@ -112,7 +113,9 @@ class Known(Frozen):
 
 
 class Begin(Frozen):
-    """This host starts a collective. Sent for every all-reduce, in order: rounds count up by one per host."""
+    """This host starts a collective. Sent for every all-reduce: a host's first round is 1, then it counts up
+    by one, also over rounds that failed.
+    """
 
     kind: Literal["begin"] = "begin"
     job: JobId
@@ -147,7 +150,9 @@ class Refuse(Frozen):
 
 
 class Finished(Frozen):
-    """This host has the whole result. From a parameter server: its tree has every contribution (R13)."""
+    """This host has the whole result. From a parameter server: everybody in its tree has confirmed the round,
+    so no packet of it will be needed again.
+    """
 
     kind: Literal["finished"] = "finished"
     job: JobId
@@ -243,23 +248,27 @@ class Reject(Frozen):
 
 
 class Plan(Frozen):
-    """A version of the plan as this node sees it. ``attach``: its parent is new to it or lost its memory;
-    announce and resend as R5 says.
+    """A version of the plan as this node sees it.
+
+    ``attach``: trees in which its parent knows nothing of the rounds that run, because it is another one
+    than before (R5) or has lost its memory (R4); announce them and resend what it lacks.
     """
 
     kind: Literal["plan"] = "plan"
     plan: PlanData
-    attach: bool = False
+    attach: Annotated[tuple[Integer, ...], Strict(), Field(max_length=MAX_TREES)] = ()
 
 
 class Layout(Frozen):
     """A tensor's id and shards. Aggregators and parameter servers make slots and answer
-    :class:`LayoutReady`; workers may send as soon as they have it.
+    :class:`LayoutReady`; workers may send as soon as they have it. ``last_round``: its slots are open for
+    rounds after this one.
     """
 
     kind: Literal["layout"] = "layout"
     job: JobId
     layout: LayoutData
+    last_round: RoundNumber
 
 
 class LayoutDrop(Frozen):
@@ -284,15 +293,17 @@ class RoundFailed(Frozen):
     """The round is over without a result, on every rank, with this text. Array contents are undefined; the
     job lives.
 
-    ``rank`` is the rank that caused it if one did; ``missing`` are ranks that were waited for. A host may
-    receive it before it begins the round, and again when it does.
+    ``tensors`` are the ids of the tensors that were begun for it, as far as they have one. ``rank`` is the
+    rank that caused it if one did; ``missing`` are ranks that were waited for. A host may receive it before
+    it begins the round, and again when it does.
     """
 
     kind: Literal["round_failed"] = "round_failed"
     job: JobId
     round: RoundNumber
-    error: Failure
+    error: Cause
     message: Text
+    tensors: Annotated[tuple[Count, ...], Strict(), Field(max_length=MAX_RANKS)] = ()
     rank: Rank | None = None
     missing: Ranks = ()
 
@@ -306,7 +317,7 @@ class JobFailed(Frozen):
 
     kind: Literal["job_failed"] = "job_failed"
     job: JobId | None
-    error: Failure
+    error: Cause
     message: Text
     round: RoundNumber | None = None
     ranks: Ranks = ()

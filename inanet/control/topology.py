@@ -8,6 +8,7 @@ ancestor that is present.
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -187,4 +188,4 @@ def split(count: int, trees: int) -> tuple[tuple[int, int], ...]:
     most.
     """
     bounds = [count * index // trees for index in range(trees + 1)]
-    return tuple((low, high - low) for low, high in zip(bounds, bounds[1:], strict=False))
+    return tuple((low, high - low) for low, high in pairwise(bounds))
