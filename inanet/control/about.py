@@ -4,7 +4,7 @@ from importlib import metadata
 
 
 def version() -> str:
-    """Version of the installed distribution; ``"unknown"`` when run from a source tree that is not installed."""
+    """Version of the installed distribution; ``"unknown"`` when run from a source tree."""
     try:
         return metadata.version("inanet")
     except metadata.PackageNotFoundError:
@@ -14,6 +14,6 @@ def version() -> str:
 def bug_hint() -> str:
     """What to tell the user after an unexpected error."""
     return (
-        f"this is a bug in inanet {version()}: please report it with the traceback, the configuration and the output of "
-        "'ina doctor --json'"
+        f"this is a bug in inanet {version()}: please report it with the traceback, the configuration and "
+        "the output of 'ina doctor --json'"
     )

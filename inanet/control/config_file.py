@@ -1,4 +1,5 @@
-"""Strict reading of TOML files into pydantic models: all errors at once, each saying what is wrong and what is allowed.
+"""Strict reading of TOML files into pydantic models: all errors at once, each saying what is wrong and what
+is allowed.
 
 Knows nothing of any daemon; :mod:`inanet.control.config` has the models.
 """
@@ -36,7 +37,9 @@ class Problem:
 
 
 class ConfigError(Failure):
-    """A configuration that cannot be used; the message has one line for every problem, each starting with the file."""
+    """A configuration that cannot be used; the message has one line for every problem, each starting with the
+    file.
+    """
 
     code = Exit.USAGE
 
@@ -47,7 +50,8 @@ class ConfigError(Failure):
 
 
 def find_file(name: str | Path) -> Path:
-    """The configuration file ``name`` means: a path as it is, a bare name in ``.`` and then in ``/etc/inanet``.
+    """The configuration file ``name`` means: a path as it is, a bare name in ``.`` and then in
+    ``/etc/inanet``.
 
     Raises :class:`ConfigError` naming every path that was tried.
     """
@@ -80,8 +84,8 @@ def validate(
 ) -> M:
     """``data`` as a ``model``. Raises :class:`ConfigError` with every problem found.
 
-    ``foreign`` maps names of sections that ``model`` lacks to the programs whose files have them. Validators find the
-    file's directory in ``info.context["directory"]``, for paths relative to it.
+    ``foreign`` maps names of sections that ``model`` lacks to the programs whose files have them. Validators
+    find the file's directory in ``info.context["directory"]``, for paths relative to it.
     """
     try:
         return model.model_validate(data, context={"directory": file.absolute().parent})
@@ -96,11 +100,11 @@ def _problem(item: Any, model: type[BaseModel], foreign: Mapping[str, Iterable[s
     key = _dotted(location)
     context = item.get("ctx", {})
     kind = item["type"]
+    owner = _model_at(model, location[:-1])
+    field = owner.model_fields.get(str(location[-1])) if owner else None
     if kind == "extra_forbidden":
         return Problem(key, *_unknown(location, model, foreign))
     if kind == "missing":
-        owner = _model_at(model, location[:-1])
-        field = owner.model_fields.get(str(location[-1])) if owner else None
         return Problem(
             key, "missing", f"required: {field.description}" if field and field.description else "required"
         )
@@ -116,7 +120,10 @@ def _problem(item: Any, model: type[BaseModel], foreign: Mapping[str, Iterable[s
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return Problem(key, f"{item['input']!r} is not a table", f"write [{key}]")
     message = item["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-    return Problem(key, f"{item['input']!r} is not allowed", f"allowed: {message}")
+    # a secret of the wrong type is not repeated: messages end up in logs
+    secret = field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
+    shown = "the value" if secret else repr(item["input"])
+    return Problem(key, f"{shown} is not allowed", f"allowed: {message}")
 
 
 def _dotted(location: Sequence[int | str]) -> str:
@@ -130,7 +137,9 @@ def _dotted(location: Sequence[int | str]) -> str:
 def _unknown(
     location: Sequence[int | str], model: type[BaseModel], foreign: Mapping[str, Iterable[str]]
 ) -> tuple[str, str]:
-    """What to say about a key that does not exist here: a near name, another home, and the names that do exist."""
+    """What to say about a key that does not exist here: a near name, another home, and the names that do
+    exist.
+    """
     name = str(location[-1])
     owner = _model_at(model, location[:-1])
     known = list(owner.model_fields) if owner else []
@@ -176,12 +185,14 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def write_toml(config: BaseModel) -> str:
-    """The configuration as a file that reads back as the same configuration; secrets appear as a comment only."""
+    """The configuration as a file that reads back as the same configuration; secrets are left out."""
     lines: list[str] = []
-    for section, fields in config.model_dump(mode="json", exclude_none=True).items():
+    for section, fields in config.model_dump(mode="json").items():
         lines += [f"[{section}]"]
         for key, value in fields.items():
-            if isinstance(getattr(getattr(config, section), key), SecretStr):
+            if value is None:
+                lines.append(f"# {key} is not set")
+            elif isinstance(getattr(getattr(config, section), key), SecretStr):
                 lines.append(f"# {key} is set and not shown")
             else:
                 lines.append(f"{key} = {_toml(value)}")

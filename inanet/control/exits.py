@@ -1,7 +1,8 @@
 """Exit codes, the same for every command, and which error leads to which.
 
 The codes follow the LSB init script actions, so that systemd shows a name for them and units can say
-``RestartPreventExitStatus=2 4 5``: restarting does not mend a configuration, a permission or a missing package.
+``RestartPreventExitStatus=2 4 5``: restarting does not mend a configuration, a permission or a missing
+package.
 """
 
 from enum import IntEnum
@@ -37,7 +38,9 @@ class Exit(IntEnum):
 
 
 class Failure(Exception):
-    """An expected failure. The message tells the user what happened, to whom and what to do; no traceback is shown."""
+    """An expected failure. The message tells the user what happened, to whom and what to do; no traceback is
+    shown.
+    """
 
     code: Exit = Exit.FAILED
 
@@ -60,7 +63,7 @@ def explain(error: BaseException) -> tuple[Exit, str]:
 
 
 def _os_error(error: OSError) -> str:
-    """What the system said and about which file; ``str(error)`` without the bare errno when there is a text."""
+    """What the system said and about which file, without the bare errno if there is a text."""
     if error.strerror is None:
         return str(error)
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
@@ -74,6 +77,7 @@ def _missing(error: ImportError) -> tuple[Exit, str]:
     if module in _CORE:
         return (
             Exit.MISSING,
-            f"{module}, which inanet needs, cannot be imported ({error}): pip install --force-reinstall inanet",
+            f"{module}, which inanet needs, cannot be imported ({error}): pip install --force-reinstall "
+            "inanet",
         )
     return Exit.BUG, f"{type(error).__name__}: {error}"

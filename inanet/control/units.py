@@ -1,7 +1,8 @@
 """Quantities as people write them in configuration files: ``"64 MiB"``, ``"1 Gbit/s"``, ``"200 ms"``.
 
-Parsing is exact (rational arithmetic), and what :func:`show_bytes`, :func:`show_rate` and :func:`show_duration` print
-parses to the same value again. Units are case-sensitive because case carries meaning: ``MB`` is not ``Mb``.
+Parsing is exact (rational arithmetic), and what :func:`show_bytes`, :func:`show_rate` and
+:func:`show_duration` print parses to the same value again. Units are case-sensitive because case carries
+meaning: ``MB`` is not ``Mb``.
 """
 
 import re
@@ -65,7 +66,9 @@ def _whole(quantity: Fraction, text: object, base: str) -> int:
 
 
 def parse_bytes(text: object) -> int:
-    """Bytes in ``"64 MiB"`` (powers of 1024), ``"64 MB"`` (of 1000) or a plain integer. Raises ``ValueError``."""
+    """Bytes in ``"64 MiB"`` (powers of 1024), ``"64 MB"`` (of 1000) or a plain integer. Raises
+    ``ValueError``.
+    """
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:
             raise ValueError(f"{text} is negative; allowed: 0 or more bytes")
@@ -74,7 +77,9 @@ def parse_bytes(text: object) -> int:
 
 
 def parse_rate(text: object) -> int:
-    """Bits per second in ``"1 Gbit/s"``; the unit is required, bytes per second are refused. Raises ``ValueError``."""
+    """Bits per second in ``"1 Gbit/s"``; the unit is required, bytes per second are refused. Raises
+    ``ValueError``.
+    """
     return _whole(_split(text, RATE_UNITS, "1 Gbit/s"), text, "bit/s")
 
 
@@ -93,7 +98,7 @@ def show_bytes(count: int) -> str:
 
 def show_rate(bits_per_second: int) -> str:
     """The rate in the largest unit that divides it: ``"1 Gbit/s"``."""
-    for unit in reversed(RATE_UNITS):
+    for unit in reversed(tuple(RATE_UNITS)):
         if bits_per_second and bits_per_second % RATE_UNITS[unit] == 0:
             return f"{bits_per_second // RATE_UNITS[unit]} {unit}"
     return f"{bits_per_second} bit/s"

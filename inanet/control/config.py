@@ -1,0 +1,312 @@
+"""Configuration files of the daemons: what may stand in them, with defaults that work on one machine.
+
+One TOML file per daemon. Every section is strict: unknown keys, wrong types and values out of range are
+refused, all at once (:mod:`inanet.control.config_file`). Sizes, rates and durations carry units
+(:mod:`inanet.control.units`). Relative paths are relative to the file. Defaults listen on loopback only;
+anything else must be written down, and then a token is required too.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+
+from inanet.control import units
+from inanet.control.addresses import HostPort, check_socket_path
+from inanet.control.config_fields import (
+    COORDINATOR_PORT,
+    AbsolutePath,
+    Bytes,
+    CoordinatorAddress,
+    DataAddress,
+    Duration,
+    FileMode,
+    Name,
+    Probability,
+    ServiceAddress,
+    Span,
+    between,
+    check_token,
+    read_token,
+    span,
+)
+from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
+
+Role: TypeAlias = Literal["worker", "agg", "ps"]
+#: The programs, by role.
+PROGRAMS: Mapping[Role, str] = {"worker": "ina-worker", "agg": "ina-agg", "ps": "ina-ps"}
+
+
+class Section(BaseModel):
+    """Base of all sections: exact types, no unknown keys, immutable once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Node(Section):
+    """``[node]``: who this node is and its data plane. Sizes in bytes."""
+
+    name: Name = Field(
+        default_factory=lambda: os.uname().nodename, description="the node's name, unique in its fabric"
+    )
+    #: where data packets arrive; a node is known to its peers by this address, so it must be one address
+    listen: DataAddress = HostPort("127.0.0.1", 0)
+    transport: Literal["udp", "rawip"] = "udp"
+    #: asked of the kernel for each data socket; what it grants limits the windows of the senders
+    receive_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 4 << 20
+    send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 128 << 10
+    #: for the slots of all jobs together; a tensor that does not fit is refused
+    memory: Annotated[Bytes, between(1 << 20, 1 << 50)] = 1 << 30
+
+    @field_validator("listen")
+    @classmethod
+    def _one_address(cls, listen: HostPort) -> HostPort:
+        if listen.host == "0.0.0.0":
+            raise ValueError(
+                "0.0.0.0 is no address to be known by; allowed: the address or interface that the other "
+                "nodes reach"
+            )
+        return listen
+
+
+class Log(Section):
+    """``[log]``. ``auto`` is JSON lines under systemd, colours on a terminal, key=value lines otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "pretty", "json", "plain"] = "auto"
+
+
+class Metrics(Section):
+    """``[metrics]``: a Prometheus endpoint over HTTP, off unless an address is given."""
+
+    listen: ServiceAddress | None = None
+
+
+class Control(Section):
+    """What both ends of a control connection have. Durations in seconds.
+
+    Checks that involve two keys stand at the later one and see the earlier in ``info.data``, so that they
+    are reported together with everything else.
+    """
+
+    token: SecretStr | None = None
+    token_file: AbsolutePath | None = None
+    heartbeat: Span = span("1 s")
+    #: how long to wait for the other nodes of a job before giving up with their names
+    join_timeout: Span = span("60 s")
+    #: how long a round may take once it began, before every rank gets the same error
+    round_timeout: Span = span("30 s")
+    #: how long running rounds may go on after SIGTERM
+    drain_timeout: Span = span("10 s")
+
+    @field_validator("token")
+    @classmethod
+    def _long_enough(cls, token: SecretStr | None) -> SecretStr | None:
+        if token is not None:
+            check_token(token.get_secret_value())
+        return token
+
+    @field_validator("token_file")
+    @classmethod
+    def _readable(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if path is not None:
+            if info.data.get("token") is not None:
+                raise ValueError("token is set as well; allowed: one of the two")
+            check_token(read_token(path))
+        return path
+
+    @field_validator("round_timeout")
+    @classmethod
+    def _outlasts_heartbeats(cls, timeout: float, info: ValidationInfo) -> float:
+        shortest = 3 * info.data.get("heartbeat", 0.0)
+        if timeout < shortest:
+            raise ValueError(
+                f"{units.show_duration(timeout)} is shorter than three heartbeats, so a lost peer would "
+                f"show only as a timeout; allowed: {units.show_duration(shortest)} or more, or a shorter "
+                "heartbeat"
+            )
+        return timeout
+
+    def secret(self) -> str:
+        """The token that both ends must know; empty if none is set, which is allowed on loopback only.
+
+        Raises ``OSError`` if the token file has vanished since the configuration was read.
+        """
+        if self.token is not None:
+            return self.token.get_secret_value()
+        return read_token(self.token_file) if self.token_file is not None else ""
+
+
+class ClientControl(Control):
+    """``[control]`` of workers and aggregators."""
+
+    coordinator: CoordinatorAddress = Field(description="where ina-ps listens, host:port or unix:/path")
+
+
+class CoordinatorControl(Control):
+    """``[control]`` of the PS, which is the coordinator of its fabric."""
+
+    listen: CoordinatorAddress = HostPort("127.0.0.1", COORDINATOR_PORT)
+
+
+class Local(Section):
+    """``[local]``: the Unix socket on which a worker daemon serves the training processes of its host."""
+
+    socket: AbsolutePath = Field(description="path of the Unix socket that training processes connect to")
+    mode: FileMode = 0o600
+    #: user names or ids that may connect; empty: everybody whom ``mode`` lets in
+    allow_users: Annotated[tuple[str | int, ...], Field(strict=False)] = ()
+    #: processors that sum and convert; empty: all that this process may use
+    cpus: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
+
+    @field_validator("socket")
+    @classmethod
+    def _short_enough(cls, path: str) -> str:
+        return check_socket_path(path)
+
+
+class Timing(Section):
+    """``[timing]``: timers of the data plane, in seconds."""
+
+    #: how long a packet may be overtaken before it counts as lost
+    reorder_window: Span = span("2 ms")
+    #: first retransmission; doubles up to ``retransmit_max``
+    retransmit: Span = span("20 ms")
+    retransmit_max: Span = span("500 ms")
+
+    @field_validator("retransmit", "retransmit_max")
+    @classmethod
+    def _ordered(cls, timer: float, info: ValidationInfo) -> float:
+        before = "reorder_window" if info.field_name == "retransmit" else "retransmit"
+        shortest = info.data.get(before, 0.0)
+        if timer < shortest:
+            raise ValueError(
+                f"{units.show_duration(timer)} is shorter than {before}; allowed: "
+                f"{units.show_duration(shortest)} or more"
+            )
+        return timer
+
+
+class Impair(Section):
+    """``[impair]``: faults put on every packet that arrives, for tests. Repeatable for a seed; off by
+    default.
+    """
+
+    seed: int = Field(default=0, ge=0)
+    drop: Probability = 0.0
+    duplicate: Probability = 0.0
+    reorder: Probability = 0.0
+    corrupt: Probability = 0.0
+    delay: Duration = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether any fault is on."""
+        return any((self.drop, self.duplicate, self.reorder, self.corrupt, self.delay))
+
+
+class Member(Section):
+    """One node below the PS, by name. Its address comes with its first message."""
+
+    name: Name = Field(description="the node's name, as in its own [node] section")
+    parent: Name = Field(description="name of the aggregator or PS it sends to")
+
+
+class Topology(Section):
+    """``[topology]``: the fabric's tree as plain data."""
+
+    aggregators: Annotated[tuple[Member, ...], Field(strict=False)] = ()
+    workers: Annotated[tuple[Member, ...], Field(strict=False)] = Field(
+        description="the worker nodes, e.g. [{ name = 'w0', parent = 'ps' }]"
+    )
+
+    @field_validator("workers")
+    @classmethod
+    def _any(cls, workers: tuple[Member, ...]) -> tuple[Member, ...]:
+        if not workers:
+            raise ValueError("the fabric has no workers; allowed: at least one { name, parent }")
+        return workers
+
+
+class DaemonConfig(Section):
+    """What every daemon has."""
+
+    node: Node = Node()
+    log: Log = Log()
+    metrics: Metrics = Metrics()
+    timing: Timing = Timing()
+    impair: Impair = Impair()
+
+
+class WorkerConfig(DaemonConfig):
+    """``ina-worker``."""
+
+    control: ClientControl = Field(description="the section with the coordinator's address")
+    local: Local = Field(description="the section with the socket for training processes")
+
+
+class AggConfig(DaemonConfig):
+    """``ina-agg``."""
+
+    control: ClientControl = Field(description="the section with the coordinator's address")
+
+
+class PsConfig(DaemonConfig):
+    """``ina-ps``."""
+
+    control: CoordinatorControl = CoordinatorControl()
+    topology: Topology = Field(description="the section with the fabric's nodes")
+
+
+AnyConfig: TypeAlias = WorkerConfig | AggConfig | PsConfig
+MODELS: Mapping[Role, type[WorkerConfig] | type[AggConfig] | type[PsConfig]] = {
+    "worker": WorkerConfig,
+    "agg": AggConfig,
+    "ps": PsConfig,
+}
+
+
+def detect_role(data: Mapping[str, Any]) -> Role | None:
+    """Whose file this is, told from its sections: ``None`` if they do not tell."""
+    control = data.get("control")
+    if "topology" in data or (isinstance(control, Mapping) and "listen" in control):
+        return "ps"
+    if "local" in data:
+        return "worker"
+    return "agg" if isinstance(control, Mapping) and "coordinator" in control else None
+
+
+def load(
+    name: str | Path, role: Role | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None
+) -> AnyConfig:
+    """Read and validate a daemon's file; ``role=None`` tells the role from the sections.
+
+    ``overrides`` maps sections to keys that replace the file's (command-line options). Raises
+    :class:`ConfigError` with every problem at once, and ``PermissionError`` if the file may not be read.
+    """
+    file = find_file(name)
+    data = read_toml(file)
+    if role is None:
+        role = detect_role(data)
+    if role is None:
+        raise ConfigError(
+            file,
+            [
+                Problem(
+                    "",
+                    "cannot tell which daemon this file is for: no [control] or [topology]",
+                    "give the role",
+                )
+            ],
+        )
+    for section, keys in (overrides or {}).items():
+        if isinstance(data.setdefault(section, {}), dict):
+            data[section].update(keys)
+    foreign = {
+        section: [PROGRAMS[other] for other, model in MODELS.items() if section in model.model_fields]
+        for section in ("local", "topology")
+        if section not in MODELS[role].model_fields
+    }
+    return validate(MODELS[role], data, file, foreign)

@@ -1,0 +1,144 @@
+"""Types of the values in configuration files: each accepts what people write and refuses the rest in a
+sentence.
+
+A refusal reads ``what is wrong; allowed: what is``. Every type also writes its value the way it is read.
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
+
+from inanet.control import units
+from inanet.control.addresses import HostPort, parse_host_port
+
+#: Where the coordinator listens unless told otherwise.
+COORDINATOR_PORT = 7400
+#: A token shorter than this is guessed too soon.
+TOKEN_CHARACTERS = 16
+#: Longest token a control message carries.
+TOKEN_LIMIT = 1024
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
+
+
+def _node_name(text: object) -> str:
+    if not isinstance(text, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}", text, re.ASCII):
+        raise ValueError(
+            f"{text!r} is not a name; allowed: 1 to 128 letters, digits and ._:@+-, a letter or digit first"
+        )
+    return text
+
+
+def _probability(value: object) -> float:
+    if isinstance(value, str) and (match := _PERCENT.fullmatch(value.strip())):
+        value = float(match[1]) / 100
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise ValueError(
+            f"{value!r} is not a probability; allowed: 0 up to but not including 1, or e.g. '5 %'"
+        )
+    return float(value)
+
+
+def _file_mode(value: object) -> int:
+    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value, re.ASCII):
+        value = int(value, 8)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= 0o777:
+        raise ValueError(f"{value!r} is not a file mode; allowed: e.g. '0660' or 0o660")
+    return value
+
+
+def _absolute(text: object, info: ValidationInfo) -> str:
+    """A path with environment variables filled in, relative to the directory of the configuration file."""
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise ValueError(f"{text!r} is not a path; allowed: a path, environment variables are filled in")
+    path = os.path.expandvars(text)
+    if "$" in path:
+        raise ValueError(
+            f"{text!r}: a variable in it is not set; allowed: a path with variables that are set"
+        )
+    directory: Path = (info.context or {}).get("directory", Path.cwd())
+    return os.path.normpath(os.path.join(directory, path))
+
+
+def _positive(value: object) -> float:
+    seconds = units.parse_duration(value)
+    if seconds <= 0:
+        raise ValueError(f"{value!r} is too short; allowed: any longer duration")
+    return seconds
+
+
+def between(low: int, high: int) -> AfterValidator:
+    """Check of a size in bytes, in the words of :mod:`inanet.control.units`."""
+
+    def check(size: int) -> int:
+        if not low <= size <= high:
+            allowed = f"{units.show_bytes(low)} to {units.show_bytes(high)}"
+            raise ValueError(f"{units.show_bytes(size)} is out of range; allowed: {allowed}")
+        return size
+
+    return AfterValidator(check)
+
+
+def span(text: str) -> Any:
+    """Default of a duration, written as in the file and checked against the keys before it."""
+    return Field(default=text, validate_default=True)
+
+
+def _authenticated(address: HostPort, info: ValidationInfo) -> HostPort:
+    """A control address, if it stays on this machine or a token is set (a wrong one is reported itself)."""
+    if not address.local and info.data.get("token", "") is None and info.data.get("token_file", "") is None:
+        raise ValueError(
+            f"{str(address)!r} is open to other machines and no token is set; allowed: the same token_file "
+            "(or token) on all nodes, or a loopback address"
+        )
+    return address
+
+
+def check_token(token: str) -> None:
+    """Raise ``ValueError`` for a token too short to be safe or too long to be sent."""
+    if not TOKEN_CHARACTERS <= len(token) <= TOKEN_LIMIT:
+        # the token itself is not repeated: messages end up in logs
+        raise ValueError(
+            f"the token has {len(token)} characters; allowed: {TOKEN_CHARACTERS} to {TOKEN_LIMIT}, e.g. "
+            "from 'openssl rand -hex 32'"
+        )
+
+
+def read_token(path: str) -> str:
+    """The token in a file, without surrounding white space. Raises ``ValueError`` naming file and cause."""
+    try:
+        return Path(path).read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise ValueError(f"cannot read {path}: {what}; allowed: a readable file with one line") from None
+
+
+#: Bytes, as ``int``.
+Bytes = Annotated[int, BeforeValidator(units.parse_bytes), PlainSerializer(units.show_bytes, return_type=str)]
+#: Seconds, as ``float``; ``Span`` is longer than nothing.
+Duration = Annotated[
+    float, BeforeValidator(units.parse_duration), PlainSerializer(units.show_duration, return_type=str)
+]
+Span = Annotated[float, BeforeValidator(_positive), PlainSerializer(units.show_duration, return_type=str)]
+Probability = Annotated[float, BeforeValidator(_probability)]
+Name = Annotated[str, BeforeValidator(_node_name)]
+#: Permission bits of a file.
+FileMode = Annotated[
+    int, BeforeValidator(_file_mode), PlainSerializer(lambda mode: f"{mode:04o}", return_type=str)
+]
+#: A path relative to the file, with environment variables.
+AbsolutePath = Annotated[str, BeforeValidator(_absolute)]
+_SHOW = PlainSerializer(str, return_type=str)
+#: Where packets arrive (port 0 unless given), where a service listens (port required), where the coordinator
+#: is.
+DataAddress = Annotated[HostPort, PlainValidator(lambda text: parse_host_port(text, default_port=0)), _SHOW]
+ServiceAddress = Annotated[HostPort, PlainValidator(parse_host_port), _SHOW]
+CoordinatorAddress = Annotated[
+    HostPort,
+    PlainValidator(lambda text: parse_host_port(text, default_port=COORDINATOR_PORT, unix=True)),
+    AfterValidator(_authenticated),
+    _SHOW,
+]
