@@ -17,6 +17,10 @@ RCVBUF = 4 << 20
 #: and the sender learns of congestion as EAGAIN instead of as loss in its own interface's queue.
 SNDBUF = 128 << 10
 
+#: beyond ``net.core.rmem_max`` and ``wmem_max``, for processes with CAP_NET_ADMIN
+SO_SNDBUFFORCE = 32
+SO_RCVBUFFORCE = 33
+
 #: what kernels and drivers without segmentation offload answer to a super-frame
 _SEGMENTATION_REFUSED = frozenset((errno.EINVAL, errno.EIO, errno.EOPNOTSUPP, errno.ENOPROTOOPT))
 _PENDING_ERRORS = 8

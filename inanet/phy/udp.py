@@ -20,7 +20,7 @@ from inanet.phy.mmsg import (
     request_buffer,
     segment_sizes,
 )
-from inanet.phy.sockets import RCVBUF, SNDBUF, SocketDevice
+from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
 from inanet.wire.batch import PacketBatch
 from inanet.wire.xagg import ROW_BYTES
 
@@ -34,9 +34,6 @@ MAX_PAYLOAD = 65507
 #: loopback)
 FRAGMENTS = MAX_PAYLOAD // ROW_BYTES
 TRUESIZE = 66056
-
-_SO_RCVBUFFORCE = 33
-_SO_SNDBUFFORCE = 32
 
 
 class UdpDevice(SocketDevice):
@@ -64,17 +61,15 @@ class UdpDevice(SocketDevice):
         try:
             if reuse:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            request_buffer(sock, _SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf)
-            request_buffer(sock, _SO_SNDBUFFORCE, socket.SO_SNDBUF, sndbuf)
+            request_buffer(sock, SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf)
+            request_buffer(sock, SO_SNDBUFFORCE, socket.SO_SNDBUF, sndbuf)
             # never fragment: a lost IP fragment would cost the whole packet, and a wrong MTU should be heard
             # of
             sock.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_DO)
             try:
                 sock.bind((address, port))
             except OSError as error:
-                raise type(error)(
-                    error.errno, f"cannot bind UDP {address}:{port}: {error.strerror}"
-                ) from error
+                raise OSError(error.errno, f"cannot bind UDP {address}:{port}: {error.strerror}") from error
             merging = _merge_on_receive(sock)
             super().__init__(
                 sock,

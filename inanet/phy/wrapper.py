@@ -1,0 +1,49 @@
+"""Base of the decorators: a device around a device that passes everything on unchanged."""
+
+from inanet.phy.device import Device
+from inanet.wire.batch import PacketBatch, Transmission
+
+
+class Wrapper:
+    """Delegates to ``device``, which it owns: closing the wrapper closes it."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    @property
+    def endpoint(self) -> int:
+        """Address of the wrapped device."""
+        return self._device.endpoint
+
+    @property
+    def rx_budget(self) -> int:
+        """Receive budget of the wrapped device, in fragments."""
+        return self._device.rx_budget
+
+    def fileno(self) -> int:
+        """File descriptor of the wrapped device."""
+        return self._device.fileno()
+
+    def receive(self) -> PacketBatch | None:
+        """See :meth:`inanet.phy.device.Device.receive`."""
+        return self._device.receive()
+
+    def send(self, transmission: Transmission, start: int = 0) -> int:
+        """See :meth:`inanet.phy.device.Device.send`."""
+        return self._device.send(transmission, start)
+
+    def timer(self) -> float | None:
+        """See :meth:`inanet.phy.device.Device.timer`."""
+        return self._device.timer()
+
+    def flush(self, now: float) -> PacketBatch | None:
+        """See :meth:`inanet.phy.device.Device.flush`."""
+        return self._device.flush(now)
+
+    def counters(self) -> dict[str, int]:
+        """Counters of the wrapped device."""
+        return self._device.counters()
+
+    def close(self) -> None:
+        """Close the wrapped device."""
+        self._device.close()

@@ -1,0 +1,286 @@
+"""The UDP device on loopback."""
+
+import errno
+import socket
+import struct
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from pyroute2 import IPRoute
+
+from inanet.phy.mmsg import SOL_UDP, UDP_SEGMENT, SendTable
+from inanet.phy.udp import FRAGMENTS, TRUESIZE, UdpDevice
+from inanet.wire.batch import Transmission
+from inanet.wire.endpoint import address_of, endpoint
+from tests.phy.helpers import DEADLINE, carry, closed_port, contents, numbered, read_until
+
+OpenUdp = Callable[..., UdpDevice]
+ROW = 1052
+SO_NO_CHECK = 11
+IP_RECVERR = 11
+
+
+def rows(destination: int, count: int, length: int = ROW) -> Transmission:
+    return Transmission(
+        destination, numbered(count, length), np.arange(count, dtype=np.int64) * length, length
+    )
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 36, 156, 1052, 1400, 8999, 32753, 32754, 65507])
+@pytest.mark.parametrize("count", [1, 2, 61, 63, 65])
+def test_round_trip(open_udp: OpenUdp, length: int, count: int) -> None:
+    sender, receiver = open_udp(), open_udp()
+    carry(sender, receiver, rows(receiver.endpoint, count, length))
+
+
+def test_round_trip_of_many_super_frames(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    carry(sender, receiver, rows(receiver.endpoint, 2500))
+    sent, received = sender.counters(), receiver.counters()
+    assert sent["tx_packets"] == received["rx_packets"] == 2500
+    assert sent["tx_bytes"] == received["rx_bytes"] == 2500 * ROW
+    # segmentation is at work both ways: far fewer messages than packets
+    assert sent["tx_superframes"] == received["rx_superframes"] <= 2500 // 40
+    assert sent["segmentation_refused"] == 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_packets_scattered_over_the_arena(open_udp: OpenUdp, seed: int) -> None:
+    sender, receiver = open_udp(), open_udp()
+    rng = np.random.default_rng(seed)
+    pieces = [np.arange(first, first + rng.integers(1, 9)) for first in rng.integers(0, 900, 150)]
+    offsets = np.concatenate(pieces).astype(np.int64) * ROW + 4 * int(rng.integers(0, 3))
+    carry(sender, receiver, Transmission(receiver.endpoint, numbered(920, ROW, seed), offsets, ROW))
+
+
+def test_both_directions_and_several_senders(open_udp: OpenUdp) -> None:
+    hub, leaves = open_udp(), [open_udp() for _ in range(3)]
+    for leaf in leaves:
+        assert leaf.send(rows(hub.endpoint, 70)) == 70
+    got = read_until(hub, 210)
+    assert {source for source, _ in got} == {leaf.endpoint for leaf in leaves}
+    for leaf in leaves:
+        own = [packet for source, packet in got if source == leaf.endpoint]
+        assert own == contents(rows(hub.endpoint, 70))
+        carry(hub, leaf, rows(leaf.endpoint, 70))
+
+
+def test_packets_of_fragment_size_are_aligned(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    sender.send(rows(receiver.endpoint, 130))
+    seen = 0
+    while seen < 130:
+        batch = receiver.receive()
+        if batch is not None:
+            seen += len(batch)
+            assert not (batch.offsets % 4).any()
+
+
+def test_a_foreign_super_frame_with_a_short_tail(open_udp: OpenUdp) -> None:
+    receiver = open_udp()
+    message = numbered(1, 5 * 700 + 123).tobytes()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        other.sendmsg(
+            [message],
+            [(SOL_UDP, UDP_SEGMENT, struct.pack("=H", 700))],
+            0,
+            address_of(receiver.endpoint),
+        )
+        got = read_until(receiver, 6)
+        assert {source for source, _ in got} == {endpoint("127.0.0.1", other.getsockname()[1])}
+    assert [packet for _, packet in got] == [message[at : at + 700] for at in range(0, len(message), 700)]
+    assert receiver.counters()["rx_superframes"] == 1
+
+
+def test_datagrams_of_any_size_in_one_batch(open_udp: OpenUdp) -> None:
+    receiver = open_udp()
+    packets = [numbered(1, size, size).tobytes() for size in (0, 1, 1052, 0, 7, 30000, 2)]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
+        for packet in packets:
+            other.sendto(packet, address_of(receiver.endpoint))
+        assert [packet for _, packet in read_until(receiver, len(packets))] == packets
+
+
+def test_start_skips_what_was_taken(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    transmission = rows(receiver.endpoint, 100)
+    assert sender.send(transmission, 60) == 40
+    assert [packet for _, packet in read_until(receiver, 40)] == contents(transmission)[60:]
+    assert sender.send(transmission, 100) == 0
+
+
+def test_a_full_send_buffer_stops_between_super_frames(
+    open_udp: OpenUdp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = open_udp(), open_udp()
+    send, room = SendTable.send, [2]
+
+    def limited(table: SendTable, fd: int, first: int, messages: int) -> int:
+        if room[0] == 0:
+            return -errno.EAGAIN
+        sent = send(table, fd, first, min(messages, first + room[0]))
+        room[0] -= sent
+        return sent
+
+    monkeypatch.setattr(SendTable, "send", limited)
+    transmission = rows(receiver.endpoint, 200)
+    assert sender.send(transmission) == 124
+    assert sender.send(transmission, 124) == 0
+    room[0] = 9
+    assert sender.send(transmission, 124) == 76
+    assert sender.counters()["eagain"] == 2
+    assert [packet for _, packet in read_until(receiver, 200)] == contents(transmission)
+
+
+@pytest.mark.privileged("a namespace with a slow loopback")
+def test_a_slow_link_blocks_the_sender_and_loses_nothing(
+    in_namespace: Callable[[Callable[[], None]], None], open_udp: OpenUdp
+) -> None:
+    def inside() -> None:
+        with IPRoute() as netlink:
+            lo = netlink.link_lookup(ifname="lo")[0]
+            netlink.link("set", index=lo, state="up")
+            netlink.tc("add", "tbf", index=lo, handle=0x10000, rate=25_000_000, burst=140_000, latency="10s")
+        sender, receiver = open_udp(sndbuf=4096), open_udp()
+        transmission = rows(receiver.endpoint, 1500)
+        got: list[bytes] = []
+        taken = 0
+        end = time.monotonic() + DEADLINE
+        while len(got) < 1500 and time.monotonic() < end:
+            taken += sender.send(transmission, taken)
+            got += contents(receiver.receive())
+        assert sender.counters()["eagain"] > 0
+        assert got == contents(transmission)
+
+    in_namespace(inside)
+
+
+@pytest.mark.privileged("a namespace with a small MTU")
+def test_a_packet_above_the_mtu_is_refused_with_both_figures(
+    in_namespace: Callable[[Callable[[], None]], None], open_udp: OpenUdp
+) -> None:
+    def inside() -> None:
+        with IPRoute() as netlink:
+            lo = netlink.link_lookup(ifname="lo")[0]
+            netlink.link("set", index=lo, state="up", mtu=1000)
+        sender, receiver = open_udp(), open_udp()
+        with pytest.raises(
+            OSError, match=r"need an MTU of 1080 B; the path to 127\.0\.0\.1:\d+ has 1000"
+        ) as e:
+            sender.send(rows(receiver.endpoint, 3))
+        assert e.value.errno == errno.EMSGSIZE
+        # the device is as good as before, and segmentation was not given up for it
+        carry(sender, receiver, rows(receiver.endpoint, 100, 900))
+        assert sender.counters()["segmentation_refused"] == 0
+
+    in_namespace(inside)
+
+
+def test_a_packet_no_datagram_can_hold_is_refused(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    with pytest.raises(OSError, match="packets of 65508 B") as caught:
+        sender.send(rows(receiver.endpoint, 1, 65508))
+    assert caught.value.errno == errno.EMSGSIZE
+
+
+def test_without_segmentation_plain_datagrams_are_sent(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    # the kernel refuses to segment what has no checksum
+    sender._socket.setsockopt(socket.SOL_SOCKET, SO_NO_CHECK, 1)
+    carry(sender, receiver, rows(receiver.endpoint, 300))
+    counters = sender.counters()
+    assert counters["segmentation_refused"] == 1
+    assert counters["tx_superframes"] == counters["tx_packets"] == 300
+
+
+def test_a_bad_destination_is_an_error_and_no_reason_to_give_up_segmentation(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    with pytest.raises(OSError, match=r"sending to 127\.0\.0\.1:0: Invalid argument"):
+        sender.send(rows(endpoint("127.0.0.1", 0), 10))
+    carry(sender, receiver, rows(receiver.endpoint, 10))
+    assert sender.counters()["segmentation_refused"] == 0
+
+
+def test_a_dead_peer_does_not_disturb_the_others(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    sender._socket.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+    gone = closed_port()
+    for _ in range(3):
+        assert sender.send(rows(gone, 70)) == 70
+    assert sender.receive() is None
+    carry(sender, receiver, rows(receiver.endpoint, 70))
+    assert sender.counters()["path_errors"] > 0
+
+
+def test_kernel_drops_are_counted(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp(rcvbuf=1)
+    assert receiver.counters()["kernel_overflow"] == 0
+    assert sender.send(rows(receiver.endpoint, 62 * 8)) == 62 * 8
+    end = time.monotonic() + DEADLINE
+    got = 0
+    while got // 62 + receiver.counters()["kernel_overflow"] < 8:
+        got += len(contents(receiver.receive()))
+        assert time.monotonic() < end
+    assert receiver.counters()["kernel_overflow"] > 0
+    assert got % 62 == 0
+    receiver.close()
+    assert receiver.counters()["kernel_overflow"] > 0
+
+
+def test_budget_holds_what_it_promises(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp(rcvbuf=212_992)
+    assert receiver.rcvbuf == 2 * 212_992
+    assert receiver.rx_budget == 2 * 212_992 // TRUESIZE * FRAGMENTS == 6 * 62
+    budget = receiver.rx_budget
+    assert sender.send(rows(receiver.endpoint, budget)) == budget
+    read_until(receiver, budget)
+    assert receiver.counters()["kernel_overflow"] == 0
+    assert open_udp(rcvbuf=1).rx_budget == FRAGMENTS
+
+
+def test_binds_loopback_and_reports_the_port(open_udp: OpenUdp) -> None:
+    device = open_udp()
+    address, port = address_of(device.endpoint)
+    assert address == "127.0.0.1"
+    assert port > 0
+    with pytest.raises(
+        OSError, match=rf"cannot bind UDP 127\.0\.0\.1:{port}: Address already in use"
+    ) as caught:
+        UdpDevice("127.0.0.1", port)
+    assert caught.value.errno == errno.EADDRINUSE
+
+
+def test_closing(open_udp: OpenUdp) -> None:
+    device = open_udp()
+    descriptor = device.fileno()
+    assert descriptor >= 0
+    assert device.timer() is None
+    assert device.flush(0.0) is None
+    device.close()
+    device.close()
+    assert device.fileno() == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        device.receive()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        device.send(rows(closed_port(), 1))
+
+
+def test_groups(open_udp: OpenUdp) -> None:
+    group = "239.255.73.1"
+    first = open_udp(group, 0, reuse=True)
+    port = address_of(first.endpoint)[1]
+    second = open_udp(group, port, reuse=True)
+    for member in (first, second):
+        member.join_group(group, "127.0.0.1")
+    sender = open_udp()
+    sender.send_groups_through("127.0.0.1")
+    transmission = rows(endpoint(group, port), 150)
+    assert sender.send(transmission) == 150
+    for member in (first, second):
+        got = read_until(member, 150)
+        assert [packet for _, packet in got] == contents(transmission)
+        assert {source for source, _ in got} == {sender.endpoint}
+    with pytest.raises(ValueError, match="bind to 239"):
+        sender.join_group(group, "127.0.0.1")
