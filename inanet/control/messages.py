@@ -71,7 +71,7 @@ class Resume(Frozen):
 
     ``layouts`` and ``open`` announce how many :class:`Known` and :class:`Begin` messages of this job follow
     the Hello; one message each, so that no job is too large for a frame. ``next_round`` is the first round
-    this host has not begun (0 from aggregators); ``open`` counts the rounds it has begun and has neither
+    this host has not begun (1 from aggregators); ``open`` counts the rounds it has begun and has neither
     the result nor an error of.
     """
 
@@ -101,7 +101,7 @@ class Hello(Frozen):
     job: Annotated[String, Field(max_length=128)] = ""
     ranks: Ranks = ()
     world: Annotated[Integer, Field(ge=0, le=MAX_RANKS)] = 0
-    resume: Annotated[tuple[Resume, ...], Strict(), Field(max_length=1024)] = ()
+    resume: Annotated[tuple[Resume, ...], Strict(), Field(max_length=64)] = ()
 
 
 class Known(Frozen):
