@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.formats import POISON, Format
+from inanet.kernels.layout import POISON
+from inanet.proto.formats import Format
 from inanet.proto.plan import ExponentMode, Part, Shard, TensorLayout
 from inanet.proto.slots import GROUP, HEAD
 

@@ -442,15 +442,21 @@ class Node:
                 if missing or group == 0:
                     self._say(state, link, Kind.LOST, down=False, gradient=group, bits=self._bits)
             return
-        if is_newer(h.round, active):
-            if not self._is_committed(state):
-                sender = state.down.get(child)
-                if sender is not None and not sender.done:
-                    sender.done = True
-                    self._confirm(state, now)
-            if not self._is_committed(state):
+        committed = self._is_committed(state)
+        if is_newer(h.round, active) and not committed:
+            # asking for a later round confirms the one that is running (R4)
+            sender = state.down.get(child)
+            if sender is not None and not sender.done:
+                sender.done = True
+                self._confirm(state, now)
+                committed = self._is_committed(state)
+            if not committed:
+                if state.confirmed and state.tree.up is not None:
+                    # everything below is done: the OPEN of the parent was lost, or is still to come
+                    self._say(state, state.tree.up, Kind.READY, down=False, round_=h.round)
                 return
-        self._say(state, link, Kind.OPEN, down=True, round_=active)
+        over = is_newer(active, h.round) or (h.round == active and committed)
+        self._say(state, link, Kind.OPEN, down=True, round_=h.round if over else (h.round - 1) & 0xFFFFFFFF)
 
     def _on_open(self, state: ShardState, _child: int, _link: Link, h: Header, _: Any, now: float) -> None:
         """The parent has committed a round: so has this subtree."""

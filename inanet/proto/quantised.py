@@ -70,14 +70,14 @@ class FloatSum(Format):
     def _tables(self) -> None:
         """What an exponent ``E`` means, as arrays indexed by it: kernels know no modes."""
         shifts = [157 - self._log2 - exponent for exponent in range(POISON)]
-        halves = [(ldexp(1.0, shift // 2), ldexp(1.0, shift - shift // 2)) for shift in shifts]
-        self._scales = np.ascontiguousarray(np.array([*halves, (0.0, 0.0)], np.float32).T)
+        self._scale = np.array([*(ldexp(1.0, shift) for shift in shifts), 0.0])
         #: largest magnitude, as float32 bits, that fits
         self._largest = np.array([*(e << 23 | 0x7FFFFF for e in range(POISON)), 2**32 - 1], np.uint32)
         self._multiply = np.array([*(ldexp(1.0, -shift) for shift in shifts), np.nan])
         self._divide = np.ones(POISON + 1)
         if self._factor:
             self._largest[FIXED_FACTOR] = _largest_fixed(self._factor, self._limit)
+            self._scale[FIXED_FACTOR] = self._factor
             self._multiply[FIXED_FACTOR] = 1.0
             self._divide[FIXED_FACTOR] = self._factor
         if self.spec.op == "mean":
@@ -118,8 +118,7 @@ class FloatSum(Format):
                 lo,
                 hi,
                 exps,
-                self._scales,
-                self._factor,
+                self._scale,
                 self._limit,
                 misfit,
                 rows,
