@@ -1,0 +1,95 @@
+"""``ina demo``: train a small classifier through a fabric of real daemons on this machine."""
+
+import importlib.util
+import json
+import sys
+
+import click
+
+from inanet.control.exits import Exit, Failure
+from inanet.demo import report
+from inanet.demo.interrupts import Interrupted, Interrupts
+from inanet.demo.run import Options, Outcome, run
+
+#: Systems this version can run.
+SYSTEMS = ("xagg",)
+#: What shells make of a command that Ctrl-C ended.
+INTERRUPTED = 130
+#: The recorded gradients of a run take 77 kB a step.
+MAX_STEPS = 2000
+
+
+def known_system(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse systems that this version does not have."""
+    if value not in SYSTEMS:
+        raise click.BadParameter(f"{value!r} is not in this version; it has: {', '.join(SYSTEMS)}.")
+    return value
+
+
+@click.command()
+@click.option(
+    "--system",
+    default="xagg",
+    show_default=True,
+    callback=known_system,
+    help=f"Which system aggregates: {', '.join(SYSTEMS)}.",
+)
+@click.option("--workers", type=click.IntRange(1, 16), default=4, show_default=True, help="Worker daemons.")
+@click.option(
+    "--steps", type=click.IntRange(1, MAX_STEPS), default=300, show_default=True, help="Training steps."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    default=1,
+    show_default=True,
+    help="Of weights, batches and impairments.",
+)
+@click.option(
+    "--impair",
+    type=click.FloatRange(0.0, 0.2),
+    default=0.0,
+    show_default=True,
+    metavar="PROB",
+    help="Lose, duplicate, reorder and corrupt packets on every hop with this probability each.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def demo(system: str, workers: int, steps: int, seed: int, impair: float, as_json: bool) -> None:
+    """Train a classifier of handwritten digits, data-parallel, through daemons on this machine.
+
+    Starts WORKERS ina-worker, two ina-agg and one ina-ps on 127.0.0.1 without privileges, trains, repeats the
+    training in a single process and compares. Exit status 0 if both agree within the stated bound, 1 if not.
+    """
+    if importlib.util.find_spec("sklearn") is None:
+        fail(
+            "scikit-learn, whose digits it trains on, is missing: pip install 'inanet[demo]'",
+            Exit.MISSING,
+            as_json,
+        )
+    options = Options(workers=workers, steps=steps, seed=seed, impair=impair, system=system)
+    try:
+        with Interrupts() as interrupts, report.progress(sys.stderr) as show:
+            outcome = run(options, show, interrupts.check)
+    except Interrupted as signal_name:
+        click.echo(f"{signal_name}: every process was ended and every file removed", err=True)
+        sys.exit(INTERRUPTED)
+    except Failure as error:
+        fail(str(error), error.code, as_json)
+    present(outcome, as_json)
+    sys.exit(Exit.OK if outcome.ok else Exit.FAILED)
+
+
+def present(outcome: Outcome, as_json: bool) -> None:
+    """Show the outcome on standard output."""
+    if as_json:
+        click.echo(json.dumps(report.to_dict(outcome)))
+    else:
+        report.print_table(outcome, sys.stdout)
+
+
+def fail(message: str, status: int, as_json: bool) -> None:
+    """Say why there is no outcome and exit."""
+    if as_json:
+        click.echo(json.dumps(report.failure(message)))
+    click.echo(f"ina demo: {message}", err=True)
+    sys.exit(status)

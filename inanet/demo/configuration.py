@@ -1,0 +1,40 @@
+"""Configuration files for the daemons of a fabric on one machine."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from inanet.control.config import MODELS, Role
+from inanet.control.config_file import validate, write_toml
+from inanet.demo.topology import NodeSpec, section
+
+
+def worker_socket(directory: Path, name: str) -> Path:
+    """Where the worker daemon ``name`` serves training processes."""
+    return directory / f"{name}.sock"
+
+
+def configurations(directory: Path, nodes: Iterable[NodeSpec], impair: float, seed: int) -> dict[str, str]:
+    """TOML by node name: data on kernel-chosen ports of 127.0.0.1, everything else in ``directory``.
+
+    Every node loses, duplicates, reorders and corrupts arriving packets with probability ``impair`` each,
+    repeatably for a ``seed``, and independently of the other nodes.
+    """
+    nodes = list(nodes)
+    coordinator = f"unix:{directory / 'control.sock'}"
+    faults = dict.fromkeys(("drop", "duplicate", "reorder", "corrupt"), impair)
+    texts = {}
+    for index, node in enumerate(nodes):
+        role: Role = node.role
+        sections: dict[str, Any] = {
+            "node": {"name": node.name, "listen": "127.0.0.1:0"},
+            "log": {"format": "plain"},
+            "impair": {"seed": seed * len(nodes) + index, **faults},
+            "control": {"listen" if role == "ps" else "coordinator": coordinator},
+        }
+        if role == "worker":
+            sections["local"] = {"socket": str(worker_socket(directory, node.name))}
+        if role == "ps":
+            sections["topology"] = section(nodes)
+        texts[node.name] = write_toml(validate(MODELS[role], sections, directory / f"{node.name}.toml"))
+    return texts

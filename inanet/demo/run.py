@@ -1,0 +1,236 @@
+"""The demo from start to end: a fabric, a training process per worker, the audit, the outcome."""
+
+import json
+import os
+import selectors
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inanet.control.exits import Failure
+from inanet.demo.audit import Verdict
+from inanet.demo.counters import Traffic, traffic
+from inanet.demo.fabric import GLANCE, Fabric, python, python_environment
+from inanet.demo.process import Process
+from inanet.demo.trainer import Task
+from inanet.demo.training import Recipe
+
+AGGREGATORS = 2
+#: Seconds without a line from any training process after which the run is given up.
+STALL = 60.0
+
+
+class DemoError(Failure):
+    """The demo could not be carried through; the message says which process failed and how its log ends."""
+
+
+class Show(Protocol):
+    """Live progress."""
+
+    def stage(self, text: str) -> None:
+        """Something new begins."""
+
+    def step(self, step: int, steps: int, loss: float) -> None:
+        """All workers have finished ``step`` (from 1); ``loss`` is the mean over their parts of the batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What to run."""
+
+    workers: int = 4
+    steps: int = 300
+    seed: int = 1
+    impair: float = 0.0
+    system: str = "xagg"
+
+    @property
+    def recipe(self) -> Recipe:
+        """The training run."""
+        return Recipe(parts=self.workers, steps=self.steps, seed=self.seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of it. ``problems`` are sentences; without any the demo has succeeded."""
+
+    options: Options
+    verdict: Verdict
+    traffic: Traffic
+    identical_weights: bool
+    steps_per_second: float
+    seconds: float
+    problems: tuple[str, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything is as it should be."""
+        return not self.problems
+
+
+def judge(verdict: Verdict, digests: list[str]) -> list[str]:
+    """What is wrong with a training run: its workers' weights and the audit's findings. Empty if nothing
+    is."""
+    problems = []
+    if len(set(digests)) > 1:
+        short = ", ".join(f"rank {rank} {value[:12]}" for rank, value in enumerate(digests))
+        problems.append(f"the workers' weights differ: {short}")
+    if digests[0] != verdict.weights:
+        problems.append(
+            f"rank 0 has weights {digests[0][:12]}, its averaged gradients lead to {verdict.weights[:12]}"
+        )
+    if not verdict.steps_within_bound:
+        problems.append(
+            f"step {verdict.worst_step}, element {verdict.worst_element}: the averaged gradient is off by "
+            f"{verdict.gradient_error:.3g}, the number format allows {verdict.gradient_bound:.3g}"
+        )
+    if not verdict.weights_within_bound:
+        problems.append(
+            f"the weights differ from the single-process run by up to {verdict.max_weight_difference:.3g}, "
+            f"beyond the bound (at most {verdict.bound:.3g})"
+        )
+    return problems
+
+
+def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
+    """Run the demo. ``check`` is called at least every :data:`GLANCE` seconds and may raise to give up.
+
+    Raises :class:`DemoError` or :class:`inanet.demo.fabric.FabricError`; whatever happens, no process and no
+    file is left.
+    """
+    started = time.monotonic()
+    show.stage(
+        f"starting {options.workers} ina-worker, {AGGREGATORS} ina-agg, 1 ina-ps on 127.0.0.1 "
+        "(compiles the kernels if this is the first time)"
+    )
+    with Fabric(
+        options.workers, AGGREGATORS, impair=options.impair, seed=options.seed, check=check
+    ) as fabric:
+        session = _Session(fabric, options, show, check)
+        show.stage("reading scikit-learn's digits")
+        session.prepare()
+        show.stage(f"training {options.steps} steps")
+        digests, training_seconds = session.train()
+        show.stage("repeating the run in a single process and comparing")
+        verdict, stubborn = session.audit()
+        stats = fabric.stats()
+        missing = [name for name in fabric.nodes if name not in stats]
+    problems = judge(verdict, digests)
+    if stubborn:
+        problems.append(f"did not end when asked to and had to be killed: {', '.join(stubborn)}")
+    if missing:
+        problems.append(f"left no counters, so the figures lack theirs: {', '.join(missing)}")
+    return Outcome(
+        options=options,
+        verdict=verdict,
+        traffic=traffic(stats),
+        identical_weights=len(set(digests)) == 1,
+        steps_per_second=options.steps / training_seconds,
+        seconds=time.monotonic() - started,
+        problems=tuple(problems),
+    )
+
+
+class _Session:
+    """The processes of one run beside the daemons."""
+
+    def __init__(self, fabric: Fabric, options: Options, show: Show, check: Callable[[], None]) -> None:
+        self.fabric = fabric
+        self.options = options
+        self.show = show
+        self.check = check
+        self.digits = str(fabric.directory / "digits.npz")
+        self.averages = str(fabric.directory / "averages.npy")
+        # One BLAS thread each: the machine's cores are shared by all, and the audit must repeat the workers'
+        # arithmetic exactly, which no promise covers across thread counts.
+        self.environment = python_environment() | dict.fromkeys(
+            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
+        )
+
+    def spawn(self, name: str, module: str, *arguments: str) -> Process:
+        """Start a module with its standard output on a pipe."""
+        return self.fabric.spawn(name, python(module, *arguments), self.environment, pipe=True)
+
+    def prepare(self) -> None:
+        """Have the data set in a file."""
+        process = self.spawn("digits", "inanet.demo.digits", self.digits)
+        for _ in self.lines([process]):
+            raise DemoError("reading the digits printed something")
+
+    def train(self) -> tuple[list[str], float]:
+        """Train with one process per worker. Returns their weights' digests and the slowest one's seconds."""
+        workers = self.options.workers
+        tasks = [
+            Task(
+                recipe=self.options.recipe,
+                rank=rank,
+                socket=str(self.fabric.worker_socket(rank)),
+                digits=self.digits,
+                averages=self.averages if rank == 0 else None,
+            )
+            for rank in range(workers)
+        ]
+        trainers = [self.spawn(f"rank{task.rank}", "inanet.demo.trainer", task.to_json()) for task in tasks]
+        latest: list[dict[str, Any] | None] = [None] * workers
+        results: dict[int, dict[str, Any]] = {}
+        for rank, line in self.lines(trainers):
+            if "weights" in line:
+                results[rank] = line
+                continue
+            latest[rank] = line
+            known = [report for report in latest if report is not None]
+            if len(known) == workers:
+                done = min(report["step"] for report in known) + 1
+                self.show.step(done, self.options.steps, sum(report["loss"] for report in known) / workers)
+        silent = [f"rank {rank}" for rank in range(workers) if rank not in results]
+        if silent:
+            raise DemoError(f"ended without a result: {', '.join(silent)}")
+        return [results[rank]["weights"] for rank in range(workers)], max(
+            result["seconds"] for result in results.values()
+        )
+
+    def audit(self) -> tuple[Verdict, list[str]]:
+        """Audit the run while the daemons end. Returns the verdict and the daemons that had to be killed."""
+        recipe = json.dumps(self.options.recipe.to_dict())
+        process = self.spawn("audit", "inanet.demo.audit", recipe, self.digits, self.averages)
+        stubborn = self.fabric.shutdown()
+        lines = [line for _, line in self.lines([process])]
+        if len(lines) != 1:
+            raise DemoError("the audit gave no verdict")
+        return Verdict(**lines[0]), stubborn
+
+    def lines(self, processes: list[Process]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(index of the process, JSON object) for every line they print, until all have ended with status 0.
+
+        Raises :class:`DemoError` when one ends otherwise or none has printed anything for :data:`STALL`
+        seconds, and what ``check`` and the fabric raise.
+        """
+        buffers = [b""] * len(processes)
+        deadline = time.monotonic() + STALL
+        with selectors.DefaultSelector() as selector:
+            for index, process in enumerate(processes):
+                selector.register(process.output, selectors.EVENT_READ, index)
+            while selector.get_map():
+                self.check()
+                self.fabric.require_alive()
+                if time.monotonic() > deadline:
+                    names = ", ".join(processes[key.data].name for key in selector.get_map().values())
+                    raise DemoError(f"no word for {STALL:.0f} s from {names}")
+                for key, _ in selector.select(GLANCE):
+                    chunk = os.read(key.fd, 1 << 16)
+                    deadline = time.monotonic() + STALL
+                    *complete, buffers[key.data] = (buffers[key.data] + chunk).split(b"\n")
+                    for line in complete:
+                        yield key.data, json.loads(line)
+                    if not chunk:
+                        selector.unregister(key.fileobj)
+                        _require_success(processes[key.data])
+
+
+def _require_success(process: Process) -> None:
+    """Wait for a process that has closed its output and raise :class:`DemoError` unless it succeeded."""
+    status = process.wait(time.monotonic() + STALL)
+    process.release()
+    if status != 0:
+        raise DemoError(f"{process.name} failed with status {status}; its log ends with:\n{process.tail()}")

@@ -1,0 +1,68 @@
+"""Which nodes a fabric on one machine has: a list of (name, parent), the root's parent being ``None``.
+
+A node's role is in its name: ``worker0`` and so on run training processes, ``agg0`` aggregates, ``ps`` is
+the root.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from inanet.control import config
+from inanet.control.config import Role
+from inanet.control.topology import Topology
+
+#: The roles, leaves first: the order in which a fabric is taken down.
+ROLES: tuple[Role, ...] = ("worker", "agg", "ps")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSpec:
+    """A node of a fabric and the node it sends to."""
+
+    name: str
+    parent: str | None
+
+    @property
+    def role(self) -> Role:
+        """One of :data:`ROLES`. Raises ``ValueError`` if the name has none."""
+        for role in ROLES:
+            if self.name.startswith(role):
+                return role
+        raise ValueError(f"node {self.name!r}: names start with {', '.join(ROLES)}")
+
+
+def two_level(workers: int, aggregators: int) -> list[NodeSpec]:
+    """Workers in equal runs under the aggregators, those under one PS; without aggregators all under the
+    PS."""
+    nodes = [NodeSpec("ps", None)]
+    nodes += [NodeSpec(f"agg{index}", "ps") for index in range(aggregators)]
+    for index in range(workers):
+        parent = f"agg{index * aggregators // workers}" if aggregators else "ps"
+        nodes.append(NodeSpec(f"worker{index}", parent))
+    return nodes
+
+
+def section(nodes: Iterable[NodeSpec]) -> dict[str, Any]:
+    """The ``[topology]`` section of the PS's configuration.
+
+    Raises ``ValueError`` unless exactly one node, a PS, has no parent.
+    """
+    nodes = list(nodes)
+    for node in nodes:
+        if (node.role == "ps") != (node.parent is None):
+            raise ValueError(f"node {node.name!r}: the PS, and nobody else, has no parent")
+    roots = [node.name for node in nodes if node.role == "ps"]
+    if len(roots) != 1:
+        raise ValueError(f"{len(roots)} PS; a fabric has one")
+    return {
+        "roots": roots,
+        "aggregators": [{"name": n.name, "parent": n.parent} for n in nodes if n.role == "agg"],
+        "workers": [{"name": n.name, "parent": n.parent} for n in nodes if n.role == "worker"],
+    }
+
+
+def topology(nodes: Iterable[NodeSpec]) -> Topology:
+    """The nodes as the control plane sees them. Raises ``ValueError`` naming the nodes that do not fit."""
+    plain = section(nodes)
+    return config.Topology.model_validate(plain).fabric(plain["roots"][0])
