@@ -74,11 +74,12 @@ def fold_max64(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], off
     target = rows[slot, HEADER_WORDS:CHECKSUM_WORD]
     source = arena[offset + HEADER_WORDS : offset + CHECKSUM_WORD]
     for j in range(PAYLOAD_WORDS // 2):
-        # by halves, because rows are only 4-byte aligned
-        high, other = target[2 * j + 1], source[2 * j + 1]
-        if other > high or (other == high and np.uint32(source[2 * j]) > np.uint32(target[2 * j])):
-            target[2 * j] = source[2 * j]
-            target[2 * j + 1] = other
+        # put together from halves, because rows are only 4-byte aligned
+        mine = (np.int64(target[2 * j + 1]) << 32) | np.int64(np.uint32(target[2 * j]))
+        other = (np.int64(source[2 * j + 1]) << 32) | np.int64(np.uint32(source[2 * j]))
+        mine = max(mine, other)
+        target[2 * j] = np.int32(mine)
+        target[2 * j + 1] = np.int32(mine >> 32)
 
 
 @njit(_SIGNATURE, cache=True, nogil=True)

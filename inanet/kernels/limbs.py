@@ -103,12 +103,17 @@ def merge32(
             bad += part[j] != total
         if bad:
             overflowed += bad
-            for j in range(part.size):
-                total = (np.int64(payload[VALUES32 + j]) << 16) + payload[j]
-                if part[j] != total:
-                    lowest[0] = min(lowest[0], start + j)
-                    break
+            j = 0
+            while part[j] == (np.int64(payload[VALUES32 + j]) << 16) + payload[j]:
+                j += 1
+            lowest[0] = min(lowest[0], start + j)
     return overflowed
+
+
+@njit("int64(int32, int32, int32)", cache=True, nogil=True)
+def _top64(low: int, middle: int, high: int) -> int:
+    """The top limb with all carries; it fits 20 bits exactly if the sum fits int64."""
+    return np.int64(high) + ((np.int64(middle) + (low >> 22)) >> 22)
 
 
 @njit("int64(int32[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1])", cache=True, nogil=True)
@@ -123,15 +128,22 @@ def merge64(
     overflowed = 0
     for k in range(slots.size):
         payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
+        lows, middles, highs = payload[:VALUES64], payload[VALUES64:], payload[2 * VALUES64 :]
         start = fragments[k] * VALUES64
         part = out[start : min(start + VALUES64, out.size)]
+        bad = 0
         for j in range(part.size):
-            low = np.int64(payload[j])
-            middle = payload[VALUES64 + j] + (low >> 22)
-            high = payload[2 * VALUES64 + j] + (middle >> 22)
-            part[j] = (high << 44) | ((middle & _LOW22) << 22) | (low & _LOW22)
-            # the top limb of an int64 has 20 bits
-            if high < -(1 << 19) or high >= 1 << 19:
-                overflowed += 1
-                lowest[0] = min(lowest[0], start + j)
+            top = _top64(lows[j], middles[j], highs[j])
+            middle = np.int64(middles[j]) + (lows[j] >> 22)
+            part[j] = (top << 44) | ((middle & _LOW22) << 22) | (lows[j] & _LOW22)
+            bad += (top >> 19) != (top >> 63)
+        if bad:
+            overflowed += bad
+            j = 0
+            while True:
+                top = _top64(lows[j], middles[j], highs[j])
+                if (top >> 19) != (top >> 63):
+                    break
+                j += 1
+            lowest[0] = min(lowest[0], start + j)
     return overflowed
