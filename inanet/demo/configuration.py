@@ -8,6 +8,9 @@ from inanet.control.config import MODELS, Role
 from inanet.control.config_file import validate, write_toml
 from inanet.demo.topology import NodeSpec, section
 
+#: How long a daemon may finish what runs after SIGTERM; the demo stops daemons that have nothing left to do.
+DRAIN_TIMEOUT = "3 s"
+
 
 def worker_socket(directory: Path, name: str) -> Path:
     """Where the worker daemon ``name`` serves training processes."""
@@ -30,7 +33,10 @@ def configurations(directory: Path, nodes: Iterable[NodeSpec], impair: float, se
             "node": {"name": node.name, "listen": "127.0.0.1:0"},
             "log": {"format": "plain"},
             "impair": {"seed": seed * len(nodes) + index, **faults},
-            "control": {"listen" if role == "ps" else "coordinator": coordinator},
+            "control": {
+                "listen" if role == "ps" else "coordinator": coordinator,
+                "drain_timeout": DRAIN_TIMEOUT,
+            },
         }
         if role == "worker":
             sections["local"] = {"socket": str(worker_socket(directory, node.name))}

@@ -31,8 +31,8 @@ from inanet.demo.topology import topology as tree
 
 #: Seconds a daemon may take to start. The first one compiles the kernels if their cache is cold.
 START_PATIENCE = 180.0
-#: Seconds a daemon may take to drain and end after SIGTERM.
-STOP_PATIENCE = 5.0
+#: Seconds a daemon may take to end after SIGTERM, its drain included.
+STOP_PATIENCE = 8.0
 #: Seconds between looks at the caller's ``check`` and at the children while waiting.
 GLANCE = 0.1
 #: Room for the longest file name used in the directory.

@@ -107,7 +107,7 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     with Fabric(
         options.workers, AGGREGATORS, impair=options.impair, seed=options.seed, check=check
     ) as fabric:
-        session = _Session(fabric, options, show, check)
+        session = Session(fabric, options, show, check)
         show.stage("reading scikit-learn's digits")
         session.prepare()
         show.stage(f"training {options.steps} steps")
@@ -132,7 +132,7 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     )
 
 
-class _Session:
+class Session:
     """The processes of one run beside the daemons."""
 
     def __init__(self, fabric: Fabric, options: Options, show: Show, check: Callable[[], None]) -> None:
