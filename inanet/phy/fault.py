@@ -211,6 +211,7 @@ class FaultInjector(Wrapper):
         holds = (fresh.passing > 0) & (fresh.due > now)
         if holds.any():
             kept = fresh.part(holds)
+            # compact: a few packets held for long must not keep the memory of their whole batch
             kept.packets = join([kept.packets])
             waiting.append(kept)
         self._held = waiting

@@ -1,6 +1,7 @@
 """The UDP device on loopback."""
 
 import errno
+import select
 import socket
 import struct
 import time
@@ -212,6 +213,36 @@ def test_a_dead_peer_does_not_disturb_the_others(open_udp: OpenUdp) -> None:
     assert sender.receive() is None
     carry(sender, receiver, rows(receiver.endpoint, 70))
     assert sender.counters()["path_errors"] > 0
+
+
+def test_an_answer_to_an_earlier_packet_costs_the_next_one_nothing(open_udp: OpenUdp) -> None:
+    sender, receiver = open_udp(), open_udp()
+    sender._socket.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
+    sender.send(rows(closed_port(), 1))
+    poll = select.poll()
+    poll.register(sender.fileno(), select.POLLERR)
+    assert poll.poll(DEADLINE * 1000)
+    carry(sender, receiver, rows(receiver.endpoint, 70))
+    assert sender.counters()["path_errors"] == 1
+
+
+def test_a_super_frame_without_a_path_is_lost_and_the_rest_goes_on(
+    open_udp: OpenUdp, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender, receiver = open_udp(), open_udp()
+    send = SendTable.send
+
+    def without_path_for_the_second(table: SendTable, fd: int, first: int, messages: int) -> int:
+        if first == 1:
+            return -errno.ENETUNREACH
+        return send(table, fd, first, first + 1)
+
+    monkeypatch.setattr(SendTable, "send", without_path_for_the_second)
+    transmission = rows(receiver.endpoint, 200)
+    assert sender.send(transmission) == 200
+    packets = contents(transmission)
+    assert [packet for _, packet in read_until(receiver, 138)] == packets[:62] + packets[124:]
+    assert sender.counters()["path_errors"] == 2
 
 
 def test_kernel_drops_are_counted(open_udp: OpenUdp) -> None:
