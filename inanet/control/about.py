@@ -1,10 +1,11 @@
 """Who this program is: its version, and what a bug report needs."""
 
-from importlib import metadata
-
 
 def version() -> str:
     """Version of the installed distribution; ``"unknown"`` when run from a source tree."""
+    # imported here because every command imports this module and few ask for the version
+    from importlib import metadata
+
     try:
         return metadata.version("inanet")
     except metadata.PackageNotFoundError:

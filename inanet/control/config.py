@@ -9,9 +9,9 @@ anything else must be written down, and then a token is required too.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from inanet.control import units
 from inanet.control.addresses import HostPort, check_socket_path
@@ -24,6 +24,7 @@ from inanet.control.config_fields import (
     Duration,
     FileMode,
     Name,
+    Parents,
     Probability,
     ServiceAddress,
     Span,
@@ -32,7 +33,11 @@ from inanet.control.config_fields import (
     read_token,
     span,
 )
-from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.control.config_file import ConfigError, Problem, SeveralErrors, find_file, read_toml, validate
+
+if TYPE_CHECKING:
+    # imported where it is used: it brings numpy, which ``--help`` of a daemon need not wait for
+    from inanet.control.topology import Topology as Fabric
 
 Role: TypeAlias = Literal["worker", "agg", "ps"]
 #: The programs, by role.
@@ -207,27 +212,60 @@ class Impair(Section):
         return any((self.drop, self.duplicate, self.reorder, self.corrupt, self.delay))
 
 
-class Member(Section):
-    """One node below the PS, by name. Its address comes with its first message."""
+class Aggregator(Section):
+    """An aggregator, by name. Its address comes with its first message."""
 
     name: Name = Field(description="the node's name, as in its own [node] section")
     parent: Name = Field(description="name of the aggregator or PS it sends to")
 
 
-class Topology(Section):
-    """``[topology]``: the fabric's tree as plain data."""
+class Worker(Section):
+    """A worker, by name. Its address comes with its first message."""
 
-    aggregators: Annotated[tuple[Member, ...], Field(strict=False)] = ()
-    workers: Annotated[tuple[Member, ...], Field(strict=False)] = Field(
+    name: Name = Field(description="the node's name, as in its own [node] section")
+    #: several parents, one in each tree, if there are several roots
+    parent: Parents = Field(description="name of the aggregator or PS it sends to")
+
+
+class Topology(Section):
+    """``[topology]``: the fabric's trees as plain data; :meth:`fabric` gives them their meaning."""
+
+    #: names of the parameter servers; empty: this one
+    roots: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    aggregators: Annotated[tuple[Aggregator, ...], Field(strict=False)] = ()
+    workers: Annotated[tuple[Worker, ...], Field(strict=False)] = Field(
         description="the worker nodes, e.g. [{ name = 'w0', parent = 'ps' }]"
     )
 
-    @field_validator("workers")
-    @classmethod
-    def _any(cls, workers: tuple[Member, ...]) -> tuple[Member, ...]:
-        if not workers:
-            raise ValueError("the fabric has no workers; allowed: at least one { name, parent }")
-        return workers
+    def fabric(self, ps: str) -> "Fabric":
+        """The fabric with the PS named ``ps`` among its roots. Raises :class:`SeveralErrors`."""
+        from inanet.control.topology import Topology as Fabric
+        from inanet.control.topology import TopologyError
+
+        roots = self.roots or (ps,)
+        problems = [] if ps in roots else [f"this node, {ps!r}, is not among the roots {', '.join(roots)}"]
+        for nodes in (self.aggregators, self.workers):
+            names = [node.name for node in nodes]
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            problems += [f"{name!r} stands there twice; names are used once" for name in repeated]
+        if not self.workers:
+            problems.append("no workers; allowed: at least one { name, parent }")
+        try:
+            fabric = Fabric(
+                roots=roots,
+                aggregators={node.name: node.parent for node in self.aggregators},
+                workers={node.name: node.parent for node in self.workers},
+            )
+            fabric.trees([worker.name for worker in self.workers])
+        except TopologyError as error:
+            problems += error.problems
+        except ValidationError as error:
+            for item in error.errors(include_url=False):
+                found = item.get("ctx", {}).get("error")
+                problems += found.problems if isinstance(found, TopologyError) else [item["msg"]]
+        if problems:
+            raise SeveralErrors(problems)
+        return fabric
 
 
 class DaemonConfig(Section):
@@ -258,6 +296,13 @@ class PsConfig(DaemonConfig):
 
     control: CoordinatorControl = CoordinatorControl()
     topology: Topology = Field(description="the section with the fabric's nodes")
+
+    @field_validator("topology")
+    @classmethod
+    def _sound(cls, topology: Topology, info: ValidationInfo) -> Topology:
+        if "node" in info.data:
+            topology.fabric(info.data["node"].name)
+        return topology
 
 
 AnyConfig: TypeAlias = WorkerConfig | AggConfig | PsConfig

@@ -32,6 +32,10 @@ def _node_name(text: object) -> str:
     return text
 
 
+def _one_or_many(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else (value,)
+
+
 def _probability(value: object) -> float:
     if isinstance(value, str) and (match := _PERCENT.fullmatch(value.strip())):
         value = float(match[1]) / 100
@@ -125,6 +129,8 @@ Duration = Annotated[
 Span = Annotated[float, BeforeValidator(_positive), PlainSerializer(units.show_duration, return_type=str)]
 Probability = Annotated[float, BeforeValidator(_probability)]
 Name = Annotated[str, BeforeValidator(_node_name)]
+#: One or several names.
+Parents = Annotated[tuple[Name, ...], BeforeValidator(_one_or_many)]
 #: Permission bits of a file.
 FileMode = Annotated[
     int, BeforeValidator(_file_mode), PlainSerializer(lambda mode: f"{mode:04o}", return_type=str)

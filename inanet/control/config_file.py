@@ -20,6 +20,13 @@ from inanet.control.exits import Exit, Failure
 #: Where a configuration file given by its bare name is looked for after the current directory.
 SYSTEM_DIRECTORY = Path("/etc/inanet")
 
+#: What pydantic's type errors mean in TOML.
+_WORDS = {
+    "int_type": "a whole number",
+    "string_type": "a string in quotes",
+    "tuple_type": "an array in brackets",
+}
+
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -34,6 +41,14 @@ class Problem:
     def __str__(self) -> str:
         text = f"{self.key}: {self.what}" if self.key else self.what
         return f"{text}; {self.allowed}" if self.allowed else text
+
+
+class SeveralErrors(ValueError):
+    """Raised by a validator that found several things wrong; every sentence becomes a problem of its own."""
+
+    def __init__(self, sentences: Sequence[str]) -> None:
+        super().__init__(" / ".join(sentences))
+        self.sentences = tuple(sentences)
 
 
 class ConfigError(Failure):
@@ -90,8 +105,22 @@ def validate(
     try:
         return model.model_validate(data, context={"directory": file.absolute().parent})
     except ValidationError as error:
-        problems = [_problem(item, model, foreign or {}) for item in error.errors(include_url=False)]
+        problems = [
+            problem
+            for item in error.errors(include_url=False)
+            for problem in _problems(item, model, foreign or {})
+        ]
         raise ConfigError(file, problems) from None
+
+
+def _problems(item: Any, model: type[BaseModel], foreign: Mapping[str, Iterable[str]]) -> list[Problem]:
+    cause = item.get("ctx", {}).get("error")
+    if not isinstance(cause, SeveralErrors):
+        return [_problem(item, model, foreign)]
+    key = _dotted(item["loc"])
+    return [
+        Problem(key, what, allowed) for what, _, allowed in (text.partition("; ") for text in cause.sentences)
+    ]
 
 
 def _problem(item: Any, model: type[BaseModel], foreign: Mapping[str, Iterable[str]]) -> Problem:
@@ -119,7 +148,7 @@ def _problem(item: Any, model: type[BaseModel], foreign: Mapping[str, Iterable[s
         return Problem(key, f"{item['input']!r} is unknown{near}", f"allowed: {context['expected']}")
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return Problem(key, f"{item['input']!r} is not a table", f"write [{key}]")
-    message = item["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    message = _WORDS.get(kind, item["msg"].removeprefix("Input should be "))
     # a secret of the wrong type is not repeated: messages end up in logs
     secret = field is not None and SecretStr in (field.annotation, *get_args(field.annotation))
     shown = "the value" if secret else repr(item["input"])

@@ -95,6 +95,16 @@ class SdPrefix:
         return f"<{priority}>{self._renderer(logger, method, event)!s}"
 
 
+_LOGFMT = structlog.processors.LogfmtRenderer(bool_as_flag=False)
+
+
+def plain(logger: Any, method: str, event: EventDict) -> str:
+    """``key=value`` on one line, a traceback below it as it is. structlog's processor interface."""
+    traceback = event.pop("exception", None)
+    line = _LOGFMT(logger, method, event)
+    return f"{line}\n{traceback}" if traceback else line
+
+
 def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
     """Whether the journal reads ``stream``: JOURNAL_STREAM names its device and inode.
 
@@ -125,7 +135,6 @@ def _renderer(format: Format, stream: TextIO, environ: Mapping[str, str]) -> lis
     if format == "json":
         json: Processor = structlog.processors.JSONRenderer(default=_plain_value, ensure_ascii=False)
         return [*chain, SdPrefix(json) if journal else json]
-    plain: Processor = structlog.processors.LogfmtRenderer(bool_as_flag=False)
     return [*chain, SdPrefix(plain) if journal else plain]
 
 

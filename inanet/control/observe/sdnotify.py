@@ -51,7 +51,7 @@ class Notifier:
         self.send(STATUS=text)
 
     def reloading(self) -> None:
-        """A reload begins; :meth:`ready` ends it. The time stamp is what ``Type=notify-reload`` insists on."""
+        """A reload begins; :meth:`ready` ends it. ``Type=notify-reload`` insists on the time stamp."""
         self.send(RELOADING=1, MONOTONIC_USEC=time.monotonic_ns() // 1000)
 
     def stopping(self, seconds: float) -> None:

@@ -1,0 +1,90 @@
+"""The command line that all daemons share. A daemon gives a role and a ``serve`` coroutine and gets its
+``main``.
+
+Kept light: nothing but click is imported until a configuration has to be read, and nothing of the data plane
+until the daemon runs, so that ``--help`` and ``--check`` answer at once.
+"""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from inanet.control.about import bug_hint, version
+from inanet.control.exits import Exit, explain
+
+if TYPE_CHECKING:
+    from daemons._lifecycle import LoopName, Serve
+    from inanet.control.config import AnyConfig, Role
+
+LEVELS = ("debug", "info", "warning", "error")
+FORMATS = ("auto", "pretty", "json", "plain")
+
+
+def _print_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"{context.find_root().info_name} {version()}")
+        context.exit()
+
+
+def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
+    """The ``main`` of the daemon ``ina-ROLE``.
+
+    ``serve(config, context)`` is awaited inside the event loop; it sets up, calls ``context.ready(...)``,
+    works until ``context.stopping`` is set, drains within ``context.remaining`` seconds and returns. What it
+    raises decides the exit code (:func:`inanet.control.exits.explain`). Import the data plane inside
+    ``serve``, not around it.
+    """
+
+    @click.command(f"ina-{role}", help=help, context_settings={"max_content_width": 100})
+    @click.option("--config", "file", required=True, metavar="FILE", help="Configuration, a TOML file.")
+    @click.option("--check", is_flag=True, help="Print the effective configuration and end; open nothing.")
+    @click.option("--log-level", type=click.Choice(LEVELS), help="Instead of log.level of the file.")
+    @click.option("--log-format", type=click.Choice(FORMATS), help="Instead of log.format of the file.")
+    @click.option("--loop", type=click.Choice(("uvloop", "asyncio")), default="uvloop", hidden=True)
+    @click.option(
+        "--version",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_print_version,
+        help="Print the version and end.",
+    )
+    @click.pass_context
+    def main(
+        context: click.Context,
+        file: str,
+        check: bool,
+        log_level: str | None,
+        log_format: str | None,
+        loop: LoopName,
+    ) -> None:
+        options = {"level": log_level, "format": log_format}
+        overrides = {"log": {key: value for key, value in options.items() if value is not None}}
+
+        def read() -> AnyConfig:
+            from inanet.control.config import load
+
+            return load(file, role, overrides)
+
+        try:
+            config = read()
+        except Exception as error:
+            code, message = explain(error)
+            if code is Exit.BUG:
+                traceback.print_exception(error)
+                message = bug_hint()
+            click.echo(message, err=True)
+            context.exit(code)
+        if check:
+            from inanet.control.config_file import write_toml
+
+            click.echo(write_toml(config), nl=False)
+            context.exit(Exit.OK)
+        from daemons._lifecycle import run
+
+        context.exit(run(role, config, serve, read, loop))
+
+    return main
