@@ -2,6 +2,6 @@
 
 from hypothesis import settings
 
-# No example database and no deadline: a run depends on nothing but the code, and time is not what tests judge.
+# No example database, no deadline: a run depends on nothing but the code, and time is not what tests judge.
 settings.register_profile("deterministic", derandomize=True, database=None, deadline=None)
 settings.load_profile("deterministic")

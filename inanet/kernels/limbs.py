@@ -111,7 +111,7 @@ def merge32(
 
 
 @njit("int64(int32, int32, int32)", cache=True, nogil=True)
-def _top64(low: int, middle: int, high: int) -> int:
+def _top64(low: int, middle: int, high: int) -> np.int64:
     """The top limb with all carries; it fits 20 bits exactly if the sum fits int64."""
     return np.int64(high) + ((np.int64(middle) + (low >> 22)) >> 22)
 

@@ -27,9 +27,8 @@ def rows() -> Words:
 def packet(rows: Words) -> Words:
     made = np.random.default_rng(6).integers(-(2**31), 2**31, (1, ROW_WORDS)).astype(np.int32)
     # equal words and equal halves, for the comparisons of the maxima
-    made[0, HEADER_WORDS : HEADER_WORDS + 40] = rows[SLOT, HEADER_WORDS : HEADER_WORDS + 40]
-    made[0, HEADER_WORDS + 40 : HEADER_WORDS + 80 : 2] = rows[SLOT, HEADER_WORDS + 40 : HEADER_WORDS + 80 : 2]
-    made[0, HEADER_WORDS + 81 : HEADER_WORDS + 121 : 2] = rows[SLOT, HEADER_WORDS + 81 : HEADER_WORDS + 121 : 2]
+    for same in (slice(6, 46), slice(46, 86, 2), slice(87, 127, 2)):
+        made[0, same] = rows[SLOT, same]
     seal_rows(made, np.zeros(1, np.int64), HEADER_WORDS, PAYLOAD_WORDS)
     return made[0]
 
