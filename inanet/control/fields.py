@@ -171,5 +171,14 @@ else:
 Role = Literal["worker", "aggregator", "ps"]
 #: Why a round or a job failed, for programs.
 Cause = Literal[
-    "nonfinite", "overflow", "mismatch", "timeout", "worker_lost", "root_lost", "memory", "protocol"
+    "nonfinite",
+    "overflow",
+    "mismatch",
+    "unsupported",
+    "memory",
+    "timeout",
+    "worker_lost",
+    "aggregator_lost",
+    "root_lost",
+    "protocol",
 ]

@@ -22,7 +22,7 @@ Ping and Pong go both ways. A node that comes back to a restarted coordinator sa
 A change of the tree for later rounds only (an aggregator returns) needs a moment in which no round is on
 its way::
 
-    coordinator -> Hold(before)       worker -> Held(next_round); it begins no round from ``before`` on
+    coordinator -> Hold(before)       worker -> Held; it begins no round from ``before`` on
     coordinator -> Plan               releases the hold, whatever the reason for the plan
 """
 
@@ -171,11 +171,13 @@ class PeerSilent(Frozen):
 
 
 class Held(Frozen):
-    """Answer to :class:`Hold`: the next round this host would begin."""
+    """Answer to :class:`Hold`, with its nonce: this host holds, and has said Begin for what it began
+    before.
+    """
 
     kind: Literal["held"] = "held"
     job: JobId
-    next_round: RoundNumber
+    nonce: Count
 
 
 class Leave(Frozen):
@@ -286,6 +288,7 @@ class Hold(Frozen):
 
     kind: Literal["hold"] = "hold"
     job: JobId
+    nonce: Count
     before: RoundNumber
 
 

@@ -10,6 +10,7 @@ have taken part in is over.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from inanet.control.receivers import Station
 from inanet.control.sentences import listing
 from inanet.control.topology import Tree
 from inanet.proto.plan import Child, NodePlan, Parent, Placement, Retired
@@ -18,16 +19,6 @@ from inanet.wire.xagg import MAX_CHILDREN
 
 class PlanError(ValueError):
     """No plan is possible; the text names the node that has no ids left."""
-
-
-@dataclass(frozen=True, slots=True)
-class Station:
-    """Where a node receives: data-plane ``endpoint``, and the ``window`` in fragments each neighbour may
-    fill.
-    """
-
-    endpoint: int
-    window: int
 
 
 @dataclass(slots=True)
@@ -100,9 +91,10 @@ class Planner:
         added = [name for name in sorted(children) if name not in ids.live]
         if len(added) > len(free):
             lost = len(taken) - len(ids.live)
+            orphans = listing(repr(name) for name in added)
             raise PlanError(
-                f"{parent!r} cannot take over {listing(repr(name) for name in added)}: {len(ids.live)} of its "
-                f"{MAX_CHILDREN} ids belong to other children and {lost} to lost ones; put an aggregator between"
+                f"{parent!r} cannot take over {orphans}: {len(ids.live)} of its {MAX_CHILDREN} ids belong to "
+                f"other children and {lost} to lost ones; put an aggregator between them"
             )
         for name, bit in zip(added, free, strict=False):
             ids.live[name] = (bit, version)
@@ -134,9 +126,9 @@ class Planner:
                     )
 
     @property
-    def has_retired(self) -> bool:
-        """Whether any bit is retired and not free yet."""
-        return any(ids.retired for ids in self._ids.values())
+    def retires(self) -> bool:
+        """Whether the current version has retired bits that the one before had not."""
+        return any(at == self.version for ids in self._ids.values() for _, at in ids.retired.values())
 
     def nodes(self) -> tuple[str, ...]:
         """All nodes of the current version, parents before their children."""

@@ -70,12 +70,12 @@ class RoundLedger:
     @property
     def newest(self) -> int:
         """The highest round any host has begun, 0 if there was none."""
-        return max(host.next_round for host in self.hosts.values()) - 1
+        return max((host.next_round for host in self.hosts.values()), default=1) - 1
 
     @property
     def oldest_open(self) -> int:
         """No round below this is open."""
-        return min([host.next_round for host in self.hosts.values()] + list(self._rounds))
+        return min([host.next_round for host in self.hosts.values()] + list(self._rounds), default=1)
 
     @property
     def quiet(self) -> bool:
@@ -97,6 +97,18 @@ class RoundLedger:
         if round_ is None:
             round_ = self._rounds[number] = Round(number, now, now + seconds)
         return round_
+
+    def adopt(self, opened: Mapping[str, Mapping[int, TensorSpec]], now: float, seconds: float) -> None:
+        """Enter the rounds each host has begun and not finished; its other rounds before ``next_round`` it
+        has.
+        """
+        for number in sorted({number for rounds in opened.values() for number in rounds}):
+            round_ = self._rounds[number] = Round(number, now, now + seconds)
+            for name, host in self.hosts.items():
+                if number in opened.get(name, {}):
+                    round_.specs[name] = opened[name][number]
+                elif host.next_round > number:
+                    round_.finished.add(name)
 
     def finish(self, host: str, number: int) -> Round | None:
         """Note that a host has the result. The round if it is open, else None."""

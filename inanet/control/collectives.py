@@ -1,0 +1,323 @@
+"""The rounds of one job: all hosts must want the same, somebody must have room for it, and it must end in
+time.
+
+What cannot be is told to every node with one text (R13): mismatches with both values, refusals with rank,
+tensor and index, timeouts with the ranks that were waited for.
+"""
+
+from collections.abc import Callable
+
+from inanet.control.fields import Cause
+from inanet.control.layouts import LayoutBook, LayoutError, Tensor
+from inanet.control.messages import (
+    Begin,
+    Finished,
+    Layout,
+    LayoutDrop,
+    LayoutReady,
+    Message,
+    Refuse,
+    RoundFailed,
+)
+from inanet.control.planner import Planner
+from inanet.control.rounds import Host, Round, RoundLedger
+from inanet.control.sentences import clip, differences, listing, show_ranks, show_spec
+from inanet.control.settings import FormatOf, Settings
+from inanet.proto.plan import TensorSpec
+
+Send = Callable[[str, Message], None]
+
+
+class JobLost(Exception):
+    """The job cannot go on; ``text`` says why, to be shown to every rank."""
+
+    def __init__(
+        self, error: Cause, text: str, round_: int | None = None, ranks: tuple[int, ...] = ()
+    ) -> None:
+        super().__init__(text)
+        self.error = error
+        self.text = text
+        self.round = round_
+        self.ranks = ranks
+
+
+class Collectives:
+    """Rounds and tensors of the job called ``name``; ``hosts`` are the worker hosts that are in it now."""
+
+    def __init__(
+        self,
+        name: str,
+        hosts: dict[str, Host],
+        planner: Planner,
+        settings: Settings,
+        format_of: FormatOf,
+        send: Send,
+    ) -> None:
+        self.name = name
+        self.hosts = hosts
+        self.ledger = RoundLedger(hosts)
+        self.book = LayoutBook(settings.most_tensors)
+        #: why no further round can be had, once a worker is gone
+        self.farewell = ""
+        self.departed: tuple[int, ...] = ()
+        self._planner = planner
+        self._settings = settings
+        self._format_of = format_of
+        self._send = send
+        #: rounds that failed since they were last asked for
+        self._failed: list[RoundFailed] = []
+
+    # ---------- what hosts say
+
+    def begin(self, host: str, message: Begin, now: float) -> None:
+        """A host starts a collective. Raises :class:`JobLost` if it skips rounds or is too far ahead."""
+        number = message.round
+        ranks = show_ranks(self.hosts[host].ranks)
+        if number > self.hosts[host].next_round:
+            text = (
+                f"host {host} ({ranks}) began round {number}, its next one is {self.hosts[host].next_round}"
+            )
+            raise JobLost("protocol", f"{self._job}: {text}", number, self.hosts[host].ranks)
+        if number - self.ledger.oldest_open >= self._settings.most_ahead:
+            behind = show_ranks(
+                self.ledger.ranks([h.name for h in self.hosts.values() if h.next_round < number])
+            )
+            text = f"{ranks} began round {number}, {self._settings.most_ahead} ahead of {behind}"
+            raise JobLost("protocol", f"{self._job}: {text}", number, self.hosts[host].ranks)
+        round_ = self.ledger.enter(host, number, now, self._settings.round)
+        if round_ is None:
+            return
+        if round_.failure is not None:
+            self._send(host, round_.failure)
+            self.ledger.tidy(round_)
+            return
+        wanted = round_.spec
+        round_.specs[host] = message.spec
+        if self.farewell:
+            self.fail(round_, "worker_lost", self.farewell, missing=self.departed)
+        elif wanted is not None and wanted != message.spec:
+            self._mismatch(round_, host, wanted, message.spec)
+        elif wanted is None:
+            self._provide(round_, message.spec)
+
+    def refuse(self, host: str, message: Refuse, now: float) -> None:
+        """A rank cannot contribute; the round fails for everybody."""
+        round_ = self.ledger.get(message.round)
+        if message.round == self.hosts[host].next_round:
+            round_ = self.ledger.enter(host, message.round, now, self._settings.round)
+        if round_ is None or round_.failure is not None or message.rank not in self.hosts[host].ranks:
+            return
+        at = "" if message.index is None else f" at element {message.index}"
+        if message.reason == "nonfinite":
+            what = f"has {message.detail or 'NaN or infinity'}{at} of tensor {message.tensor!r}"
+            advice = "pass nan='propagate' to let it through"
+        else:
+            what = f"holds values of tensor {message.tensor!r}{at} whose sum may not fit ({message.detail})"
+            advice = "use a wider dtype"
+        text = f"rank {message.rank} (host {host}) {what}; {advice}"
+        self.fail(round_, message.reason, text, rank=message.rank)
+
+    def finished(self, name: str, message: Finished) -> None:
+        """A host has the result, or a parameter server has seen everybody confirm it.
+
+        Raises :class:`JobLost` if the others have been told that the round failed: the ranks differ now.
+        """
+        if name not in self.hosts:
+            self.ledger.confirm(name, message.round)
+            return
+        round_ = self.ledger.finish(name, message.round)
+        if round_ is not None and round_.failure is not None:
+            ranks = show_ranks(self.hosts[name].ranks)
+            text = f"{round_.failure.message}; but {ranks} had the result already, so the ranks differ now"
+            raise JobLost(round_.failure.error, text, round_.number, self.hosts[name].ranks)
+
+    # ---------- failures
+
+    @property
+    def _job(self) -> str:
+        return f"job {self.name!r}"
+
+    def fail(
+        self,
+        round_: Round,
+        error: Cause,
+        text: str,
+        rank: int | None = None,
+        missing: tuple[int, ...] = (),
+    ) -> None:
+        """End a round without a result, on every node."""
+        about = f" ({show_spec(round_.spec)})" if round_.spec and error != "mismatch" else ""
+        tensors = [self.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
+        failure = RoundFailed(
+            job=self._planner.job,
+            round=round_.number,
+            error=error,
+            message=clip(f"{self._job}, round {round_.number}{about}: {text}"),
+            tensors=tuple(sorted(tensor.layout.tensor for tensor in tensors if tensor)),
+            rank=rank,
+            missing=missing,
+        )
+        round_.failure = failure
+        self._failed.append(failure)
+        for name in (*self.holders(), *self.hosts):
+            self._send(name, failure)
+        self.ledger.tidy(round_)
+
+    def failures(self) -> list[RoundFailed]:
+        """Rounds that failed since the last call."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _mismatch(self, round_: Round, host: str, wanted: TensorSpec, spec: TensorSpec) -> None:
+        others = self.ledger.ranks([name for name, theirs in round_.specs.items() if theirs == wanted])
+        mine = self.hosts[host].ranks
+        values = listing(
+            f"{field} is {a} on {show_ranks(others)} but {b} on {show_ranks(mine)}"
+            for field, a, b in differences(wanted, spec)
+        )
+        text = f"ranks do not agree: {values}; all ranks must reduce the same tensors in the same order"
+        self.fail(round_, "mismatch", text, rank=mine[0])
+
+    def lose(self, host: str, text: str) -> None:
+        """A worker host is gone for good. Rounds fail with ``text``, but those a survivor has the result
+        of.
+        """
+        gone = self.hosts.pop(host)
+        self.farewell = text
+        self.departed = tuple(sorted((*self.departed, *gone.ranks)))
+        for round_ in list(self.ledger):
+            # one that the lost host alone had the result of can be completed too: the root has it
+            if round_.failure is None and not round_.committed:
+                self.fail(round_, "worker_lost", text, missing=self.departed)
+            else:
+                self.ledger.tidy(round_)
+
+    def leave(self, host: str, text: str) -> None:
+        """A worker host has gone with all its results; rounds it has not begun cannot be had."""
+        gone = self.hosts.pop(host)
+        self.farewell = text
+        self.departed = tuple(sorted((*self.departed, *gone.ranks)))
+        for round_ in list(self.ledger):
+            if round_.failure is None and host not in round_.specs:
+                self.fail(round_, "worker_lost", text, missing=self.departed)
+            else:
+                self.ledger.tidy(round_)
+
+    @property
+    def completing(self) -> bool:
+        """Whether an open round has a result that some host still fetches."""
+        return any(round_.failure is None for round_ in self.ledger)
+
+    def timer(self) -> float | None:
+        """When the next round is late."""
+        return min((round_.deadline for round_ in self.ledger if round_.failure is None), default=None)
+
+    def on_timer(self, now: float) -> None:
+        """Fail what is late. Raises :class:`JobLost` if some ranks have a result that others cannot get."""
+        for round_ in list(self.ledger):
+            if round_.failure is not None or now < round_.deadline:
+                continue
+            waited = self._settings.round
+            text, missing = self._waited_for(round_)
+            if not round_.committed:
+                self.fail(round_, "timeout", f"not complete after {waited:g} s: {text}", missing=missing)
+            elif round_.deadline < round_.since + 2 * waited:
+                round_.deadline = round_.since + 2 * waited
+            else:
+                text = f"{self._job}, round {round_.number}: not complete after {2 * waited:g} s: {text}"
+                raise JobLost("timeout", text, round_.number, missing)
+
+    def _waited_for(self, round_: Round) -> tuple[str, tuple[int, ...]]:
+        """The sentence and the ranks."""
+        ranks = self.ledger.not_begun(round_)
+        if ranks:
+            return f"{show_ranks(ranks)} did not begin it; do all ranks call the same collectives?", ranks
+        tensor = self.book.find(round_.spec) if round_.spec else None
+        if tensor is not None and tensor.waiting:
+            names = listing(repr(name) for name in sorted(tensor.waiting))
+            return f"no answer from {names}, asked to make slots", ()
+        ranks = self.ledger.not_finished(round_)
+        return f"all ranks have begun, but {show_ranks(ranks)} did not get the whole result", ranks
+
+    # ---------- tensors
+
+    def holders(self) -> tuple[str, ...]:
+        """Aggregators and parameter servers in the plan, parents first."""
+        workers = {
+            child for tree in self._planner.trees for child in tree.parents if child not in tree.children
+        }
+        return tuple(name for name in self._planner.nodes() if name not in workers)
+
+    def _provide(self, round_: Round, spec: TensorSpec) -> None:
+        """Find or make the tensor of a round's spec."""
+        tensor = self.book.find(spec)
+        if tensor is None:
+            try:
+                tensor = self._make(spec, round_.number - 1)
+            except LayoutError as error:
+                self.fail(round_, "memory", str(error))
+                return
+            except ValueError as error:
+                self.fail(round_, "unsupported", str(error))
+                return
+        used = {shard.tree for shard in tensor.layout.shards}
+        round_.roots = frozenset(tree.root for tree in self._planner.trees if tree.tree in used)
+
+    def _make(self, spec: TensorSpec, last_round: int) -> Tensor:
+        facts = self._format_of(spec, self._planner.ranks)
+        spare = self.book.spare({spec for round_ in self.ledger for spec in round_.specs.values()})
+        if spare is not None:
+            self.drop(spare)
+        tensor = self.book.create(spec, facts, len(self._planner.trees), last_round)
+        tensor.waiting = set(self.holders())
+        for name in self.holders():
+            self.tell(name, tensor)
+        return tensor
+
+    def resume(self) -> None:
+        """Look at the rounds taken over from an earlier coordinator as if they had just been begun."""
+        for round_ in list(self.ledger):
+            wanted = round_.spec
+            differing = next((host for host, spec in round_.specs.items() if spec != wanted), None)
+            if wanted is not None and differing is not None:
+                self._mismatch(round_, differing, wanted, round_.specs[differing])
+            elif wanted is not None:
+                self._provide(round_, wanted)
+
+    def tell(self, name: str, tensor: Tensor) -> None:
+        """Send a tensor's layout to one node."""
+        self._send(
+            name, Layout(job=self._planner.job, layout=tensor.layout, last_round=max(0, tensor.last_round))
+        )
+
+    def drop(self, tensor: Tensor) -> None:
+        """Free a tensor on every node."""
+        self.book.drop(tensor)
+        for name in (*self.hosts, *self.holders()):
+            self._send(name, LayoutDrop(job=self._planner.job, tensor=tensor.layout.tensor))
+
+    def layout_ready(self, name: str, message: LayoutReady) -> None:
+        """An aggregator or parameter server has slots, or none to spare."""
+        tensor = self.book.get(message.tensor)
+        if tensor is None or name not in tensor.waiting:
+            return
+        if message.refused:
+            text = f"{name!r} has no room for it: {message.refused}"
+            for round_ in list(self.ledger):
+                if round_.failure is None and round_.spec == tensor.layout.spec:
+                    self.fail(round_, "memory", text)
+            self.drop(tensor)
+        else:
+            self._no_longer_wait(tensor, name)
+
+    def holder_lost(self, name: str) -> None:
+        """An aggregator is gone; do not wait for its slots."""
+        for tensor in self.book:
+            if name in tensor.waiting:
+                self._no_longer_wait(tensor, name)
+
+    def _no_longer_wait(self, tensor: Tensor, name: str) -> None:
+        tensor.waiting.discard(name)
+        if tensor.ready:
+            for host in self.hosts:
+                self.tell(host, tensor)

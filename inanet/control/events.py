@@ -1,0 +1,89 @@
+"""What the coordinator tells the process around it, for logs and metrics."""
+
+from dataclasses import dataclass
+
+from inanet.control.fields import Cause, Role
+
+
+@dataclass(frozen=True, slots=True)
+class PeerJoined:
+    """A node said Hello and was accepted."""
+
+    peer: int
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class PeerRefused:
+    """A Reject is on its way to ``peer``; close the connection once it has left."""
+
+    peer: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost:
+    """A node is gone, on purpose or not. If its connection is still open, close it."""
+
+    peer: int
+    name: str
+    role: Role
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobStarted:
+    """A job has all its members and its first plan; or has been taken over from an earlier coordinator
+    (``resumed``).
+    """
+
+    job: int
+    name: str
+    ranks: int
+    resumed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PlanChanged:
+    """A job has a new plan version."""
+
+    job: int
+    name: str
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundLost:
+    """A round of a job failed on all ranks."""
+
+    job: int
+    name: str
+    round: int
+    error: Cause
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobOver:
+    """A job has ended; ``error`` is None if all its workers left in good order."""
+
+    job: int
+    name: str
+    error: Cause | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatsReceived:
+    """Counters of a node, by metric name."""
+
+    name: str
+    counters: dict[str, int]
+
+
+ControlEvent = (
+    PeerJoined | PeerRefused | PeerLost | JobStarted | PlanChanged | RoundLost | JobOver | StatsReceived
+)

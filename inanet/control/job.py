@@ -1,0 +1,403 @@
+"""A running job: its members, its plan as they come and go, and its end.
+
+The plan changes in two ways only. When an aggregator is lost, its children move to the parent that holds
+its id, at once, and the planner retires that id (R5). When one returns, nothing retires, so no packet of
+any round may be on its way: hosts are asked to hold before a round none of them has begun, and the plan
+changes when everything before it is finished and confirmed.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from inanet.control.collectives import Collectives, JobLost
+from inanet.control.events import ControlEvent, JobOver, PlanChanged, RoundLost
+from inanet.control.messages import (
+    Begin,
+    Finished,
+    Held,
+    Hello,
+    Hold,
+    JobEnded,
+    JobFailed,
+    LayoutReady,
+    Message,
+    Plan,
+    Refuse,
+)
+from inanet.control.planner import PlanError, Planner
+from inanet.control.receivers import Receivers, Station
+from inanet.control.rounds import Host
+from inanet.control.sentences import clip, show_ranks
+from inanet.control.settings import FormatOf, Settings
+from inanet.control.settling import Settling
+from inanet.control.topology import TopologyError
+from inanet.proto.plan import NodePlan
+
+
+@dataclass(slots=True)
+class _Entry:
+    """Aggregators on their way back into the tree: hosts hold before round ``before``."""
+
+    names: tuple[str, ...]
+    nonce: int
+    before: int
+    deadline: float
+    held: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What the members of a job still hold after their coordinator was lost.
+
+    ``plans``: the plan each follows. ``blank``: parameter servers that hold nothing of the job any more.
+    ``lacking``: (member, tensor) for tensors that others have.
+    """
+
+    plans: Mapping[str, NodePlan]
+    blank: frozenset[str]
+    lacking: frozenset[tuple[str, int]]
+
+
+class Job:
+    """See the module's documentation. What members are to be sent is appended to ``outbox`` as (name,
+    message).
+
+    ``hellos`` has every member's Hello; ``next_nonce(host)`` is the number of the next ping that host will
+    be sent.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        planner: Planner,
+        hosts: Mapping[str, Host],
+        hellos: Mapping[str, Hello],
+        settings: Settings,
+        format_of: FormatOf,
+        receivers: Receivers,
+        next_nonce: Callable[[str], int],
+    ) -> None:
+        self.name = name
+        self.number = planner.job
+        self.hosts = dict(hosts)
+        self.hellos = dict(hellos)
+        self.planner = planner
+        self.absent: set[str] = set()
+        self.over = False
+        #: how it ended, once it is over
+        self.verdict = ""
+        self.outbox: list[tuple[str, Message]] = []
+        self.log: list[ControlEvent] = []
+        self.collectives = Collectives(name, self.hosts, planner, settings, format_of, self._send)
+        self._members = tuple(sorted(hosts))
+        self.topology = settings.topology
+        self._settings = settings
+        self._now = 0.0
+        self._receivers = receivers
+        self._next_nonce = next_nonce
+        self._ending: tuple[float, JobLost] | None = None
+        self._entry: _Entry | None = None
+        self._candidates: set[str] = set()
+        #: no attempt to let them in before this
+        self._next_entry = 0.0
+        self._holds = 0
+        #: (holder, tensor) still to be ready before workers get the plan they wait for
+        self._gate: set[tuple[str, int]] = set()
+        self._held_back = False
+        #: the plan held back was made while no round was on its way
+        self._quiet = False
+        self._attach: dict[str, set[int]] = {}
+        self._settling = Settling(self.collectives.ledger)
+        self._stations: dict[str, Station] = {}
+
+    def _send(self, name: str, message: Message) -> None:
+        self.outbox.append((name, message))
+
+    # ---------- plans
+
+    def start(self, now: float) -> None:
+        """Make and send the first version. A failure is told to the members like any later one."""
+        self._guard(now, lambda: self._advance("the job starts"))
+
+    def resume(self, returned: Inheritance, now: float) -> None:
+        """Take over from an earlier coordinator (R4)."""
+        self.planner.adopt(returned.plans)
+        self._guard(now, lambda: self._resume(returned))
+
+    def _resume(self, returned: Inheritance) -> None:
+        holders = self.topology.needed(self._members)
+        self._gate = {(name, tensor) for name, tensor in returned.lacking if name in holders}
+        self._gate -= {(name, tensor) for name, tensor in self._gate if name in self.absent}
+        for name, tensor in self._gate:
+            found = self.collectives.book.get(tensor)
+            if found is not None:
+                found.waiting.add(name)
+        parents = {
+            (place.tree, name): "" if place.parent.name in returned.blank else place.parent.name
+            for name, plan in returned.plans.items()
+            for place in plan.placements
+            if place.parent is not None
+        }
+        self._advance("the coordinator has started again", parents)
+        for name, tensor in sorted(returned.lacking):
+            found = self.collectives.book.get(tensor)
+            if found is not None and ((name in self.hosts and found.ready) or (name, tensor) in self._gate):
+                self.collectives.tell(name, found)
+        self.collectives.resume()
+
+    def _advance(self, reason: str, parents: Mapping[tuple[int, str], str] | None = None) -> None:
+        """Make and send the next version, for the nodes that are present; :class:`JobLost` if there can be
+        none.
+
+        ``parents``: what each (tree, node) takes for its parent, if that is not as in the current version.
+        """
+        if parents is None:
+            parents = {(t.tree, child): p for t in self.planner.trees for child, p in t.parents.items()}
+        try:
+            trees = self.topology.trees(self._members, self.absent)
+            self.planner.advance(trees, settled=self._settling.settled(self.hosts), quiet=self._quiet)
+        except (TopologyError, PlanError) as error:
+            raise JobLost("aggregator_lost", f"job {self.name!r}: {reason}, but {error}") from None
+        for tree in trees:
+            for child, parent in tree.parents.items():
+                if parents.get((tree.tree, child), parent) != parent:
+                    self._attach.setdefault(child, set()).add(tree.tree)
+        senders: dict[int, int] = {}
+        for name, links in self.planner.links().items():
+            endpoint = self.hellos[name].endpoint
+            senders[endpoint] = senders.get(endpoint, 0) + links
+        self._receivers.declare(self.number, senders)
+        if self.planner.retires:
+            self._settling.track(self.planner.version, {host: self._next_nonce(host) for host in self.hosts})
+        self._publish(reason)
+
+    def _publish(self, reason: str) -> None:
+        """Send the current version: aggregators and roots first, workers when the gate is open."""
+        self._entry = None
+        self._held_back = True
+        self._stations = {name: self.station(name) for name in self.planner.nodes()}
+        self.log.append(PlanChanged(self.number, self.name, self.planner.version, reason))
+        for name in self.collectives.holders():
+            self._send_plan(name)
+        self._open_gate()
+
+    def _open_gate(self) -> None:
+        if self._held_back and not self._gate:
+            self._held_back = self._quiet = False
+            for name in self.hosts:
+                self._send_plan(name)
+
+    def _send_plan(self, name: str) -> None:
+        attach = tuple(sorted(self._attach.pop(name, ())))
+        self._send(name, Plan(plan=self.planner.view(name, self.station), attach=attach))
+
+    def station(self, name: str) -> Station:
+        """Where a member receives, and the window everybody who sends there has."""
+        hello = self.hellos[name]
+        return self._receivers.station(hello.endpoint, hello.rx_window)
+
+    def rewindow(self, now: float) -> None:
+        """Other jobs have come or gone: make a new version if that changes any window."""
+        if any(self.station(name) != station for name, station in self._stations.items()):
+            self._guard(now, lambda: self._advance("another job has changed the windows"))
+
+    def answered(self, host: str, nonce: int) -> None:
+        """A worker host has answered ping ``nonce``."""
+        self._settling.answered(host, nonce)
+
+    # ---------- what members say and do
+
+    def receive(self, name: str, message: Message, now: float) -> None:
+        """One message of a member about this job; what its role may not say is ignored."""
+        self._guard(now, lambda: self._receive(name, message, now))
+
+    def _receive(self, name: str, message: Message, now: float) -> None:
+        host = name in self.hosts
+        if isinstance(message, Begin) and host:
+            self.collectives.begin(name, message, now)
+        elif isinstance(message, Refuse) and host:
+            self.collectives.refuse(name, message, now)
+        elif isinstance(message, Finished):
+            self.collectives.finished(name, message)
+        elif isinstance(message, LayoutReady) and not host:
+            self._layout_ready(name, message)
+        elif isinstance(message, Held) and host:
+            self._on_held(name, message.nonce)
+
+    def _guard(self, now: float, action: Callable[[], None]) -> None:
+        """Run something that may find that the job cannot go on, and then what it has made possible."""
+        if self.over:
+            return
+        self._now = now
+        try:
+            action()
+            self._tidy()
+        except JobLost as lost:
+            self._fail(lost)
+        for failure in self.collectives.failures():
+            self.log.append(RoundLost(self.number, self.name, failure.round, failure.error, failure.message))
+
+    def _tidy(self) -> None:
+        """What may have become possible: the end of the job, the return of an aggregator."""
+        if self._ending is not None and not self.collectives.completing:
+            raise self._ending[1]
+        entry = self._entry
+        if entry is not None and entry.held >= self.hosts.keys() and self.collectives.ledger.quiet:
+            self._enter(entry.names)
+        self._ask_to_hold()
+
+    def _layout_ready(self, name: str, message: LayoutReady) -> None:
+        if (name, message.tensor) in self._gate and self._quiet and message.refused:
+            self._drop_holder(name, f"{name!r} has no room for tensors in use: {message.refused}")
+            return
+        self._gate.discard((name, message.tensor))
+        self.collectives.layout_ready(name, message)
+        self._open_gate()
+
+    def worker_lost(self, name: str, why: str, now: float) -> None:
+        """A worker host is gone. Rounds nobody has the result of fail, the others may be completed, then
+        the job fails; all survivors are told the same.
+        """
+        self._guard(now, lambda: self._worker_lost(name, why))
+
+    def _worker_lost(self, name: str, why: str) -> None:
+        ranks = self.hosts[name].ranks
+        open_ = [round_.number for round_ in self.collectives.ledger if round_.failure is None]
+        where = f" in round {open_[0]}" if open_ else ""
+        text = f"{show_ranks(ranks)} (host {name}) was lost{where}: {why}"
+        self.collectives.lose(name, text)
+        if self._ending is None:
+            lost = JobLost("worker_lost", f"job {self.name!r}: {text}", open_[0] if open_ else None, ranks)
+            self._ending = (self._now + self._settings.grace, lost)
+
+    def leave(self, name: str, now: float) -> None:
+        """A worker host goes in good order; the job is over when all have."""
+        if name not in self.hosts:
+            return
+        for round_ in self.collectives.ledger:
+            if round_.failure is None and name in round_.specs and name not in round_.finished:
+                self.worker_lost(name, f"it left before it had the result of round {round_.number}", now)
+                return
+        ranks = show_ranks(self.hosts[name].ranks)
+        self._guard(now, lambda: self.collectives.leave(name, f"{ranks} (host {name}) has left the job"))
+        if not self.hosts and not self.over:
+            self._end("all workers have left")
+
+    def holder_lost(self, name: str, why: str, now: float) -> None:
+        """An aggregator or parameter server is gone."""
+        self._guard(now, lambda: self._holder_lost(name, why))
+
+    def _holder_lost(self, name: str, why: str) -> None:
+        self._candidates.discard(name)
+        if name in self.topology.roots:
+            raise JobLost("root_lost", f"job {self.name!r}: parameter server {name!r} was lost: {why}")
+        if name in self.planner.nodes():
+            self._drop_holder(name, f"aggregator {name!r} was lost: {why}")
+
+    def _drop_holder(self, name: str, reason: str) -> None:
+        """Go on without an aggregator: its children move up (R5)."""
+        self.absent.add(name)
+        self._gate = {(holder, tensor) for holder, tensor in self._gate if holder != name}
+        self._attach.pop(name, None)
+        self._advance(reason)
+        self._send(name, JobEnded(job=self.number, reason=reason))
+        self.collectives.holder_lost(name)
+
+    # ---------- aggregators return
+
+    def holder_returned(self, hello: Hello, now: float) -> None:
+        """An aggregator the plan does without is connected again; it comes back in when no round is on its
+        way.
+        """
+        if hello.name in self.absent:
+            self.hellos[hello.name] = hello
+            self._candidates.add(hello.name)
+            self._guard(now, lambda: None)
+
+    def _ask_to_hold(self) -> None:
+        free = self._entry is None and not self._held_back and self._ending is None
+        if self._candidates and free and not self.collectives.farewell and self._now >= self._next_entry:
+            before = self.collectives.ledger.newest + 1
+            self._holds += 1
+            deadline = self._now + self._settings.hold
+            self._next_entry = self._now + 10 * self._settings.hold
+            self._entry = _Entry(tuple(sorted(self._candidates)), self._holds, before, deadline)
+            self._hold(self._entry)
+
+    def _release(self) -> None:
+        """Hosts have held for long enough; the aggregators have to wait for a better moment."""
+        self._entry = None
+        for host in self.hosts:
+            self._send_plan(host)
+
+    def _hold(self, entry: _Entry) -> None:
+        for host in self.hosts:
+            self._send(host, Hold(job=self.number, nonce=entry.nonce, before=entry.before))
+
+    def _on_held(self, host: str, nonce: int) -> None:
+        entry = self._entry
+        if entry is None or nonce != entry.nonce:
+            return
+        entry.held.add(host)
+        before = self.collectives.ledger.newest + 1
+        if entry.held >= self.hosts.keys() and before > entry.before:
+            # somebody had begun more when the Hold came: let the others catch up to that
+            entry.before = before
+            self._hold(entry)
+
+    def _enter(self, names: tuple[str, ...]) -> None:
+        newest = self.collectives.ledger.newest
+        self._candidates -= set(names)
+        self.absent -= set(names)
+        self._quiet = True
+        self._gate = {(name, tensor.layout.tensor) for name in names for tensor in self.collectives.book}
+        self._advance(f"{', '.join(names)} came back")
+        for tensor in self.collectives.book:
+            tensor.last_round = max(tensor.last_round, newest)
+            for name in names:
+                self.collectives.tell(name, tensor)
+
+    # ---------- time and the end
+
+    def timer(self) -> float | None:
+        """When :meth:`on_timer` has something to do."""
+        times = [self.collectives.timer()]
+        if self._ending:
+            times.append(self._ending[0])
+        if self._entry:
+            times.append(self._entry.deadline)
+        elif self._candidates and not self._held_back and not self._ending and not self.collectives.farewell:
+            times.append(self._next_entry)
+        return min((at for at in times if at is not None), default=None)
+
+    def on_timer(self, now: float) -> None:
+        """Fail what is late."""
+        self._guard(now, lambda: self._on_timer(now))
+
+    def _on_timer(self, now: float) -> None:
+        self.collectives.on_timer(now)
+        if self._ending is not None and now >= self._ending[0]:
+            raise self._ending[1]
+        if self._entry is not None and now >= self._entry.deadline:
+            self._release()
+
+    def _fail(self, lost: JobLost) -> None:
+        message = clip(lost.text)
+        failed = JobFailed(
+            job=self.number, error=lost.error, message=message, round=lost.round, ranks=lost.ranks
+        )
+        for host in self.hosts:
+            self._send(host, failed)
+        self._close(message)
+        self.log.append(JobOver(self.number, self.name, lost.error, message))
+
+    def _end(self, reason: str) -> None:
+        self._close(reason)
+        self.log.append(JobOver(self.number, self.name, None, reason))
+
+    def _close(self, reason: str) -> None:
+        for name in self.collectives.holders():
+            self._send(name, JobEnded(job=self.number, reason=reason))
+        self.over = True
+        self.verdict = reason
+        self._receivers.withdraw(self.number)

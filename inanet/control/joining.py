@@ -1,0 +1,109 @@
+"""Jobs that are not complete yet: who has joined, who is missing, and whom they cannot take."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from inanet.control.messages import Hello, Waiting
+from inanet.control.rounds import Host
+from inanet.control.sentences import show_ranks
+from inanet.control.topology import Topology, TopologyError
+
+
+class Refused(Exception):
+    """A Hello that cannot be accepted; ``retry_after`` seconds later it might be."""
+
+    def __init__(self, reason: str, retry_after: float | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+def check_ranks(hello: Hello) -> None:
+    """Raise :class:`Refused` if a worker's ranks are not distinct ranks of its world."""
+    if not hello.ranks:
+        raise Refused(f"host {hello.name!r} brings no rank")
+    if len(set(hello.ranks)) != len(hello.ranks):
+        raise Refused(f"host {hello.name!r} names a rank twice: {hello.ranks}")
+    beyond = [rank for rank in hello.ranks if rank >= hello.world]
+    if beyond:
+        raise Refused(
+            f"host {hello.name!r} brings {show_ranks(beyond)}, but its job {hello.job!r} has {hello.world} ranks "
+            f"(0 to {hello.world - 1})"
+        )
+
+
+@dataclass(slots=True)
+class Members:
+    """Worker hosts that mean to be one job, by host name."""
+
+    job: str
+    hellos: dict[str, Hello] = field(default_factory=dict)
+
+    def admit(self, hello: Hello, topology: Topology) -> None:
+        """Take a host in. Raises :class:`Refused` if it does not fit the ones already there."""
+        check_ranks(hello)
+        if hello.name in self.hellos:
+            raise Refused(
+                f"a host called {hello.name!r} has joined job {self.job!r} already; give each its own name"
+            )
+        for other in self.hellos.values():
+            if other.world != hello.world:
+                raise Refused(
+                    f"job {self.job!r} has {hello.world} ranks according to host {hello.name!r} but {other.world} "
+                    f"according to host {other.name!r}; start all with the same number"
+                )
+            shared = set(other.ranks) & set(hello.ranks)
+            if shared:
+                raise Refused(
+                    f"{show_ranks(shared)} of job {self.job!r} is on host {other.name!r} already; "
+                    f"host {hello.name!r} needs ranks of its own"
+                )
+        try:
+            topology.trees([*self.hellos, hello.name])
+        except TopologyError as error:
+            raise Refused(f"host {hello.name!r} cannot join job {self.job!r}: {error}") from None
+        self.hellos[hello.name] = hello
+
+    @property
+    def world(self) -> int:
+        """Ranks of the job, 0 if nobody has joined."""
+        return next((hello.world for hello in self.hellos.values()), 0)
+
+    @property
+    def joined(self) -> set[int]:
+        """Ranks that are here."""
+        return {rank for hello in self.hellos.values() for rank in hello.ranks}
+
+    @property
+    def missing_ranks(self) -> tuple[int, ...]:
+        """Ranks that are not."""
+        return tuple(sorted(set(range(self.world)) - self.joined))
+
+    def missing(self, topology: Topology, connected: Collection[str]) -> tuple[str, ...]:
+        """What the job waits for, in words: ranks, aggregators, parameter servers."""
+        words = [show_ranks(self.missing_ranks)] if self.missing_ranks else []
+        for name in topology.needed(self.hellos):
+            if name not in connected:
+                words.append(f"{'parameter server' if name in topology.roots else 'aggregator'} {name}")
+        return tuple(words)
+
+    def hosts(self) -> dict[str, Host]:
+        """The hosts, by name."""
+        return {name: Host(name, tuple(sorted(h.ranks))) for name, h in sorted(self.hellos.items())}
+
+
+@dataclass(slots=True)
+class Forming:
+    """A job that waits for its members since the first one joined."""
+
+    members: Members
+    number: int
+    key: int
+    deadline: float
+    next_waiting: float
+
+    def waiting(self, topology: Topology, connected: Collection[str]) -> Waiting:
+        """The progress line for those who wait."""
+        members = self.members
+        missing = members.missing(topology, connected)
+        return Waiting(joined=len(members.joined), expected=members.world, missing=missing)

@@ -1,0 +1,42 @@
+"""What an operator may choose about the coordinator; all times in seconds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from inanet.control.layouts import FormatFacts
+from inanet.control.topology import Topology
+from inanet.proto.plan import TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Of one coordinator. ``token`` is the secret every node of the fabric must know."""
+
+    topology: Topology
+    token: str
+    #: a node that answers no ping for so long is lost; pings are sent every third of it
+    silence: float = 10.0
+    #: a node its neighbours cannot reach is given so long to answer a ping
+    probe: float = 3.0
+    #: a connection must say Hello within this
+    hello: float = 10.0
+    #: a job must have all its members this long after the first one joined
+    join: float = 120.0
+    #: how often waiting members are told who is missing
+    waiting: float = 3.0
+    #: a round must be complete this long after the first host began it
+    round: float = 60.0
+    #: after a restart, the members of a running job must be back within this
+    resume: float = 15.0
+    #: survivors of a lost worker may take this long to fetch results that are complete
+    grace: float = 5.0
+    #: hosts may be held back for so long while an aggregator returns; then it is tried again ten times later
+    hold: float = 3.0
+    #: different tensors of one job that have slots at the same time
+    most_tensors: int = 1024
+    #: rounds one host may be ahead of another
+    most_ahead: int = 4096
+
+
+#: Facts about a tensor's number format for n ranks; ``ValueError`` with a sentence if there is none for it.
+FormatOf = Callable[[TensorSpec, int], FormatFacts]
