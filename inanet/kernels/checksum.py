@@ -11,7 +11,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 
-@njit("uint32(int32[::1], int64, int64)", cache=True, nogil=True)
+@njit("uint32(int32[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def row_checksum(words: NDArray[np.int32], start: int, count: int) -> np.uint32:
     """Checksum of ``words[start : start + count]``, as an unsigned 32-bit number."""
     part = words[start : start + count]
@@ -24,7 +24,7 @@ def row_checksum(words: NDArray[np.int32], start: int, count: int) -> np.uint32:
     return total
 
 
-@njit("void(int32[:, ::1], int64[::1], int64, int64)", cache=True, nogil=True)
+@njit("void(int32[:, ::1], int64[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def seal_rows(rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body: int) -> None:
     """Write the checksum of ``rows[i, head : head + body]`` into the next word, for ``i`` in ``index``."""
     for k in range(index.size):
@@ -32,7 +32,7 @@ def seal_rows(rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body
         row[head + body] = np.int32(row_checksum(row, head, body))
 
 
-@njit("int64(int32[:, ::1], int64[::1], int64, int64, uint8[::1])", cache=True, nogil=True)
+@njit("int64(int32[:, ::1], int64[::1], int64, int64, uint8[::1])", cache=True, nogil=True, _nrt=False)
 def verify_rows(
     rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body: int, ok: NDArray[np.uint8]
 ) -> int:

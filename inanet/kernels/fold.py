@@ -15,7 +15,7 @@ from inanet.kernels.layout import CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, RO
 _SIGNATURE = "void(int32[:, ::1], int64, int32[::1], int64)"
 
 
-@njit(_SIGNATURE, cache=True, nogil=True)
+@njit(_SIGNATURE, cache=True, nogil=True, _nrt=False)
 def fold_copy(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> None:
     """Overwrite the slot's payload and checksum with the packet's."""
     target = rows[slot, HEADER_WORDS:ROW_WORDS]
@@ -24,7 +24,7 @@ def fold_copy(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offs
         target[j] = source[j]
 
 
-@njit(_SIGNATURE, cache=True, nogil=True)
+@njit(_SIGNATURE, cache=True, nogil=True, _nrt=False)
 def fold_add(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> None:
     """Add the packet's payload and checksum to the slot's, modulo 2**32."""
     target = rows[slot, HEADER_WORDS:ROW_WORDS]
@@ -35,7 +35,7 @@ def fold_add(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offse
     target[PAYLOAD_WORDS] += source[PAYLOAD_WORDS]
 
 
-@njit("boolean(int32[:, ::1], int64, int32[::1], int64)", cache=True, nogil=True)
+@njit("boolean(int32[:, ::1], int64, int32[::1], int64)", cache=True, nogil=True, _nrt=False)
 def fold_add_verified(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> bool:
     """Add the packet to the slot and check it in the same pass; on a bad checksum take it out again.
 
@@ -59,7 +59,7 @@ def fold_add_verified(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int3
     return False
 
 
-@njit(_SIGNATURE, cache=True, nogil=True)
+@njit(_SIGNATURE, cache=True, nogil=True, _nrt=False)
 def fold_max32(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> None:
     """Keep the larger of each pair of signed 32-bit payload words."""
     target = rows[slot, HEADER_WORDS:CHECKSUM_WORD]
@@ -68,7 +68,7 @@ def fold_max32(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], off
         target[j] = max(target[j], source[j])
 
 
-@njit(_SIGNATURE, cache=True, nogil=True)
+@njit(_SIGNATURE, cache=True, nogil=True, _nrt=False)
 def fold_max64(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> None:
     """Keep the larger of each pair of signed 64-bit values (two payload words, the low one first)."""
     target = rows[slot, HEADER_WORDS:CHECKSUM_WORD]
@@ -82,7 +82,7 @@ def fold_max64(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], off
         target[2 * j + 1] = np.int32(mine >> 32)
 
 
-@njit(_SIGNATURE, cache=True, nogil=True)
+@njit(_SIGNATURE, cache=True, nogil=True, _nrt=False)
 def fold_max8(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> None:
     """Keep the larger of each pair of unsigned payload bytes (block exponents, 1024 a fragment)."""
     target = rows[slot, HEADER_WORDS:CHECKSUM_WORD]

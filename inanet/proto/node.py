@@ -7,7 +7,7 @@ the same for all of them, so that a root or a worker can one day be an aggregato
 The machine is sans-IO: feed it batches and plans, take transmissions and events, call it when its timer is due.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,11 @@ class Node:
 
     # ---------------------------------------------------------------- plans, layouts, rounds
 
-    def apply(self, plan: NodePlan, now: float, *, attach: bool = False) -> None:
+    def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
         """Follow a plan version, atomically between batches. Older versions are ignored.
 
-        ``attach`` says that the parent may know nothing of the rounds that are running: after a failed aggregator
-        (R5) or a restarted root (R4) everything it lacks is sent to it again.
+        ``attach`` names trees in which the parent may know nothing of the rounds that are running: after a failed
+        aggregator (R5) or a restarted root (R4) everything it lacks is sent to it again.
         """
         job = self._jobs.get(plan.job)
         if job is None:
@@ -88,10 +88,11 @@ class Node:
             if tree is None:
                 tree = Tree(job, placement.tree, self.memory.add_tree(job.row))
                 job.trees[placement.tree] = tree
-            moved = tree.place(self.memory, placement, fresh=attach)
+            again = placement.tree in attach
+            moved = tree.place(self.memory, placement, fresh=again)
             for state in job.shards.values():
                 if state.tree is tree and state.round is not None and not self._is_committed(state):
-                    self._rewire(state, moved or attach, now)
+                    self._rewire(state, moved or again, now)
 
     def _rewire(self, state: ShardState, attach: bool, now: float) -> None:
         """Bring a running round in line with changed links."""
@@ -551,6 +552,8 @@ class Node:
         if state.confirmed or state.round is None or self._is_committed(state):
             return
         if int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED]) != state.shard.count:
+            return
+        if state.collective is not None and state.decoded != state.shard.count:
             return
         if not all(sender.done for sender in state.down.values()):
             return

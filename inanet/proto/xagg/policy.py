@@ -76,7 +76,7 @@ _BATCH_ARGS = (TABLES, types.int32[::1], types.int64, types.int64, types.int64)
 
 
 @numba.njit(
-    types.int64(TABLES, types.int32[::1], types.int64, types.int64), cache=True, nogil=True, inline="always"
+    types.int64(TABLES, types.int32[::1], types.int64, types.int64), cache=True, nogil=True, _nrt=False, inline="always"
 )
 def parse(t: Tables, arena: Any, offset: int, length: int) -> int:
     """Length, magic, type, job, tag and checksum of one packet, each before anything that relies on it."""
@@ -117,7 +117,7 @@ def parse(t: Tables, arena: Any, offset: int, length: int) -> int:
     return OK
 
 
-@numba.njit(types.int64(types.uint32), cache=True, nogil=True, inline="always")
+@numba.njit(types.int64(types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def bit_index(host: int) -> int:
     """Index of the only bit of ``host``; -1 if it has none or several."""
     if host == 0 or host & np.uint32(host - np.uint32(1)):
@@ -128,7 +128,7 @@ def bit_index(host: int) -> int:
     return index
 
 
-@numba.njit(types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, inline="always")
+@numba.njit(types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def effective(t: Tables, tree: int, bitmap: int) -> int:
     """Bitmap with every retired id in it replaced by the ids it stands for (R5)."""
     retired = np.uint32(t.trees[tree, RETIRED]) & bitmap
@@ -142,7 +142,7 @@ def effective(t: Tables, tree: int, bitmap: int) -> int:
 @numba.njit(
     types.int64(TABLES, types.int64, types.int64, types.uint32, types.int64, types.uint8),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
     inline="always",
 )
 def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, plan: int) -> int:
@@ -164,7 +164,7 @@ def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, pl
 @numba.njit(
     types.int64(TABLES, types.int64, types.uint32, types.int64[:, ::1], types.int64[::1]),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
     inline="always",
 )
 def admit_round(t: Tables, row: int, round_: int, events: Any, used: Any) -> int:
@@ -181,7 +181,7 @@ def admit_round(t: Tables, row: int, round_: int, events: Any, used: Any) -> int
     return OK
 
 
-@numba.njit("void(int32[:, ::1], int64, uint8)", cache=True, nogil=True)
+@numba.njit("void(int32[:, ::1], int64, uint8)", cache=True, nogil=True, _nrt=False)
 def exponent_row(rows: Any, slot: int, exponent: int) -> None:
     """Fill a row with one exponent: payload word 0, zeros behind it, checksum."""
     row = rows[slot]
@@ -194,7 +194,7 @@ def exponent_row(rows: Any, slot: int, exponent: int) -> None:
 @numba.njit(
     numba.void(TABLES, types.int64, types.int64, types.int64[:, ::1], types.int64[::1], types.int64[::1]),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
 )
 def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts: Any) -> None:
     """Every live child is in: hand the fragment on, or start it again with the exponent somebody asked for."""
@@ -235,7 +235,7 @@ def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts:
         types.int64[::1],
     ),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
 )
 def take_contribution(
     t: Tables, arena: Any, o: int, row: int, fragment: int, child: int, kind: int, events: Any, used: Any, counts: Any
@@ -297,7 +297,7 @@ def take_contribution(
         types.int64[::1],
     ),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
 )
 def take_result(t: Tables, arena: Any, o: int, row: int, fragment: int, events: Any, used: Any, counts: Any) -> int:
     """One result from the parent: it overwrites whatever the slot held and goes on downwards (R4)."""
@@ -335,7 +335,7 @@ def take_result(t: Tables, arena: Any, o: int, row: int, fragment: int, events: 
         types.int64[::1],
     ),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
 )
 def take(
     t: Tables, arena: Any, index: int, offset: int, length: int, source: int, events: Any, used: Any, counts: Any
@@ -398,7 +398,7 @@ def take(
         types.int64[::1],
     ),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
 )
 def ingest(
     t: Tables,
@@ -420,7 +420,7 @@ def ingest(
 @numba.njit(
     numba.void(TABLES, types.int64, types.int64, types.int64, types.uint8[::1], types.int64[:, ::1], types.int64[::1]),
     cache=True,
-    nogil=True,
+    nogil=True, _nrt=False,
 )
 def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: Any, used: Any) -> None:
     """A worker's own fragments ``first`` to ``last - 1``, already encoded in their rows, enter the emission log.
@@ -441,7 +441,7 @@ def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: 
 
 
 @numba.njit(
-    numba.void(TABLES, types.int64, types.int64[::1], types.uint8[::1], types.uint8[::1]), cache=True, nogil=True
+    numba.void(TABLES, types.int64, types.int64[::1], types.uint8[::1], types.uint8[::1]), cache=True, nogil=True, _nrt=False
 )
 def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) -> None:
     """Empty slots for a later attempt with a new exponent (R1); nobody's contribution is in them any more."""
@@ -456,7 +456,7 @@ def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) 
         t.exponent[slot] = exponents[i]
 
 
-@numba.njit(numba.void(TABLES, types.int64), cache=True, nogil=True)
+@numba.njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False)
 def restamp(t: Tables, row: int) -> None:
     """New headers for everything not yet answered: this node has a new parent, id or plan version (R5)."""
     shard = t.shards[row]
@@ -469,7 +469,7 @@ def restamp(t: Tables, row: int) -> None:
 
 
 @numba.njit(
-    types.int64(TABLES, types.int64, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True
+    types.int64(TABLES, types.int64, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True, _nrt=False
 )
 def missing_from_child(t: Tables, row: int, child: int, group: int, bits: Any) -> int:
     """Which fragments of a group a child still owes: sets one bit each in ``bits`` (128 bytes), returns how many."""
@@ -491,7 +491,7 @@ def missing_from_child(t: Tables, row: int, child: int, group: int, bits: Any) -
     return missing
 
 
-@numba.njit(types.int64(TABLES, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True)
+@numba.njit(types.int64(TABLES, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True, _nrt=False)
 def missing_results(t: Tables, row: int, group: int, bits: Any) -> int:
     """Which results of a group this node still lacks; as :func:`missing_from_child`."""
     shard = t.shards[row]

@@ -1,0 +1,133 @@
+"""Ties a sans-IO node to a device and an event loop: feed batches, send what it has, re-arm one timer, hand on events.
+
+Nothing else happens here. The device is read until it is empty or a budget is used up, so that timers and the control
+plane get their turn under load; sending stops when the device is full and goes on when it is writable.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from inanet.phy.device import Device
+from inanet.proto.events import NodeEvent
+from inanet.proto.node import Node
+from inanet.wire.batch import Transmission
+
+#: batches taken in one callback of the event loop
+READ_BUDGET = 8
+
+
+class Driver:
+    """Runs ``node`` on ``device``. ``on_event`` is called for every event, inside the event loop.
+
+    ``clock`` must be the loop's own (``loop.time``) or agree with it.
+    """
+
+    def __init__(self, node: Node, device: Device, on_event: Callable[[NodeEvent], None]) -> None:
+        self.node = node
+        self.device = device
+        self._on_event = on_event
+        self._loop = asyncio.get_running_loop()
+        self._out: Iterator[Transmission] | None = None
+        self._pending: tuple[Transmission, int] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: float | None = None
+        self._kick: asyncio.Handle | None = None
+        self._closed = False
+        #: batches processed; a watchdog can see progress in it
+        self.batches = 0
+        self._loop.add_reader(device.fileno(), self._readable)
+
+    def now(self) -> float:
+        """The time that the node is driven with."""
+        return self._loop.time()
+
+    def kick(self) -> None:
+        """The node may have something to send or to say: its plan, a layout or a round was changed from outside."""
+        if self._kick is None and not self._closed:
+            self._kick = self._loop.call_soon(self._kicked)
+
+    def _kicked(self) -> None:
+        self._kick = None
+        self._pump()
+
+    def _readable(self) -> None:
+        for _ in range(READ_BUDGET):
+            batch = self.device.receive()
+            if batch is None:
+                break
+            self.batches += 1
+            self.node.receive(batch, self._loop.time())
+            self._send()
+        self._pump()
+
+    def _pump(self) -> None:
+        if self._closed:
+            return
+        now = self._loop.time()
+        held = self.device.flush(now)
+        if held is not None:
+            self.node.receive(held, now)
+        self._send()
+        for event in self.node.events():
+            self._on_event(event)
+        self._arm()
+
+    def _send(self) -> None:
+        """Send until there is nothing left or the device is full."""
+        if self._pending is not None:
+            return
+        if self._out is None:
+            self._out = self.node.transmit(self._loop.time())
+        for transmission in self._out:
+            taken = self.device.send(transmission)
+            if taken < len(transmission):
+                self._pending = (transmission, taken)
+                self._loop.add_writer(self.device.fileno(), self._writable)
+                return
+        self._out = None
+
+    def _writable(self) -> None:
+        assert self._pending is not None
+        transmission, start = self._pending
+        start += self.device.send(transmission, start)
+        if start < len(transmission):
+            self._pending = (transmission, start)
+            return
+        self._pending = None
+        self._loop.remove_writer(self.device.fileno())
+        self._pump()
+
+    def _arm(self) -> None:
+        """One timer for the node and the device, moved only when the next deadline has changed."""
+        due = [at for at in (self.node.timer(), self.device.timer()) if at is not None]
+        soonest = min(due, default=None)
+        if soonest == self._due and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = soonest
+        if soonest is not None:
+            self._timer = self._loop.call_at(soonest, self._expired)
+
+    def _expired(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        at = self.node.timer()
+        if at is not None and at <= now + 0.0005:
+            # event loops fire up to a clock tick early; the node must see its deadline reached or it would spin
+            self.node.on_timer(max(now, at))
+        self._pump()
+
+    def close(self) -> None:
+        """Stop driving and close the device; closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self.device.fileno())
+        if self._pending is not None:
+            self._loop.remove_writer(self.device.fileno())
+        for handle in (self._timer, self._kick):
+            if handle is not None:
+                handle.cancel()
+        self.device.close()
