@@ -1,0 +1,45 @@
+"""``ina check``: what a daemon's ``--check`` does, for any daemon's file, also as JSON."""
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from inanet.control.config import MODELS, PROGRAMS, Role, detect_role, load
+from inanet.control.config_file import ConfigError, Problem, find_file, read_toml
+from inanet.control.exits import explain
+
+SCHEMA = 1
+
+
+@click.command()
+@click.argument("config", metavar="CONFIG")
+@click.option(
+    "--role", type=click.Choice(list(MODELS)), help="Whose file it is. Default: told from its sections."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def check(context: click.Context, config: str, role: Role | None, as_json: bool) -> None:
+    """Validate a daemon's configuration file, all errors at once. Exit code 0 if it can be used, 2 if not.
+
+    Opens nothing, so it works on any machine; what it cannot know (interfaces, other nodes) shows when the
+    daemon starts.
+    """
+    report: dict[str, Any] = {"schema": SCHEMA, "ok": True, "file": config, "role": role, "errors": []}
+    try:
+        report["file"] = str(find_file(config))
+        report["role"] = role or detect_role(read_toml(find_file(config)))
+        effective = load(config, role)
+    except (ConfigError, OSError) as error:
+        code, message = explain(error)
+        problems = error.problems if isinstance(error, ConfigError) else [Problem("", message)]
+        report["ok"] = False
+        report["errors"] = [asdict(problem) for problem in problems]
+        click.echo(json.dumps(report, indent=2) if as_json else message, err=not as_json)
+        context.exit(code)
+    if as_json:
+        report["config"] = effective.model_dump(mode="json")
+        click.echo(json.dumps(report, indent=2))
+    else:
+        click.echo(f"{report['file']}: a valid configuration for {PROGRAMS[report['role']]}")

@@ -1,0 +1,148 @@
+"""Probes of the machine itself: kernel, Python, packages, privileges, memory, processors, kernel cache."""
+
+import importlib.util
+import mmap
+import os
+import platform
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from inanet.cli.findings import Finding
+from inanet.control.exits import EXTRAS
+
+#: UDP_GRO came with it (UDP_SEGMENT with 4.18).
+OLDEST_KERNEL = (5, 0)
+OLDEST_PYTHON = (3, 11)
+REQUIRED = ("numpy", "numba", "msgpack", "pydantic", "structlog", "uvloop", "click", "prometheus-client")
+CAP_NET_RAW = 13
+
+
+def kernel() -> Iterator[Finding]:
+    """Linux, and new enough for UDP super-frames."""
+    release = platform.release()
+    found = re.match(r"(\d+)\.(\d+)", release)
+    if sys.platform != "linux" or found is None:
+        yield Finding(
+            "kernel", "FAIL", f"{platform.system()} {release}; inanet needs Linux", "use a Linux machine"
+        )
+    elif (int(found[1]), int(found[2])) < OLDEST_KERNEL:
+        yield Finding(
+            "kernel", "WARN", f"Linux {release} has no UDP_GRO: slow but correct", "upgrade to Linux 5.0"
+        )
+    else:
+        yield Finding("kernel", "OK", f"Linux {release}")
+
+
+def python() -> Iterator[Finding]:
+    """The interpreter's version."""
+    version = platform.python_version()
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        yield Finding("python", "FAIL", f"Python {version}; 3.11 is required", "install Python 3.11 or later")
+    else:
+        yield Finding("python", "OK", f"Python {version}, {sys.executable}")
+
+
+def packages() -> Iterator[Finding]:
+    """Required packages with their versions, and which extras are there."""
+    versions, missing = [], []
+    for name in REQUIRED:
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            missing.append(name)
+    if missing:
+        yield Finding(
+            "packages", "FAIL", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+        )
+    else:
+        yield Finding("packages", "OK", ", ".join(versions))
+    absent = sorted({extra for module, extra in EXTRAS.items() if importlib.util.find_spec(module) is None})
+    detail = (
+        f"without {', '.join(absent)} (pip install 'inanet[{','.join(absent)}]' adds them)"
+        if absent
+        else "all there"
+    )
+    yield Finding("extras", "OK", detail)
+
+
+def capabilities() -> Iterator[Finding]:
+    """What this user may do. Nothing is needed for ``transport = "udp"``."""
+    status = Path("/proc/self/status").read_text()
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    raw = found is not None and int(found[1], 16) >> CAP_NET_RAW & 1
+    who = "root" if os.geteuid() == 0 else f"uid {os.geteuid()}"
+    detail = (
+        "with CAP_NET_RAW: udp and rawip work"
+        if raw
+        else 'without CAP_NET_RAW: udp works, transport = "rawip" does not'
+    )
+    yield Finding("capabilities", "OK", f"{who} {detail}")
+
+
+def memfd() -> Iterator[Finding]:
+    """Shared memory between a training process and its worker daemon."""
+    try:
+        handle = os.memfd_create("inanet-doctor", os.MFD_CLOEXEC)
+    except OSError as error:
+        yield Finding(
+            "memfd", "FAIL", f"memfd_create: {error.strerror}", "allow memfd_create in the sandbox's filter"
+        )
+        return
+    with os.fdopen(handle, "r+b") as file:
+        file.truncate(mmap.PAGESIZE)
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE) as memory:
+            memory[:1] = b"x"
+        intact = file.read(1) == b"x"
+    if intact:
+        yield Finding("memfd", "OK", "shared memory can be created and passed on")
+    else:
+        yield Finding(
+            "memfd", "FAIL", "shared memory does not keep what is written", "use another kernel or sandbox"
+        )
+
+
+def processors() -> Iterator[Finding]:
+    """How many processors this process may use."""
+    count = len(os.sched_getaffinity(0))
+    if count < 2:
+        detail = "1 processor: the training process and ina-worker take turns"
+        yield Finding("processors", "WARN", detail, "give this machine or container a second processor")
+    else:
+        yield Finding("processors", "OK", f"{count} usable")
+
+
+def kernel_cache() -> Iterator[Finding]:
+    """Where compiled kernels are kept. Looks where numba looks, without importing it."""
+    fix = "export NUMBA_CACHE_DIR=/var/cache/inanet   # any directory this user may write"
+    wanted = os.environ.get("NUMBA_CACHE_DIR", "")
+    kernels = Path(__file__).parents[1] / "kernels"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    places = [Path(wanted)] if wanted else []
+    places += [kernels / "__pycache__", home / "numba"]
+    usable = next((place for place in places if _writable(place)), None)
+    if usable is None:
+        tried = ", ".join(map(str, places))
+        yield Finding(
+            "kernel cache", "FAIL", f"no directory is writable ({tried}): kernels cannot be compiled", fix
+        )
+    elif wanted and usable != places[0]:
+        yield Finding(
+            "kernel cache", "WARN", f"NUMBA_CACHE_DIR={wanted} is not writable, using {usable}", fix
+        )
+    else:
+        yield Finding("kernel cache", "OK", f"{usable} is writable")
+
+
+def _writable(place: Path) -> bool:
+    """Whether files can be made in a directory, or in the nearest one above it that exists."""
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,70 @@
+"""``ina check``: any daemon's file, as text and as JSON."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inanet.cli.main import main
+from inanet.control.config import PROGRAMS, Role
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.mark.parametrize("role", PROGRAMS)
+def test_shipped_files_are_recognised(role: Role, capsys: pytest.CaptureFixture[str]) -> None:
+    file = CONFIGS / f"{role}.toml"
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: a valid configuration for {PROGRAMS[role]}\n"
+    assert main(["check", str(file), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schema"], report["ok"], report["role"], report["errors"]) == (1, True, role, [])
+    assert report["config"]["timing"]["retransmit"] == "20 ms"
+
+
+def test_another_role_finds_the_sections_foreign(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(CONFIGS / "worker.toml"), "--role", "agg", "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["role"] == "agg"
+    assert [error["key"] for error in report["errors"]] == ["local"]
+    assert "only ina-worker has it" in report["errors"][0]["what"]
+
+
+def test_all_errors_are_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('[control]\ncoordinator = "h:x"\nheartbeat = "1"\n')
+    assert main(["check", str(file)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert [line.split(": ")[1] for line in captured.err.splitlines()] == [
+        "control.heartbeat",
+        "control.coordinator",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("nosuch.toml", "no such file; searched"), ("", "is a directory")]
+)
+def test_no_file_no_traceback(
+    tmp_path: Path, name: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", str(tmp_path / name), "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert says in report["errors"][0]["what"]
+
+
+def test_a_file_that_may_not_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "x.toml"
+    file.touch()
+
+    def refuse(path: Path, encoding: str) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert main(["check", str(file), "--json"]) == 4
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is False
+    assert report["errors"][0]["what"] == f"permission denied: {file}: Permission denied"
