@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from inanet.control.collectives import Collectives, JobLost
 from inanet.control.events import ControlEvent, JobOver, PlanChanged, RoundLost
+from inanet.control.fields import Cause
 from inanet.control.messages import (
     Begin,
     Finished,
@@ -281,7 +282,7 @@ class Job:
         ranks = show_ranks(self.hosts[name].ranks)
         self._guard(now, lambda: self.collectives.leave(name, f"{ranks} (host {name}) has left the job"))
         if not self.hosts and not self.over:
-            self._end("all workers have left")
+            self._close("all workers have left", None)
 
     def holder_lost(self, name: str, why: str, now: float) -> None:
         """An aggregator or parameter server is gone."""
@@ -294,13 +295,17 @@ class Job:
         if name in self.planner.nodes():
             self._drop_holder(name, f"aggregator {name!r} was lost: {why}")
 
+    def dismiss(self, name: str, reason: str) -> None:
+        """Tell an aggregator that the job goes on without it."""
+        self._send(name, JobEnded(job=self.number, reason=clip(reason)))
+
     def _drop_holder(self, name: str, reason: str) -> None:
         """Go on without an aggregator: its children move up (R5)."""
         self.absent.add(name)
         self._gate = {(holder, tensor) for holder, tensor in self._gate if holder != name}
         self._attach.pop(name, None)
         self._advance(reason)
-        self._send(name, JobEnded(job=self.number, reason=reason))
+        self.dismiss(name, reason)
         self.collectives.holder_lost(name)
 
     # ---------- aggregators return
@@ -382,22 +387,18 @@ class Job:
             self._release()
 
     def _fail(self, lost: JobLost) -> None:
-        message = clip(lost.text)
+        text = clip(lost.text)
         failed = JobFailed(
-            job=self.number, error=lost.error, message=message, round=lost.round, ranks=lost.ranks
+            job=self.number, error=lost.error, message=text, round=lost.round, ranks=lost.ranks
         )
         for host in self.hosts:
             self._send(host, failed)
-        self._close(message)
-        self.log.append(JobOver(self.number, self.name, lost.error, message))
+        self._close(text, lost.error)
 
-    def _end(self, reason: str) -> None:
-        self._close(reason)
-        self.log.append(JobOver(self.number, self.name, None, reason))
-
-    def _close(self, reason: str) -> None:
+    def _close(self, reason: str, error: Cause | None) -> None:
         for name in self.collectives.holders():
-            self._send(name, JobEnded(job=self.number, reason=reason))
+            self.dismiss(name, reason)
         self.over = True
         self.verdict = reason
         self._receivers.withdraw(self.number)
+        self.log.append(JobOver(self.number, self.name, error, reason))

@@ -26,10 +26,8 @@ def check_ranks(hello: Hello) -> None:
         raise Refused(f"host {hello.name!r} names a rank twice: {hello.ranks}")
     beyond = [rank for rank in hello.ranks if rank >= hello.world]
     if beyond:
-        raise Refused(
-            f"host {hello.name!r} brings {show_ranks(beyond)}, but its job {hello.job!r} has {hello.world} ranks "
-            f"(0 to {hello.world - 1})"
-        )
+        world = f"has {hello.world} ranks (0 to {hello.world - 1})"
+        raise Refused(f"host {hello.name!r} brings {show_ranks(beyond)}, but job {hello.job!r} {world}")
 
 
 @dataclass(slots=True)
@@ -48,10 +46,8 @@ class Members:
             )
         for other in self.hellos.values():
             if other.world != hello.world:
-                raise Refused(
-                    f"job {self.job!r} has {hello.world} ranks according to host {hello.name!r} but {other.world} "
-                    f"according to host {other.name!r}; start all with the same number"
-                )
+                counts = f"{hello.world} ranks on host {hello.name!r} but {other.world} on {other.name!r}"
+                raise Refused(f"job {self.job!r} was started for {counts}; give all the same number")
             shared = set(other.ranks) & set(hello.ranks)
             if shared:
                 raise Refused(

@@ -15,6 +15,8 @@ class Peer:
     next_ping: float
     #: by then it must have said something
     deadline: float | None
+    #: when it was asked first since it last said something
+    asked: float
     hello: Hello | None = None
     job: int | None = None
     #: number of the last ping
@@ -43,7 +45,7 @@ class Peers:
 
     def add(self, peer_id: int, now: float) -> Peer:
         """A new connection; it has a while to say Hello."""
-        peer = Peer(peer_id, now + self._interval, now + self._settings.hello)
+        peer = Peer(peer_id, now + self._interval, now + self._settings.hello, now)
         self._peers[peer_id] = peer
         return peer
 
@@ -72,7 +74,9 @@ class Peers:
         """The next ping for a peer, to be answered within ``patience`` seconds."""
         peer.nonce += 1
         peer.next_ping = now + self._interval
-        peer.deadline = now + patience if peer.deadline is None else min(peer.deadline, now + patience)
+        if peer.deadline is None:
+            peer.asked, peer.deadline = now, now + patience
+        peer.deadline = min(peer.deadline, now + patience)
         return Ping(nonce=peer.nonce)
 
     def excuse(self, seconds: float) -> None:

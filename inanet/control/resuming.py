@@ -5,13 +5,15 @@ from dataclasses import dataclass, field
 from inanet.control.job import Inheritance, Job
 from inanet.control.joining import Members
 from inanet.control.layouts import Tensor
-from inanet.control.messages import Begin, Hello, Known, Message, Resume
+from inanet.control.messages import Begin, Finished, Held, Hello, Known, LayoutReady, Refuse, Resume
 from inanet.control.rounds import Host
 from inanet.control.topology import Topology
 from inanet.proto.plan import TensorLayout, TensorSpec
 
 #: Messages about its rounds that a member may send before the job has been taken over.
 _MOST_QUEUED = 1 << 16
+#: What members say about a job.
+JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held
 
 
 @dataclass(slots=True)
@@ -22,14 +24,14 @@ class Returned:
     resume: Resume
     layouts: dict[int, TensorLayout] = field(default_factory=dict)
     opened: dict[int, TensorSpec] = field(default_factory=dict)
-    queue: list[Message] = field(default_factory=list)
+    queue: list[JobMessage] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
         """Whether it has told everything that its Hello announced."""
         return len(self.layouts) >= self.resume.layouts and len(self.opened) >= self.resume.open
 
-    def take(self, message: Message) -> None:
+    def take(self, message: JobMessage) -> None:
         """One message about the job."""
         if isinstance(message, Known):
             self.layouts[message.layout.tensor] = message.layout
@@ -67,11 +69,9 @@ class Resuming:
 
     def missing(self, topology: Topology, connected: set[str]) -> tuple[str, ...]:
         """What cannot be done without, in words: ranks, parameter servers, and members still telling."""
-        words = [
-            word
-            for word in self.members.missing(topology, connected | set(topology.aggregators))
-            if self.members.hellos
-        ]
+        if not self.members.hellos:
+            return ("all workers",)
+        words = list(self.members.missing(topology, connected | set(topology.aggregators)))
         words += [f"the state of {name}" for name, r in self.returned.items() if not r.complete]
         return tuple(words)
 

@@ -1,0 +1,356 @@
+"""Who may join what: jobs that form, and jobs that outlived their coordinator.
+
+A worker's Hello leads to a job: one that forms under its name, or the one whose key it still holds.
+Aggregators and parameter servers belong to no job; those that form wait for them, and for all ranks. Start
+order does not matter.
+"""
+
+import hmac
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined
+from inanet.control.fields import Cause
+from inanet.control.job import Job
+from inanet.control.joining import Forming, Members, Refused
+from inanet.control.messages import (
+    PROTOCOL,
+    Hello,
+    JobEnded,
+    JobFailed,
+    Known,
+    Message,
+    Resume,
+    Welcome,
+)
+from inanet.control.peers import Peer, Peers
+from inanet.control.planner import Planner
+from inanet.control.receivers import Receivers
+from inanet.control.resuming import JobMessage, Resuming
+from inanet.control.rounds import Host
+from inanet.control.sentences import clip, listing
+from inanet.control.settings import FormatOf, Settings
+
+#: How many ended jobs are remembered, to tell their members when they come back.
+_MOST_ENDED = 256
+
+
+class Office(Protocol):
+    """What admission asks of the coordinator."""
+
+    def send(self, peer: Peer, message: Message) -> None:
+        """Send a message."""
+
+    def say(self, event: ControlEvent) -> None:
+        """Report an event."""
+
+    def reject(self, peer: Peer, refusal: Refused, now: float) -> None:
+        """Turn a peer away."""
+
+
+class Admission:
+    """Jobs on their way into ``jobs``, by name while they form, by key while they resume."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        format_of: FormatOf,
+        key_source: Callable[[], int],
+        peers: Peers,
+        jobs: dict[int, Job],
+        office: Office,
+    ) -> None:
+        self.receivers = Receivers()
+        self._settings = settings
+        self._topology = settings.topology
+        self._format_of = format_of
+        self._key_source = key_source
+        self._peers = peers
+        self._jobs = jobs
+        self._office = office
+        self._forming: dict[str, Forming] = {}
+        self._resuming: dict[int, Resuming] = {}
+        #: what became of earlier jobs, by key
+        self._ended: dict[int, str] = {}
+
+    # ---------- Hello
+
+    def hello(self, peer: Peer, hello: Hello, now: float) -> None:
+        """A node introduces itself. Raises :class:`~inanet.control.joining.Refused`."""
+        if peer.hello is not None and not (peer.hello.role == hello.role == "worker" and peer.job is None):
+            raise Refused(f"{peer.label} has said hello already")
+        if hello.protocol != PROTOCOL:
+            raise Refused(
+                f"{hello.name!r} speaks control protocol {hello.protocol}, this coordinator {PROTOCOL}: "
+                "install the same version of inanet on both"
+            )
+        if not hmac.compare_digest(hello.token.encode(), self._settings.token.encode()):
+            raise Refused(
+                f"{hello.name!r} has another token than this coordinator; use the same on all nodes"
+            )
+        self._check_role(hello)
+        if hello.role != "worker":
+            self._holder(peer, hello, now)
+        elif hello.resume:
+            self._refuse_twin(hello, now)
+            self._worker_returns(peer, hello, now)
+        else:
+            self._refuse_twin(hello, now)
+            self._worker(peer, hello, now)
+
+    def _check_role(self, hello: Hello) -> None:
+        known: Collection[str] = self._topology.roots
+        if hello.role != "ps":
+            known = self._topology.workers if hello.role == "worker" else self._topology.aggregators
+        if hello.name not in known:
+            names = listing(sorted(known)[:20]) or "none"
+            raise Refused(f"{hello.role} {hello.name!r} is not in the topology; that role has {names}")
+
+    def _accept(self, peer: Peer, hello: Hello, job: Forming | Resuming | None, now: float) -> None:
+        peer.hello = hello
+        peer.job = job.number if job else None
+        peer.deadline = None
+        silence = self._settings.silence
+        welcome = Welcome(silence=silence)
+        if job is not None:
+            left = max(0.0, job.deadline - now)
+            welcome = Welcome(job=job.number, key=job.key, silence=silence, deadline=left)
+        self._office.send(peer, welcome)
+        self._office.say(PeerJoined(peer.id, hello.name, hello.role))
+
+    def _connected_already(self, old: Peer, now: float) -> Refused:
+        """The refusal of a second connection under one name; the first is asked whether it is alive."""
+        patience = self._settings.probe
+        self._office.send(old, self._peers.ping(old, now, patience))
+        text = f"{old.label} is connected already; if that process is dead, this shows within {patience:g} s"
+        return Refused(text, retry_after=patience)
+
+    def _refuse_twin(self, hello: Hello, now: float) -> None:
+        """Refuse a worker whose job runs already."""
+        for peer in self._peers:
+            if (
+                peer.hello
+                and peer.job is not None
+                and (peer.hello.job, peer.hello.name) == (hello.job, hello.name)
+            ):
+                raise self._connected_already(peer, now)
+        for job in self._jobs.values():
+            if job.name == hello.job and hello.resume and hello.resume[0].key != job.planner.key:
+                raise Refused(
+                    f"this process of host {hello.name!r} belongs to an earlier run of job {job.name!r}"
+                )
+            if job.name == hello.job:
+                raise Refused(f"job {job.name!r} is running; wait until it ends or choose another name")
+
+    def _holder(self, peer: Peer, hello: Hello, now: float) -> None:
+        old = self._peers.node(hello.name)
+        if old is not None:
+            raise self._connected_already(old, now)
+        self._accept(peer, hello, None, now)
+        for resume in hello.resume:
+            self._holder_returns(peer, hello, resume, now)
+        for job in self._jobs.values():
+            job.holder_returned(hello, now)
+        for forming in list(self._forming.values()):
+            self._try_start(forming, now)
+        for resuming in list(self._resuming.values()):
+            self._try_resume(resuming, now)
+
+    def _worker(self, peer: Peer, hello: Hello, now: float) -> None:
+        forming = self._forming.get(hello.job)
+        if forming is None:
+            key = self._key_source() & 0xFFFFFFFFFFFFFFFF
+            deadline, next_waiting = now + self._settings.join, now + self._settings.waiting
+            forming = Forming(Members(hello.job), self._free_number(key), key, deadline, next_waiting)
+        forming.members.admit(hello, self._topology)
+        self._forming[hello.job] = forming
+        self._accept(peer, hello, forming, now)
+        self._office.send(peer, forming.waiting(self._topology, self._peers.nodes()))
+        self._try_start(forming, now)
+
+    # ---------- forming
+
+    def _numbers(self) -> set[int]:
+        forming = {forming.number for forming in self._forming.values()}
+        return {*self._jobs, *forming, *(resuming.number for resuming in self._resuming.values())}
+
+    def _free_number(self, key: int) -> int:
+        """A job number; derived from the key, so that those of an earlier coordinator are unlikely to come
+        again.
+        """
+        used = self._numbers()
+        return next(n for n in ((key + i) & 0xFFFF for i in range(0x10000)) if n not in used)
+
+    def _new_job(self, name: str, pending: Forming | Resuming, hosts: dict[str, Host]) -> Job:
+        number, members = pending.number, pending.members
+        planner = Planner(number, pending.key, members.world, self._topology.ancestors)
+
+        def next_nonce(host: str) -> int:
+            peer = self._peers.worker(number, host)
+            return peer.nonce + 1 if peer else 0
+
+        hellos = {**self._peers.nodes(), **members.hellos}
+        job = Job(name, planner, hosts, hellos, self._settings, self._format_of, self.receivers, next_nonce)
+        self._jobs[number] = job
+        return job
+
+    def _try_start(self, forming: Forming, now: float) -> None:
+        members = forming.members
+        if members.missing(self._topology, self._peers.nodes()):
+            return
+        for resuming in list(self._resuming.values()):
+            if resuming.members.job == members.job:
+                self._abandon(resuming, f"job {members.job!r} was started anew, without this process")
+        del self._forming[members.job]
+        job = self._new_job(members.job, forming, members.hosts())
+        self._office.say(JobStarted(job.number, job.name, members.world, resumed=False))
+        job.start(now)
+
+    def _give_up(self, forming: Forming) -> None:
+        """The members did not all come in time."""
+        members = forming.members
+        waiting = forming.waiting(self._topology, self._peers.nodes())
+        text = (
+            f"job {members.job!r} is not complete after {self._settings.join:g} s: joined {waiting.joined} "
+            f"of {waiting.expected} ranks, missing: {', '.join(waiting.missing)}"
+        )
+        del self._forming[members.job]
+        self._fail(forming, "timeout", text)
+
+    def _fail(self, pending: Forming | Resuming, error: Cause, text: str) -> None:
+        """Tell the workers of a job that it does not come about. They may say Hello again."""
+        members = pending.members
+        failed = JobFailed(job=pending.number, error=error, message=clip(text), ranks=members.missing_ranks)
+        for worker in self._workers(pending):
+            self._office.send(worker, failed)
+            worker.job = None
+        self._office.say(JobOver(pending.number, members.job, error, text))
+
+    def _workers(self, pending: Forming | Resuming) -> list[Peer]:
+        found = [self._peers.worker(pending.number, name) for name in pending.members.hellos]
+        return [peer for peer in found if peer is not None]
+
+    # ---------- resuming
+
+    def _resuming_for(self, resume: Resume, now: float) -> Resuming:
+        if resume.key not in self._resuming:
+            self._resuming[resume.key] = Resuming(resume.job, resume.key, now + self._settings.resume)
+        return self._resuming[resume.key]
+
+    def _number_taken(self, resume: Resume) -> bool:
+        return resume.job in self._numbers() and resume.key not in self._resuming
+
+    def _holder_returns(self, peer: Peer, hello: Hello, resume: Resume, now: float) -> None:
+        over = self._ended.get(resume.key)
+        if over is not None or self._number_taken(resume):
+            reason = over or "the job goes on without this node"
+            self._office.send(peer, JobEnded(job=resume.job, reason=clip(reason)))
+        else:
+            self._resuming_for(resume, now).admit_holder(hello, resume)
+
+    def _worker_returns(self, peer: Peer, hello: Hello, now: float) -> None:
+        resume = hello.resume[0]
+        if len(hello.resume) > 1:
+            raise Refused(f"host {hello.name!r} wants to resume {len(hello.resume)} jobs on one connection")
+        if resume.key in self._ended:
+            raise Refused(f"job {hello.job!r} is over: {self._ended[resume.key]}")
+        if self._number_taken(resume):
+            raise Refused(f"job {hello.job!r} cannot go on: another job has its number, {resume.job}, now")
+        resuming = self._resuming_for(resume, now)
+        resuming.admit_worker(hello, self._topology)
+        self._accept(peer, hello, resuming, now)
+        self._try_resume(resuming, now)
+
+    def take(self, peer: Peer, message: JobMessage, now: float) -> bool:
+        """A message about a job that resumes; False if there is no such job here."""
+        assert peer.hello is not None
+        for resuming in self._resuming.values():
+            returned = resuming.returned.get(peer.hello.name)
+            if resuming.number == message.job and returned is not None:
+                returned.take(message)
+                self._try_resume(resuming, now)
+                return True
+        return isinstance(message, Known)
+
+    def _try_resume(self, resuming: Resuming, now: float) -> None:
+        """Let a job go on if everybody is back; or if only aggregators are missing, and time is up."""
+        late = now >= resuming.deadline
+        missing = resuming.missing(self._topology, set(self._peers.nodes()))
+        if missing:
+            if late:
+                who = ", ".join(missing)
+                text = (
+                    f"job {resuming.members.job!r} cannot go on after the coordinator's restart: "
+                    f"{who} did not come back within {self._settings.resume:g} s"
+                )
+                self._abandon(resuming, text)
+            return
+        if resuming.absentees(self._topology) and not late:
+            return
+        del self._resuming[resuming.key]
+        name = resuming.members.job
+        forming = self._forming.pop(name, None)
+        job = self._new_job(name, resuming, resuming.hosts())
+        self._office.say(JobStarted(job.number, name, resuming.members.world, resumed=True))
+        resuming.restore(job, now, self._settings.round)
+        for node, hello in self._peers.nodes().items():
+            if node in job.absent and node in resuming.returned:
+                job.dismiss(node, "its place in the tree was given up")
+            job.holder_returned(hello, now)
+        for worker in self._workers(forming) if forming else ():
+            worker.job = None
+            self._office.reject(
+                worker, Refused(f"job {name!r} was resumed by the processes that ran it"), now
+            )
+
+    def _abandon(self, resuming: Resuming, text: str) -> None:
+        """A job cannot be resumed: tell those who came back."""
+        del self._resuming[resuming.key]
+        self.remember(resuming.key, text)
+        for name, returned in resuming.returned.items():
+            node = self._peers.node(name)
+            if returned.hello.role != "worker" and node is not None:
+                self._office.send(node, JobEnded(job=resuming.number, reason=clip(text)))
+        self._fail(resuming, "worker_lost", text)
+
+    # ---------- time and losses
+
+    def remember(self, key: int, text: str) -> None:
+        """A job is over; its members may come back and ask."""
+        self._ended[key] = text
+        if len(self._ended) > _MOST_ENDED:
+            del self._ended[next(iter(self._ended))]
+
+    def gone(self, peer: Peer) -> None:
+        """A peer is no longer connected."""
+        assert peer.hello is not None
+        for resuming in list(self._resuming.values()):
+            if peer.hello.role != "worker" or peer.job == resuming.number:
+                resuming.remove(peer.hello.name)
+                if not resuming.returned:
+                    del self._resuming[resuming.key]
+        for forming in list(self._forming.values()):
+            if peer.hello.role == "worker" and forming.number == peer.job:
+                del forming.members.hellos[peer.hello.name]
+                if not forming.members.hellos:
+                    del self._forming[forming.members.job]
+
+    def timer(self) -> float | None:
+        """When :meth:`on_timer` has something to do."""
+        times = [min(forming.deadline, forming.next_waiting) for forming in self._forming.values()]
+        times += [resuming.deadline for resuming in self._resuming.values()]
+        return min(times, default=None)
+
+    def on_timer(self, now: float) -> None:
+        """Tell those who wait for whom; give up what is late."""
+        for forming in list(self._forming.values()):
+            if now >= forming.deadline:
+                self._give_up(forming)
+            elif now >= forming.next_waiting:
+                forming.next_waiting = now + self._settings.waiting
+                waiting = forming.waiting(self._topology, self._peers.nodes())
+                for worker in self._workers(forming):
+                    self._office.send(worker, waiting)
+        for resuming in list(self._resuming.values()):
+            if now >= resuming.deadline:
+                self._try_resume(resuming, now)
