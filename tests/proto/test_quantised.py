@@ -192,9 +192,12 @@ def test_sums_beyond_the_type_are_infinite() -> None:
     assert results[0].tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("ranks", [3, 4, 5, 7, 33])
+@pytest.mark.parametrize("ranks", [3, 4, 5, 7, 33, 49])
 def test_means_are_rounded_correctly(ranks: int) -> None:
-    """The float64 quotient is rounded again, but never to another float32 than the exact quotient."""
+    """The float64 quotient is rounded again, but never to another float32 than the exact quotient.
+
+    For 49, and only there among these, ``1 / n`` is too far off to multiply by.
+    """
     made = make_format(make_spec("f32", "mean", 256), ranks)
     rng = np.random.default_rng(ranks)
     rows = np.zeros((1, ROW_WORDS), np.int32)
@@ -291,7 +294,9 @@ def test_fixed_factor() -> None:
     assert results[0].tolist() == [np.float32(rows[0, 6] / 1e8), np.float32(-4e-8), 20.0]
 
 
-@pytest.mark.parametrize(("factor", "ranks"), [(1e8, 4), (1e6, 3), (2.0**100, 33), (2.0**-96, 1), (0.7, 5)])
+@pytest.mark.parametrize(
+    ("factor", "ranks"), [(1e8, 4), (1e6, 3), (2.0**100, 33), (2.0**-96, 1), (1.0, 1000), (0.7, 5)]
+)
 def test_fixed_factor_fits_up_to_the_last_integer(factor: float, ranks: int) -> None:
     """A block fits exactly if no |rint(x * factor)| exceeds the limit; else it asks for its own exponent."""
     made = make_format(make_spec("f32", "sum", 1, factor=factor), ranks)
