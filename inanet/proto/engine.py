@@ -143,6 +143,8 @@ class Count(IntEnum):
     RESULTS = 2
     #: slots that failed their own checksum
     CORRUPT_SLOTS = 3
+    #: contributions that were the first in their slot, so that nothing was summed
+    FIRST = 4
 
 
 SUM, MAX32, MAX64, MAX8 = int(Fold.SUM), int(Fold.MAX32), int(Fold.MAX64), int(Fold.MAX8)

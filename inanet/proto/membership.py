@@ -34,6 +34,8 @@ class Tree:
             moved = self.up is not None
             self.up = Link(parent.name, parent.endpoint, parent.bit, parent.window)
             memory.taken[self.row, 32] = 0
+        else:
+            self.up.window = parent.window
         t[TreeColumn.IS_ROOT] = parent is None
         t[TreeColumn.BIT] = parent.bit if parent else 0
         t[TreeColumn.PARENT_ENDPOINT] = parent.endpoint if parent else -1
@@ -47,6 +49,8 @@ class Tree:
             if known is None or known.endpoint != child.endpoint:
                 self.down[index] = Link(child.name, child.endpoint, child.bit, child.window)
                 memory.taken[self.row, index] = 0
+            else:
+                known.window = child.window
         for index in [index for index in self.down if not live >> index & 1]:
             del self.down[index]
         t[TreeColumn.LIVE] = live

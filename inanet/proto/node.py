@@ -57,6 +57,8 @@ class Node:
         self._bits: NDArray[np.uint8] = np.zeros(LOST_BODY_BYTES, np.uint8)
         self._next_timer: float | None = None
         self.rows_sent = 0
+        self._retransmissions = 0
+        #: fragments of this host's own tensors, data and exponents, each counted once
         self.leaf_contributions = 0
         self._handlers = {
             Kind.SENT: self._on_sent,
@@ -161,6 +163,7 @@ class Node:
         for tensor in list(job.tensors):
             self.drop_layout(job_id, tensor)
         for tree in job.trees.values():
+            self._retransmissions += sum(link.retransmissions for link in tree.links())
             self.memory.drop_tree(tree.row)
         del self._jobs[job_id]
         self.memory.drop_job(job_id)
@@ -173,7 +176,6 @@ class Node:
         job = self._jobs[job_id]
         collective = Collective(job.tensors[tensor], round_, arrays)
         job.collectives[round_] = collective
-        self.leaf_contributions += collective.remaining
         if collective.finished:
             self._finish(job, collective)
             return
@@ -671,6 +673,7 @@ class Node:
         if count:
             first = state.encoded
             state.encoded += count
+            self.leaf_contributions += count
             self._encode(state, first, first + count, now)
 
     def _data_position(self, state: ShardState) -> int:
@@ -794,23 +797,28 @@ class Node:
 
     # ---------------------------------------------------------------- figures
 
+    @property
+    def jobs(self) -> int:
+        """Jobs this node takes part in."""
+        return len(self._jobs)
+
     def stats(self) -> dict[str, int]:
-        """Counters since the start, by name; drops by reason as ``drop_<reason>``."""
+        """Counters since the start, by name."""
         links = [link for job in self._jobs.values() for tree in job.trees.values() for link in tree.links()]
-        figures = {
-            "contributions_in": int(self.counts[Count.CONTRIBUTIONS]),
-            "fragments_completed": int(self.counts[Count.COMPLETED]),
+        contributions, completed = int(self.counts[Count.CONTRIBUTIONS]), int(self.counts[Count.COMPLETED])
+        return {
+            "contributions_in": contributions,
+            "contributions_summed": contributions - int(self.counts[Count.FIRST]),
+            "fragments_completed": completed,
             "results_in": int(self.counts[Count.RESULTS]),
             "corrupt_slots": int(self.counts[Count.CORRUPT_SLOTS]),
             "leaf_contributions": self.leaf_contributions,
             "rows_sent": self.rows_sent,
-            "retransmissions": sum(link.retransmissions for link in links),
+            "retransmissions": self._retransmissions + sum(link.retransmissions for link in links),
             "slots_free": self.memory.free_slots(),
             "slots_total": self.memory.capacity,
         }
-        for reason in Drop:
-            if reason is not Drop.OK:
-                figures[f"drop_{reason.label}"] = int(self.drops[reason])
-        return figures
 
-
+    def drops_by_reason(self) -> dict[str, int]:
+        """Packets dropped since the start, by the label of every reason."""
+        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}

@@ -150,7 +150,7 @@ class FloatSum(Format):
 
 
 def _reciprocal_suffices(ranks: int) -> bool:
-    """Whether multiplying by ``1 / ranks`` in float64 rounds every mean like a division, at a third of the time.
+    """Whether multiplying by ``1 / ranks`` in float64 rounds every mean like a division, in less time.
 
     With ``1 / ranks`` off by the factor ``1 + d``, quotients that lie away from a half-way point stay on
     their side. One exactly on it has 25 significant bits; the product rounds to it, and then to even, if

@@ -131,7 +131,7 @@ class VirtualFabric:
     def publish(self, *, attach: Sequence[str] = ()) -> None:
         """Give the current plan to all nodes."""
         for name, node in self.nodes.items():
-            node.apply(self.plan_of(name), self.clock.now, attach=name in attach)
+            node.apply(self.plan_of(name), self.clock.now, attach=[0] if name in attach else [])
 
     def lose_aggregator(self, name: str) -> None:
         """Kill an inner node in the middle of whatever it does; its children move to its parent (R5)."""
@@ -271,8 +271,12 @@ class VirtualFabric:
                     node.on_timer(self.clock.now)
 
     def figures(self) -> dict[str, dict[str, int]]:
-        """Counters of every node that are not zero."""
-        return {name: {k: v for k, v in node.stats().items() if v} for name, node in self.nodes.items()}
+        """Counters of every node that are not zero; drops by reason as ``drop_<reason>``."""
+        return {
+            name: {k: v for k, v in node.stats().items() if v}
+            | {f"drop_{k}": v for k, v in node.drops_by_reason().items() if v}
+            for name, node in self.nodes.items()
+        }
 
 
 def float_arrays(count: int, ranks: int, seed: int = 0) -> dict[int, NDArray[np.float32]]:

@@ -172,7 +172,7 @@ def test_a_late_packet_of_a_dead_aggregator_is_a_stale_plan():
             ghost.send(transmission)
         zombie.on_timer(fabric.clock.advance(0.05))
     fabric.run(lambda: fabric.done(number))
-    assert fabric.nodes["ps"].stats()["drop_stale_plan"] > 0
+    assert fabric.nodes["ps"].drops_by_reason()["stale_plan"] > 0
     clean = float_arrays(COUNT, 4, seed=0)
     VirtualFabric(STAR, ONE_EACH).all_reduce(spec, clean)
     assert arrays[2].tobytes() == clean[2].tobytes()

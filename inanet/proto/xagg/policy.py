@@ -69,7 +69,7 @@ E_RESTART, E_AMNESIA, E_CORRUPT, E_OPENED = (
     int(Event.OPENED),
 )
 C_CONTRIBUTIONS, C_COMPLETED = int(Count.CONTRIBUTIONS), int(Count.COMPLETED)
-C_RESULTS, C_CORRUPT = int(Count.RESULTS), int(Count.CORRUPT_SLOTS)
+C_RESULTS, C_CORRUPT, C_FIRST = int(Count.RESULTS), int(Count.CORRUPT_SLOTS), int(Count.FIRST)
 _ROW, _LOST, _CONTROL, _MAGIC = ROW_BYTES, LOST_BYTES, CONTROL_BYTES, MAGIC_VERSION
 
 _BATCH_ARGS = (TABLES, types.int32[::1], types.int64, types.int64, types.int64)
@@ -274,6 +274,7 @@ def take_contribution(
     first = t.bitmap[slot] == 0
     t.bitmap[slot] |= host
     counts[C_CONTRIBUTIONS] += 1
+    counts[C_FIRST] += first
     if kind == K_EXPONENT:
         t.misfit[slot] = 1
         t.exponent[slot] = max(t.exponent[slot], np.uint8(arena[o + HEAD]))

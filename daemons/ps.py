@@ -1,0 +1,53 @@
+"""``ina-ps``: the root of the trees, and the coordinator of the fabric beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from daemons._chassis import command
+
+if TYPE_CHECKING:
+    from daemons._lifecycle import Context
+    from inanet.control.config import PsConfig
+
+
+async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
+    """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
+    from inanet.aio.coordination import Coordination
+    from inanet.aio.station import Station, open_device
+    from inanet.control.member import Member
+    from inanet.control.settings import Settings
+
+    loop = asyncio.get_running_loop()
+    device = await open_device(config, loop.time)
+    station = Station("ps", config, device, lambda: coordination.pump())
+    member = Member(station.node, station.identity())
+    station.members.append(member)
+    settings = Settings(
+        topology=config.topology.fabric(config.node.name),
+        token=config.control.secret(),
+        silence=10 * config.control.heartbeat,
+        probe=3 * config.control.heartbeat,
+        join=config.control.join_timeout,
+        round=config.control.round_timeout,
+    )
+    coordination = Coordination(settings, member, station.driver.kick)
+    context.stats = station.figures
+    context.health = station.healthy
+    context.measure(station.samples)
+    try:
+        await coordination.start(str(config.control.listen))
+        context.ready(f"coordinating at {coordination.address}", control=coordination.address)
+        await context.stopping.wait()
+        while coordination.jobs_running and context.remaining > 0.5:
+            await asyncio.sleep(0.05)
+    finally:
+        await coordination.close("the coordinator was asked to stop")
+        station.close()
+
+
+main = command("ps", serve, "Sum gradients at the root and coordinate the fabric.")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""A coordinator behind a listening socket, and its own node beside it as a peer like any other."""
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from inanet.aio.channel import Channel, ChannelClosed, ControlServer, serve
+from inanet.control import events
+from inanet.control.coordinator import Coordinator
+from inanet.control.member import Member
+from inanet.control.settings import Settings
+from inanet.proto.formats import make_format
+
+#: peer number of the node in this process
+LOCAL = 0
+_log: Any = structlog.get_logger("inanet.coordinator")
+
+
+class Coordination:
+    """Runs a :class:`~inanet.control.coordinator.Coordinator`; ``local`` is the member of this process's own node.
+
+    ``wake`` is called after the local member has acted on messages.
+    """
+
+    def __init__(self, settings: Settings, local: Member, wake: Callable[[], None]) -> None:
+        self.coordinator = Coordinator(settings, make_format, lambda: secrets.randbits(64))
+        self._local = local
+        self._wake = wake
+        self._channels: dict[int, Channel] = {}
+        self._next_peer = LOCAL + 1
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._server: ControlServer | None = None
+        self.jobs_running = 0
+        self.address = ""
+
+    async def start(self, address: str) -> None:
+        """Listen for nodes, and let the local node join."""
+        self._server = await serve(address, self._connection)
+        self.address = self._server.address
+        self.coordinator.connected(LOCAL, self._loop.time())
+        self._local.connected()
+        self.pump()
+
+    async def _connection(self, channel: Channel) -> None:
+        peer = self._next_peer
+        self._next_peer += 1
+        self._channels[peer] = channel
+        self.coordinator.connected(peer, self._loop.time())
+        why = "its connection closed"
+        try:
+            while True:
+                message = await channel.receive()
+                self.coordinator.receive(peer, message, self._loop.time())
+                for more in channel.take():
+                    self.coordinator.receive(peer, more, self._loop.time())
+                self.pump()
+        except ChannelClosed as error:
+            why = str(error)
+        finally:
+            self._channels.pop(peer, None)
+            self.coordinator.disconnected(peer, self._loop.time(), why)
+            self.pump()
+
+    def pump(self) -> None:
+        """Carry messages both ways until nobody has anything to say, then arm the timer."""
+        acted = False
+        busy = True
+        while busy:
+            busy = False
+            for message in self._local.outgoing():
+                busy = True
+                self.coordinator.receive(LOCAL, message, self._loop.time())
+            for peer, message in self.coordinator.outgoing():
+                busy = True
+                if peer == LOCAL:
+                    acted = True
+                    self._local.receive(message, self._loop.time())
+                elif peer in self._channels:
+                    try:
+                        self._channels[peer].post(message)
+                    except ChannelClosed as error:
+                        _log.info("message not delivered", reason=str(error))
+        for event in self.coordinator.events():
+            self._report(event)
+        self._arm()
+        if acted:
+            self._wake()
+
+    def _report(self, event: events.ControlEvent) -> None:
+        if isinstance(event, events.PeerJoined):
+            _log.info("joined", peer=event.name, peer_role=event.role)
+        elif isinstance(event, events.PeerRefused):
+            _log.warning("refused", peer=event.name, reason=event.reason)
+            self._close(event.peer)
+        elif isinstance(event, events.PeerLost):
+            _log.warning("lost", peer=event.name, peer_role=event.role, reason=event.reason)
+            self._close(event.peer)
+        elif isinstance(event, events.JobStarted):
+            self.jobs_running += 1
+            _log.info("job started", job=event.name, ranks=event.ranks, resumed=event.resumed)
+        elif isinstance(event, events.PlanChanged):
+            _log.info("plan changed", job=event.name, version=event.version, reason=event.reason)
+        elif isinstance(event, events.RoundLost):
+            _log.warning("round failed", job=event.name, round=event.round, reason=event.message)
+        elif isinstance(event, events.JobOver):
+            self.jobs_running -= 1
+            _log.info("job over", job=event.name, error=event.error, reason=event.message)
+
+    def _close(self, peer: int) -> None:
+        channel = self._channels.get(peer)
+        if channel is not None:
+            # what was posted before, a Reject for instance, still leaves
+            self._loop.create_task(channel.close())
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        at = self.coordinator.timer()
+        self._timer = self._loop.call_at(at, self._expired) if at is not None else None
+
+    def _expired(self) -> None:
+        self._timer = None
+        self.coordinator.on_timer(self._loop.time() + 0.001)
+        self.pump()
+
+    async def close(self, reason: str) -> None:
+        """Tell everybody, then close all connections."""
+        self.coordinator.stop(reason)
+        self.pump()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._server is not None:
+            await self._server.close()

@@ -1,0 +1,137 @@
+"""What every daemon builds from its configuration: a device, a node, a driver, and their figures."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import structlog
+
+from inanet.aio.driver import Driver
+from inanet.control.addresses import resolve
+from inanet.control.config import AnyConfig
+from inanet.control.member import Identity, Member
+from inanet.control.observe.metrics import Sample
+from inanet.phy.device import Device
+from inanet.phy.fault import FaultInjector
+from inanet.proto.events import NodeEvent
+from inanet.proto.node import Node
+from inanet.proto.reliability import Timing
+from inanet.proto.slots import ROW_BYTES
+from inanet.wire.drops import Drop
+from inanet.wire.endpoint import show
+from inanet.wire.xagg import PAYLOAD_BYTES
+
+_log: Any = structlog.get_logger("inanet.station")
+
+
+async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
+    """The device that ``[node]`` asks for, with the impairments of ``[impair]`` around it."""
+    listen = await asyncio.to_thread(resolve, config.node.listen)
+    device: Device
+    if config.node.transport == "rawip":
+        from inanet.phy.rawip import RawIpDevice
+
+        device = RawIpDevice(listen.address, rcvbuf=config.node.receive_buffer, sndbuf=config.node.send_buffer)
+    else:
+        from inanet.phy.udp import UdpDevice
+
+        device = UdpDevice(
+            listen.address, listen.port, rcvbuf=config.node.receive_buffer, sndbuf=config.node.send_buffer
+        )
+    _log.info("data plane", endpoint=show(device.endpoint), origin=listen.origin, rx_window=device.rx_budget)
+    faults = config.impair
+    if faults.active:
+        device = FaultInjector(
+            device,
+            faults.seed,
+            clock,
+            drop=faults.drop,
+            duplicate=faults.duplicate,
+            reorder=faults.reorder,
+            corrupt=faults.corrupt,
+            delay=(0.0, faults.delay),
+        )
+    return device
+
+
+class Station:
+    """A node on its device, inside the running loop. Members are asked in turn whose job an event belongs to."""
+
+    def __init__(self, role: str, config: AnyConfig, device: Device, after: Callable[[], None]) -> None:
+        timing = config.timing
+        self.role = role
+        self.config = config
+        self.device = device
+        self.node = Node(
+            config.node.name,
+            max(1, config.node.memory // ROW_BYTES),
+            Timing(timing.reorder_window, timing.retransmit, timing.retransmit_max),
+        )
+        self.members: list[Member] = []
+        self._after = after
+        self.driver = Driver(self.node, device, self._on_event)
+        self._seen = (0, 0)
+
+    def identity(self, job: str = "", ranks: tuple[int, ...] = (), world: int = 0) -> Identity:
+        """How this node introduces itself."""
+        return Identity(
+            name=self.config.node.name,
+            role=self.role,
+            token=self.config.control.secret(),
+            endpoint=self.device.endpoint,
+            # half of what a full queue of full super-frames holds: lone fragments cost more than twice their share
+            rx_window=max(64, self.device.rx_budget // 2),
+            job=job,
+            ranks=ranks,
+            world=world,
+        )
+
+    def _on_event(self, event: NodeEvent) -> None:
+        for member in self.members:
+            if member.serves(event.job):
+                member.on_event(event, self.driver.now())
+                break
+        self._after()
+
+    def healthy(self) -> bool:
+        """Proof of life for the watchdog: whatever has arrived since the last call has been processed."""
+        batches, packets = self.driver.batches, self.device.counters()["rx_packets"]
+        before, self._seen = self._seen, (batches, packets)
+        return packets == before[1] or batches > before[0]
+
+    def figures(self) -> dict[str, object]:
+        """All counters: the node's, the device's, and drops by reason."""
+        return {**self.node.stats(), **self.device.counters(), "drops": self._drops()}
+
+    def _drops(self) -> dict[str, int]:
+        device = self.device.counters()
+        drops = self.node.drops_by_reason()
+        drops[Drop.KERNEL_OVERFLOW.label] = device.get("kernel_overflow", 0)
+        drops[Drop.INJECTED.label] = device.get("injected", 0)
+        return drops
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics, read at every scrape."""
+        stats = self.node.stats()
+        device = self.device.counters()
+        role = self.role
+        yield Sample("inanet_packets_received", device["rx_packets"], (role, "all"))
+        yield Sample("inanet_packets_received", stats["contributions_in"], (role, "contribution"))
+        yield Sample("inanet_packets_received", stats["results_in"], (role, "result"))
+        yield Sample("inanet_packets_sent", device["tx_packets"], (role, "all"))
+        yield Sample("inanet_packets_sent", stats["rows_sent"], (role, "fragment"))
+        yield Sample("inanet_retransmissions", stats["retransmissions"], ("requested",))
+        yield Sample("inanet_gradient_bytes", stats["rows_sent"] * PAYLOAD_BYTES, ("sent",))
+        received = stats["contributions_in"] + stats["results_in"]
+        yield Sample("inanet_gradient_bytes", received * PAYLOAD_BYTES, ("received",))
+        place = "root" if role == "ps" else "network"
+        yield Sample("inanet_contributions", stats["contributions_summed"], (place,))
+        yield Sample("inanet_aggregator_slots", stats["slots_free"], ("free",))
+        yield Sample("inanet_aggregator_slots", stats["slots_total"] - stats["slots_free"], ("taken",))
+        yield Sample("inanet_jobs", self.node.jobs)
+        for reason, count in self._drops().items():
+            yield Sample("inanet_packets_dropped", count, (reason,))
+
+    def close(self) -> None:
+        """Stop driving, close the device."""
+        self.driver.close()

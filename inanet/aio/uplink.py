@@ -1,0 +1,129 @@
+"""The connection of a member to its coordinator: connect, talk, come back when it breaks, give up with a name."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
+from inanet.control.codec import ControlError
+from inanet.control.member import Failed, Member
+
+#: seconds a coordinator may take to answer a Hello
+WELCOME_SECONDS = 10.0
+_log: Any = structlog.get_logger("inanet.uplink")
+
+
+class Uplink:
+    """Keeps ``member`` connected to the coordinator at ``address``.
+
+    ``wake`` is called after every message that was acted on, so that the data plane can follow. ``resume`` is how long
+    a lost coordinator may take to come back (R4) before the member is abandoned.
+    """
+
+    def __init__(
+        self, member: Member, address: str, *, join: float, resume: float, wake: Callable[[], None]
+    ) -> None:
+        self.member = member
+        self.address = address
+        self._join = join
+        self._resume = resume
+        self._wake = wake
+        self._channel: Channel | None = None
+        self._changed = asyncio.Event()
+
+    def flush(self) -> None:
+        """Send what the member has to say, if there is a connection."""
+        channel = self._channel
+        if channel is None:
+            return
+        try:
+            for message in self.member.outgoing():
+                channel.post(message)
+        except ChannelClosed as error:
+            _log.info("control connection lost", node=self.member.identity.name, reason=str(error))
+
+    async def run(self) -> None:
+        """Stay connected until the member has failed or this task is cancelled.
+
+        The member is abandoned, with the reason, when the coordinator refuses it for good or stays away.
+        """
+        loop = asyncio.get_running_loop()
+        patience = self._join
+        try:
+            while self.member.failed is None:
+                started = loop.time()
+                try:
+                    self._channel = await connect(self.address, patience)
+                    await self._talk(self._channel)
+                except (DeadlineError, ChannelClosed, ControlError) as error:
+                    if self._channel is None:
+                        self._give_up("coordinator_lost", str(error))
+                        return
+                    _log.warning("control connection lost", node=self.member.identity.name, reason=str(error))
+                finally:
+                    await self._drop()
+                if self.member.joined or self.member.welcomed:
+                    patience = self._resume
+                else:
+                    patience -= loop.time() - started
+                    if patience <= 0:
+                        self._give_up("coordinator_lost", f"no welcome from {self.address} within {self._join:g} s")
+                        return
+        finally:
+            self._changed.set()
+
+    async def _talk(self, channel: Channel) -> None:
+        member = self.member
+        member.connected()
+        self.flush()
+        loop = asyncio.get_running_loop()
+        while True:
+            waiting_for = "Welcome" if not member.welcomed else "a word"
+            seconds = member.silence if member.welcomed and member.silence else WELCOME_SECONDS
+            message = await channel.receive(seconds, waiting_for)
+            member.receive(message, loop.time())
+            for more in channel.take():
+                member.receive(more, loop.time())
+            self.flush()
+            self._changed.set()
+            self._wake()
+            if member.rejected is not None:
+                if member.rejected.retry_after is None:
+                    self._give_up("rejected", member.rejected.reason)
+                    return
+                _log.warning("the coordinator asks to wait", reason=member.rejected.reason)
+                await asyncio.sleep(member.rejected.retry_after)
+                return
+            if member.failed is not None:
+                self._give_up(member.failed.cause, member.failed.message)
+                return
+            if member.stopped is not None:
+                _log.warning("the coordinator has stopped", reason=member.stopped)
+                member.stopped = None
+
+    def _give_up(self, cause: str, text: str) -> None:
+        self.member.abandon(Failed(cause, text))
+        self._wake()
+
+    async def _drop(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def until(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
+        """Wait until a condition on the member holds. Raises :class:`DeadlineError`; returns early if it failed."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition() and self.member.failed is None:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise DeadlineError(f"{self.member.identity.name}: waiting for {what} from {self.address}", seconds) from None
+
+    async def leave(self, reason: str) -> None:
+        """Say good-bye and close."""
+        self.member.leave(reason)
+        self.flush()
+        await self._drop()

@@ -1,0 +1,358 @@
+"""A node's side of the control plane: what the coordinator says is done to the node, what the node finds is reported.
+
+Sans-IO like the coordinator: messages in, messages out, ``now`` passed in. One member per connection: an aggregator or
+a parameter server has one for all jobs, a worker host one for each job.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inanet.control.messages import (
+    PROTOCOL,
+    Begin,
+    Finished,
+    Held,
+    Hello,
+    Hold,
+    JobEnded,
+    JobFailed,
+    Known,
+    Layout,
+    LayoutDrop,
+    LayoutReady,
+    Leave,
+    Message,
+    PeerSilent,
+    Ping,
+    Plan,
+    Pong,
+    Refuse,
+    Reject,
+    Resume,
+    RoundFailed,
+    Stop,
+    Waiting,
+    Welcome,
+)
+from inanet.proto import events
+from inanet.proto.node import Node
+from inanet.proto.plan import NodePlan, Part, TensorLayout, TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Why a round, or the whole job, ended without a result.
+
+    ``cause`` is the coordinator's word for it: nonfinite, mismatch, timeout, worker_lost, memory, overflow, ... ;
+    ``round`` is 0 if the job failed before its first one.
+    """
+
+    cause: str
+    message: str
+    round: int = 0
+    rank: int | None = None
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A round this host has begun: its tensor, its arrays, and whether the node has it already."""
+
+    spec: TensorSpec
+    arrays: Sequence[NDArray[Any]]
+    tensor: int | None = None
+
+
+@dataclass(slots=True)
+class _JobView:
+    """What this node holds of one job."""
+
+    plan: NodePlan
+    layouts: dict[int, TensorLayout] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """How a node introduces itself; see :class:`~inanet.control.messages.Hello`."""
+
+    name: str
+    role: str
+    token: str
+    endpoint: int
+    rx_window: int
+    job: str = ""
+    ranks: tuple[int, ...] = ()
+    world: int = 0
+
+
+class Member:
+    """See the module's documentation. ``finished(round, error)`` is called once for every round begun here, with None
+    for success; ``progress(text)`` with what is still missing while the job forms.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        identity: Identity,
+        *,
+        finished: Callable[[int, Failed | None], None] = lambda _round, _error: None,
+        progress: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self.node = node
+        self.identity = identity
+        self._finished = finished
+        self._progress = progress
+        self._out: list[Message] = []
+        self._jobs: dict[int, _JobView] = {}
+        self._early: list[Layout] = []
+        self._opened: dict[int, _Opened] = {}
+        self._held: deque[int] = deque()
+        self._hold_before: int | None = None
+        self._next_round = 1
+        #: the worker's job: its number once welcomed
+        self.job: int | None = None
+        #: the first plan has come: rounds may begin
+        self.joined = False
+        self.welcomed = False
+        #: the coordinator gave up on this member, or on its job: nothing more will come
+        self.failed: Failed | None = None
+        self.rejected: Reject | None = None
+        self.stopped: str | None = None
+        #: how long the coordinator may stay silent
+        self.silence: float | None = None
+
+    # ------------------------------------------------------------ connection
+
+    def connected(self) -> None:
+        """A (new) connection stands: introduce this node and say what it still holds (R4)."""
+        self._out.clear()
+        self.welcomed = False
+        self.rejected = None
+        resume = tuple(
+            Resume(
+                job=job,
+                key=view.plan.key,
+                plan=view.plan,
+                next_round=self._next_round,
+                layouts=len(view.layouts),
+                open=len(self._opened) if job == self.job else 0,
+            )
+            for job, view in self._jobs.items()
+        )
+        who = self.identity
+        self._out.append(
+            Hello(
+                protocol=PROTOCOL,
+                name=who.name,
+                role=who.role,  # type: ignore[arg-type]
+                token=who.token,
+                endpoint=who.endpoint,
+                rx_window=who.rx_window,
+                job=who.job,
+                ranks=who.ranks,
+                world=who.world,
+                resume=resume,
+            )
+        )
+        for job, view in self._jobs.items():
+            self._out += [Known(job=job, layout=layout) for layout in view.layouts.values()]
+            if job == self.job:
+                self._out += [Begin(job=job, round=number, spec=o.spec) for number, o in self._opened.items()]
+
+    def outgoing(self) -> list[Message]:
+        """Messages to send since the last call, in order."""
+        out, self._out = self._out, []
+        return out
+
+    # ------------------------------------------------------------ rounds of a worker
+
+    def begin(self, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]], now: float) -> None:
+        """This host's part in a round; rounds count up by one. Needs :attr:`joined`."""
+        assert self.job is not None
+        if round_ != self._next_round:
+            raise ValueError(f"round {round_} does not follow round {self._next_round - 1}")
+        self._next_round += 1
+        self._opened[round_] = _Opened(spec, arrays)
+        if self._hold_before is not None and round_ >= self._hold_before:
+            self._held.append(round_)
+            return
+        self._start(round_, now)
+
+    def _start(self, round_: int, now: float) -> None:
+        opened = self._opened[round_]
+        assert self.job is not None
+        self._out.append(Begin(job=self.job, round=round_, spec=opened.spec))
+        self._give(round_, opened, now)
+
+    def _give(self, round_: int, opened: _Opened, now: float) -> None:
+        """Hand a round to the node once its tensor has a layout."""
+        assert self.job is not None
+        layout = self._layout_of(opened.spec)
+        if layout is not None and opened.tensor is None:
+            opened.tensor = layout.tensor
+            self.node.begin(self.job, layout.tensor, round_, opened.arrays, now)
+
+    def _layout_of(self, spec: TensorSpec) -> TensorLayout | None:
+        assert self.job is not None
+        view = self._jobs.get(self.job)
+        if view is None:
+            return None
+        return next((layout for layout in view.layouts.values() if layout.spec == spec), None)
+
+    @property
+    def next_round(self) -> int:
+        """Number of the round that :meth:`begin` expects next."""
+        return self._next_round
+
+    def _close(self, round_: int, error: Failed | None) -> None:
+        if self._opened.pop(round_, None) is not None:
+            self._finished(round_, error)
+
+    # ------------------------------------------------------------ the node's events
+
+    def on_event(self, event: events.NodeEvent, now: float) -> None:
+        """One event of the node that concerns a job of this member."""
+        if isinstance(event, events.RoundDone):
+            self._out.append(Finished(job=event.job, round=event.round))
+            error = None
+            if event.overflow >= 0:
+                error = Failed(
+                    "overflow",
+                    f"round {event.round}: the exact sum of element {event.overflow} does not fit its dtype",
+                    event.round,
+                )
+            self._close(event.round, error)
+        elif isinstance(event, events.Refused):
+            opened = self._opened.get(event.round)
+            if opened is not None:
+                self._refuse(event, opened)
+        elif isinstance(event, events.RoundCommitted):
+            view = self._jobs.get(event.job)
+            layout = view.layouts.get(event.tensor) if view is not None else None
+            if layout is not None and any(s.shard == event.shard and s.part is Part.DATA for s in layout.shards):
+                self._out.append(Finished(job=event.job, round=event.round))
+        else:
+            self._out.append(PeerSilent(job=event.job, name=event.name, seconds=event.seconds))
+
+    def _refuse(self, event: events.Refused, opened: _Opened) -> None:
+        value = opened.arrays[event.local_rank][event.index]
+        self._out.append(
+            Refuse(
+                job=event.job,
+                round=event.round,
+                rank=self.identity.ranks[event.local_rank],
+                tensor=opened.spec.name or f"{opened.spec.dtype}{list(opened.spec.shape)}",
+                index=event.index,
+                reason="nonfinite",
+                detail=str(value),
+            )
+        )
+
+    def leave(self, reason: str) -> None:
+        """Go in good order."""
+        self._out.append(Leave(reason=reason))
+
+    def serves(self, job: int) -> bool:
+        """Whether events of this job belong to this member."""
+        return job in self._jobs
+
+    # ------------------------------------------------------------ the coordinator's messages
+
+    def receive(self, message: Message, now: float) -> None:
+        """Act on one message of the coordinator; unknown kinds cannot get here."""
+        if isinstance(message, Ping):
+            self._out.append(Pong(nonce=message.nonce))
+        elif isinstance(message, Welcome):
+            self.welcomed = True
+            self.silence = message.silence
+            if message.job is not None:
+                self.job = message.job
+        elif isinstance(message, Waiting):
+            missing = ", ".join(message.missing)
+            self._progress(f"joined {message.joined} of {message.expected}, missing: {missing}")
+        elif isinstance(message, Reject):
+            self.rejected = message
+        elif isinstance(message, Stop):
+            self.stopped = message.reason
+        elif isinstance(message, Plan):
+            self._on_plan(message, now)
+        elif isinstance(message, Layout):
+            self._on_layout(message, now)
+        else:
+            self._on_job_message(message, now)
+
+    def _on_plan(self, message: Plan, now: float) -> None:
+        plan = message.plan
+        view = self._jobs.get(plan.job)
+        if view is None:
+            self._jobs[plan.job] = _JobView(plan)
+        else:
+            view.plan = plan
+        self.node.apply(plan, now, attach=message.attach)
+        early, self._early = self._early, []
+        for layout in early:
+            self._on_layout(layout, now)
+        if plan.job == self.job:
+            self.joined = True
+            self._hold_before = None
+            while self._held:
+                self._start(self._held.popleft(), now)
+
+    def _on_layout(self, message: Layout, now: float) -> None:
+        view = self._jobs.get(message.job)
+        if view is None:
+            # after a restart the tensors may come before the plan that tells where their slots belong
+            self._early.append(message)
+            return
+        refused = ""
+        try:
+            self.node.add_layout(message.job, message.layout, message.last_round & 0xFFFFFFFF)
+            view.layouts[message.layout.tensor] = message.layout
+        except MemoryError as error:
+            refused = f"{self.identity.name}: {error}"
+        if self.identity.role != "worker":
+            self._out.append(LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused))
+            return
+        if refused:
+            self.failed = Failed("memory", refused)
+            return
+        for round_, opened in list(self._opened.items()):
+            if opened.spec == message.layout.spec and round_ not in self._held:
+                self._give(round_, opened, now)
+
+    def _on_job_message(self, message: Message, now: float) -> None:
+        if isinstance(message, RoundFailed):
+            self.node.fail_round(message.job, message.round, message.tensors, now)
+            self._close(
+                message.round,
+                Failed(message.error, message.message, message.round, message.rank, message.missing),
+            )
+        elif isinstance(message, JobFailed):
+            self.failed = Failed(message.error, message.message, message.round or 0, None, message.ranks)
+            if message.job is not None:
+                self._forget(message.job)
+        elif isinstance(message, JobEnded):
+            self._forget(message.job)
+        elif isinstance(message, LayoutDrop):
+            view = self._jobs.get(message.job)
+            if view is not None and view.layouts.pop(message.tensor, None) is not None:
+                self.node.drop_layout(message.job, message.tensor)
+        elif isinstance(message, Hold):
+            self._hold_before = message.before
+            self._out.append(Held(job=message.job, nonce=message.nonce))
+
+    def _forget(self, job: int) -> None:
+        if self._jobs.pop(job, None) is not None:
+            self.node.drop_job(job)
+
+    def abandon(self, error: Failed) -> None:
+        """The connection, or the job, is lost for good: every open round ends with ``error``."""
+        self.failed = self.failed or error
+        for round_ in list(self._opened):
+            self._close(round_, self.failed)
+        for job in list(self._jobs):
+            self._forget(job)
