@@ -5,6 +5,7 @@ does not); :func:`resolve` asks the system and says how it came to its answer, b
 mistake (a loopback entry in /etc/hosts, a VPN) otherwise shows only as a job that never starts.
 """
 
+import array
 import fcntl
 import ipaddress
 import re
@@ -21,7 +22,9 @@ SOCKET_PATH_BYTES = 107
 
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
-_SIOCGIFADDR = 0x8915
+_SIOCGIFCONF = 0x8912
+#: More addresses than this are cut off.
+_MOST_INTERFACES = 1024
 _SHARED_SPACE = ipaddress.IPv4Network("100.64.0.0/10")
 #: Interface types (/sys/class/net/*/type) of tunnels and point-to-point links: ARPHRD_PPP, ARPHRD_NONE,
 #: TUNNEL, IPGRE.
@@ -115,16 +118,22 @@ def is_loopback(address: str) -> bool:
 
 
 def interfaces() -> dict[str, str]:
-    """IPv4 address of every interface of this machine that has one, by name."""
-    found = {}
+    """IPv4 address of every interface of this machine that has one, by name; the first where there are
+    several.
+
+    Asks with an ioctl on a socket: that needs no netlink, which hardened services lack, and sees the network
+    namespace of this thread, which /sys may not.
+    """
+    # struct ifreq: a name and a union whose largest member, struct ifmap, has two longs and 8 bytes
+    entry = 16 + 2 * struct.calcsize("l") + 8
+    buffer = array.array("B", bytes(_MOST_INTERFACES * entry))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(handle, _SIOCGIFADDR, request)
-            except OSError:
-                continue
-            found[name] = socket.inet_ntoa(answer[20:24])
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        filled, _ = struct.unpack("iP", fcntl.ioctl(handle, _SIOCGIFCONF, request))
+    found: dict[str, str] = {}
+    for start in range(0, filled, entry):
+        name = bytes(buffer[start : start + 16]).partition(b"\0")[0].decode()
+        found.setdefault(name, socket.inet_ntoa(bytes(buffer[start + 20 : start + 24])))
     return found
 
 
