@@ -11,36 +11,47 @@ from numba import njit
 from numpy.typing import NDArray
 
 
-@njit("uint32(int32[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("uint32(int32[::1], int64, int64)", cache=True, nogil=True)
 def row_checksum(words: NDArray[np.int32], start: int, count: int) -> np.uint32:
     """Checksum of ``words[start : start + count]``, as an unsigned 32-bit number."""
-    part = words[start : start + count]
+    base = np.uint64(start)
     total = np.uint32(0)
     weight = np.uint32(1)
-    for j in range(count):
+    for j in range(np.uint64(count)):
         # numba widens 32-bit products to 64; narrowing at every step lets LLVM use 32-bit lanes
-        total = np.uint32(total + np.uint32(np.uint32(part[j]) * weight))
+        total = np.uint32(total + np.uint32(np.uint32(words[base + j]) * weight))
         weight = np.uint32(weight + np.uint32(2))
     return total
 
 
-@njit("void(int32[:, ::1], int64[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("uint32(int32[:, ::1], int64, int64, int64)", cache=True, nogil=True)
+def slot_checksum(rows: NDArray[np.int32], slot: int, head: int, body: int) -> np.uint32:
+    """Checksum of ``rows[slot, head : head + body]``, as an unsigned 32-bit number."""
+    row = np.uint64(slot)
+    base = np.uint64(head)
+    total = np.uint32(0)
+    weight = np.uint32(1)
+    for j in range(np.uint64(body)):
+        total = np.uint32(total + np.uint32(np.uint32(rows[row, base + j]) * weight))
+        weight = np.uint32(weight + np.uint32(2))
+    return total
+
+
+@njit("void(int32[:, ::1], int64[::1], int64, int64)", cache=True, nogil=True)
 def seal_rows(rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body: int) -> None:
     """Write the checksum of ``rows[i, head : head + body]`` into the next word, for ``i`` in ``index``."""
     for k in range(index.size):
-        row = rows[index[k]]
-        row[head + body] = np.int32(row_checksum(row, head, body))
+        rows[index[k], head + body] = np.int32(slot_checksum(rows, index[k], head, body))
 
 
-@njit("int64(int32[:, ::1], int64[::1], int64, int64, uint8[::1])", cache=True, nogil=True, _nrt=False)
+@njit("int64(int32[:, ::1], int64[::1], int64, int64, uint8[::1])", cache=True, nogil=True)
 def verify_rows(
     rows: NDArray[np.int32], index: NDArray[np.int64], head: int, body: int, ok: NDArray[np.uint8]
 ) -> int:
     """Set ``ok[k]`` to whether row ``index[k]`` matches its checksum word; return how many do not."""
     bad = 0
     for k in range(index.size):
-        row = rows[index[k]]
-        sound = row_checksum(row, head, body) == np.uint32(row[head + body])
+        sound = slot_checksum(rows, index[k], head, body) == np.uint32(rows[index[k], head + body])
         ok[k] = sound
         if not sound:
             bad += 1

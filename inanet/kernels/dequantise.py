@@ -10,7 +10,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.half import narrow16
-from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS
+from inanet.kernels.layout import BLOCK, HEAD, WORDS
 
 
 @njit(
@@ -29,17 +29,17 @@ def dequantise32(
 ) -> None:
     """Write block ``fragments[k]`` of ``out`` from row ``slots[k]``, with exponent table ``exps``."""
     for k in range(slots.size):
-        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        start = fragments[k] * BLOCK
-        part = out[start : min(start + BLOCK, out.size)]
+        row = np.uint64(slots[k])
+        start = np.uint64(fragments[k] * BLOCK)
+        count = min(WORDS, np.uint64(out.size) - start)
         exponent = exps[fragments[k]]
         scale, divisor = multiply[exponent], divide[exponent]
         if divisor == 1.0:
-            for j in range(part.size):
-                part[j] = np.float32(payload[j] * scale)
+            for j in range(count):
+                out[start + j] = np.float32(rows[row, HEAD + j] * scale)
         else:
-            for j in range(part.size):
-                part[j] = np.float32(payload[j] * scale / divisor)
+            for j in range(count):
+                out[start + j] = np.float32(rows[row, HEAD + j] * scale / divisor)
 
 
 @njit(
@@ -60,17 +60,17 @@ def dequantise16(
 ) -> None:
     """:func:`dequantise32` for f16 (``brain`` False) and bf16 (``brain`` True) bit patterns."""
     for k in range(slots.size):
-        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        start = fragments[k] * BLOCK
-        part = out[start : min(start + BLOCK, out.size)]
+        row = np.uint64(slots[k])
+        start = np.uint64(fragments[k] * BLOCK)
+        count = min(WORDS, np.uint64(out.size) - start)
         exponent = exps[fragments[k]]
         scale, divisor = multiply[exponent], divide[exponent]
         if divisor == 1.0:
-            for j in range(part.size):
-                part[j] = narrow16(payload[j] * scale, brain)
+            for j in range(count):
+                out[start + j] = narrow16(rows[row, HEAD + j] * scale, brain)
         else:
-            for j in range(part.size):
-                part[j] = narrow16(payload[j] * scale / divisor, brain)
+            for j in range(count):
+                out[start + j] = narrow16(rows[row, HEAD + j] * scale / divisor, brain)
 
 
 @njit(

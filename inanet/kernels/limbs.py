@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from inanet.kernels.checksum import row_checksum
-from inanet.kernels.layout import CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS
+from inanet.kernels.checksum import slot_checksum
+from inanet.kernels.layout import CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, WORDS
 
 #: int32 elements in a fragment
 VALUES32 = PAYLOAD_WORDS // 2
@@ -24,6 +24,8 @@ MAX_RANKS32 = 1 << 15
 #: contributions whose limbs cannot wrap: 2**9 * (2**22 - 1) < 2**31
 MAX_RANKS64 = 1 << 9
 
+_N32 = np.uint64(VALUES32)
+_N64 = np.uint64(VALUES64)
 _LOW16 = (1 << 16) - 1
 _LOW22 = (1 << 22) - 1
 
@@ -40,17 +42,17 @@ def split32(
 ) -> None:
     """Write (``first``) or add fragments ``lo`` to ``hi - 1`` to rows ``row0`` on; ``last`` seals them."""
     for i in range(hi - lo):
-        row = rows[row0 + i]
-        payload = row[HEADER_WORDS:CHECKSUM_WORD]
-        start = (lo + i) * VALUES32
-        part = values[start : min(start + VALUES32, values.size)]
+        row = np.uint64(row0 + i)
         if first:
-            payload[:] = 0
-        for j in range(part.size):
-            payload[j] += part[j] & np.int32(_LOW16)
-            payload[VALUES32 + j] += part[j] >> np.int32(16)
+            for j in range(WORDS):
+                rows[row, HEAD + j] = 0
+        start = np.uint64((lo + i) * VALUES32)
+        for j in range(min(_N32, np.uint64(values.size) - start)):
+            value = values[start + j]
+            rows[row, HEAD + j] += value & np.int32(_LOW16)
+            rows[row, HEAD + _N32 + j] += value >> np.int32(16)
         if last:
-            row[CHECKSUM_WORD] = np.int32(row_checksum(row, HEADER_WORDS, PAYLOAD_WORDS))
+            rows[row, CHECK] = np.int32(slot_checksum(rows, row0 + i, HEADER_WORDS, PAYLOAD_WORDS))
 
 
 @njit("void(int64[::1], int64, int64, int32[:, ::1], int64, boolean, boolean)", cache=True, nogil=True)
@@ -65,18 +67,24 @@ def split64(
 ) -> None:
     """:func:`split32` for int64."""
     for i in range(hi - lo):
-        row = rows[row0 + i]
-        payload = row[HEADER_WORDS:CHECKSUM_WORD]
-        start = (lo + i) * VALUES64
-        part = values[start : min(start + VALUES64, values.size)]
+        row = np.uint64(row0 + i)
         if first:
-            payload[:] = 0
-        for j in range(part.size):
-            payload[j] += np.int32(part[j] & _LOW22)
-            payload[VALUES64 + j] += np.int32((part[j] >> 22) & _LOW22)
-            payload[2 * VALUES64 + j] += np.int32(part[j] >> 44)
+            for j in range(WORDS):
+                rows[row, HEAD + j] = 0
+        start = np.uint64((lo + i) * VALUES64)
+        for j in range(min(_N64, np.uint64(values.size) - start)):
+            value = values[start + j]
+            rows[row, HEAD + j] += np.int32(value & _LOW22)
+            rows[row, HEAD + _N64 + j] += np.int32((value >> 22) & _LOW22)
+            rows[row, HEAD + _N64 + _N64 + j] += np.int32(value >> 44)
         if last:
-            row[CHECKSUM_WORD] = np.int32(row_checksum(row, HEADER_WORDS, PAYLOAD_WORDS))
+            rows[row, CHECK] = np.int32(slot_checksum(rows, row0 + i, HEADER_WORDS, PAYLOAD_WORDS))
+
+
+@njit("int64(int32, int32)", cache=True, nogil=True)
+def _join32(low: int, high: int) -> np.int64:
+    """The sum of two summed limbs."""
+    return (np.int64(high) << 16) + low
 
 
 @njit("int64(int32[:, ::1], int64[::1], int64[::1], int32[::1], int64[::1])", cache=True, nogil=True)
@@ -93,20 +101,21 @@ def merge32(
     """
     overflowed = 0
     for k in range(slots.size):
-        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        start = fragments[k] * VALUES32
-        part = out[start : min(start + VALUES32, out.size)]
+        row = np.uint64(slots[k])
+        start = np.uint64(fragments[k] * VALUES32)
         bad = 0
-        for j in range(part.size):
-            total = (np.int64(payload[VALUES32 + j]) << 16) + payload[j]
-            part[j] = np.int32(total)
-            bad += part[j] != total
+        for j in range(min(_N32, np.uint64(out.size) - start)):
+            total = _join32(rows[row, HEAD + j], rows[row, HEAD + _N32 + j])
+            out[start + j] = np.int32(total)
+            bad += np.int32(total) != total
         if bad:
             overflowed += bad
-            j = 0
-            while part[j] == (np.int64(payload[VALUES32 + j]) << 16) + payload[j]:
+            element = fragments[k] * VALUES32
+            j = HEADER_WORDS
+            while out[element] == _join32(rows[slots[k], j], rows[slots[k], j + VALUES32]):
+                element += 1
                 j += 1
-            lowest[0] = min(lowest[0], start + j)
+            lowest[0] = min(lowest[0], element)
     return overflowed
 
 
@@ -127,23 +136,24 @@ def merge64(
     """:func:`merge32` for int64."""
     overflowed = 0
     for k in range(slots.size):
-        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        lows, middles, highs = payload[:VALUES64], payload[VALUES64:], payload[2 * VALUES64 :]
-        start = fragments[k] * VALUES64
-        part = out[start : min(start + VALUES64, out.size)]
+        row = np.uint64(slots[k])
+        start = np.uint64(fragments[k] * VALUES64)
         bad = 0
-        for j in range(part.size):
-            top = _top64(lows[j], middles[j], highs[j])
-            middle = np.int64(middles[j]) + (lows[j] >> 22)
-            part[j] = (top << 44) | ((middle & _LOW22) << 22) | (lows[j] & _LOW22)
+        for j in range(min(_N64, np.uint64(out.size) - start)):
+            low, middle = rows[row, HEAD + j], rows[row, HEAD + _N64 + j]
+            top = _top64(low, middle, rows[row, HEAD + _N64 + _N64 + j])
+            carried = np.int64(middle) + (low >> 22)
+            out[start + j] = (top << 44) | ((carried & _LOW22) << 22) | (low & _LOW22)
             bad += (top >> 19) != (top >> 63)
         if bad:
             overflowed += bad
-            j = 0
+            j = HEADER_WORDS
             while True:
-                top = _top64(lows[j], middles[j], highs[j])
+                top = _top64(
+                    rows[slots[k], j], rows[slots[k], j + VALUES64], rows[slots[k], j + 2 * VALUES64]
+                )
                 if (top >> 19) != (top >> 63):
                     break
                 j += 1
-            lowest[0] = min(lowest[0], start + j)
+            lowest[0] = min(lowest[0], fragments[k] * VALUES64 + j - HEADER_WORDS)
     return overflowed

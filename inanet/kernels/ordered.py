@@ -11,8 +11,8 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from inanet.kernels.checksum import row_checksum
-from inanet.kernels.layout import CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS
+from inanet.kernels.checksum import slot_checksum
+from inanet.kernels.layout import CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, WORDS
 
 #: elements of up to 32 bits in a fragment
 VALUES32 = PAYLOAD_WORDS
@@ -20,6 +20,9 @@ VALUES32 = PAYLOAD_WORDS
 VALUES64 = PAYLOAD_WORDS // 2
 #: key of a NaN
 NAN_KEY = 0x7FFFFFFF
+
+_N64 = np.uint64(VALUES64)
+_NEXT = np.uint64(1)
 
 Words = NDArray[np.int32] | NDArray[np.int16]
 
@@ -50,20 +53,20 @@ def order32(
     becomes :data:`NAN_KEY`; ``flip`` is -1 for a minimum, else 0.
     """
     for i in range(hi - lo):
-        row = rows[row0 + i]
-        payload = row[HEADER_WORDS:CHECKSUM_WORD]
-        start = (lo + i) * VALUES32
-        part = values[start : min(start + VALUES32, values.size)]
-        for j in range(part.size):
-            word = np.int32(part[j])
+        row = np.uint64(row0 + i)
+        start = np.uint64((lo + i) * VALUES32)
+        count = min(WORDS, np.uint64(values.size) - start)
+        for j in range(count):
+            word = np.int32(values[start + j])
             key = word ^ ((word >> np.int32(31)) & magnitude) ^ flip
             if (word & magnitude) > refused:
                 key = np.int32(NAN_KEY)
-            payload[j] = key if first else max(payload[j], key)
+            rows[row, HEAD + j] = key if first else max(rows[row, HEAD + j], key)
         if first:
-            payload[part.size :] = 0
+            for j in range(count, WORDS):
+                rows[row, HEAD + j] = 0
         if last:
-            row[CHECKSUM_WORD] = np.int32(row_checksum(row, HEADER_WORDS, PAYLOAD_WORDS))
+            rows[row, CHECK] = np.int32(slot_checksum(rows, row0 + i, HEADER_WORDS, PAYLOAD_WORDS))
 
 
 @njit(
@@ -91,24 +94,29 @@ def restore32(
     """
     found = 0
     for k in range(slots.size):
-        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        start = fragments[k] * VALUES32
-        part = out[start : min(start + VALUES32, out.size)]
+        row = np.uint64(slots[k])
+        start = np.uint64(fragments[k] * VALUES32)
         bad = 0
-        for j in range(part.size):
-            key = payload[j] ^ flip
+        for j in range(min(WORDS, np.uint64(out.size) - start)):
+            folded = rows[row, HEAD + j]
+            key = folded ^ flip
             word = key ^ ((key >> np.int32(31)) & magnitude)
-            if magnitude != 0 and payload[j] == NAN_KEY:
+            if magnitude != 0 and folded == NAN_KEY:
                 word = nan
                 bad += 1
-            part[j] = word
+            out[start + j] = word
         if bad:
             found += bad
-            for j in range(part.size):
-                if payload[j] == NAN_KEY:
-                    lowest[0] = min(lowest[0], start + j)
-                    break
+            j = 0
+            while rows[slots[k], HEADER_WORDS + j] != NAN_KEY:
+                j += 1
+            lowest[0] = min(lowest[0], fragments[k] * VALUES32 + j)
     return found
+
+
+@njit("int64(int32, int32)", cache=True, nogil=True)
+def _join64(low: int, high: int) -> np.int64:
+    return (np.int64(high) << 32) | np.int64(np.uint32(low))
 
 
 @njit("void(int64[::1], int64, int64, int64, int32[:, ::1], int64, boolean, boolean)", cache=True, nogil=True)
@@ -124,20 +132,21 @@ def order64(
 ) -> None:
     """:func:`order32` for int64: a key is two payload words, the low one first."""
     for i in range(hi - lo):
-        row = rows[row0 + i]
-        payload = row[HEADER_WORDS:CHECKSUM_WORD]
-        start = (lo + i) * VALUES64
-        part = values[start : min(start + VALUES64, values.size)]
-        for j in range(part.size):
-            key = part[j] ^ flip
+        row = np.uint64(row0 + i)
+        start = np.uint64((lo + i) * VALUES64)
+        count = min(_N64, np.uint64(values.size) - start)
+        for j in range(count):
+            word = HEAD + j + j
+            key = values[start + j] ^ flip
             if not first:
-                key = max(key, (np.int64(payload[2 * j + 1]) << 32) | np.int64(np.uint32(payload[2 * j])))
-            payload[2 * j] = np.int32(key)
-            payload[2 * j + 1] = np.int32(key >> 32)
+                key = max(key, _join64(rows[row, word], rows[row, word + _NEXT]))
+            rows[row, word] = np.int32(key)
+            rows[row, word + _NEXT] = np.int32(key >> 32)
         if first:
-            payload[2 * part.size :] = 0
+            for j in range(count + count, WORDS):
+                rows[row, HEAD + j] = 0
         if last:
-            row[CHECKSUM_WORD] = np.int32(row_checksum(row, HEADER_WORDS, PAYLOAD_WORDS))
+            rows[row, CHECK] = np.int32(slot_checksum(rows, row0 + i, HEADER_WORDS, PAYLOAD_WORDS))
 
 
 @njit("void(int32[:, ::1], int64[::1], int64[::1], int64, int64[::1])", cache=True, nogil=True)
@@ -150,8 +159,8 @@ def restore64(
 ) -> None:
     """:func:`restore32` for int64."""
     for k in range(slots.size):
-        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        start = fragments[k] * VALUES64
-        part = out[start : min(start + VALUES64, out.size)]
-        for j in range(part.size):
-            part[j] = ((np.int64(payload[2 * j + 1]) << 32) | np.int64(np.uint32(payload[2 * j]))) ^ flip
+        row = np.uint64(slots[k])
+        start = np.uint64(fragments[k] * VALUES64)
+        for j in range(min(_N64, np.uint64(out.size) - start)):
+            word = HEAD + j + j
+            out[start + j] = _join64(rows[row, word], rows[row, word + _NEXT]) ^ flip

@@ -10,9 +10,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from inanet.kernels.checksum import row_checksum
+from inanet.kernels.checksum import slot_checksum
 from inanet.kernels.half import as_float32
-from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, POISON
+from inanet.kernels.layout import BLOCK, CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, POISON, WORDS
 
 Values = NDArray[np.float32] | NDArray[np.uint16]
 
@@ -52,22 +52,22 @@ def quantise(
     """
     bound = np.float64(limit)
     for i in range(hi - lo):
-        row = rows[row0 + i]
-        payload = row[HEADER_WORDS:CHECKSUM_WORD]
+        row = np.uint64(row0 + i)
         if first:
-            payload[:] = 0
+            for j in range(WORDS):
+                rows[row, HEAD + j] = 0
         exponent = exps[lo + i]
         if misfit[i] != 0:
-            payload[0] = misfit[i]
+            rows[row, HEAD] = misfit[i]
         elif exponent != POISON:
-            start = (lo + i) * BLOCK
-            part = values[start : min(start + BLOCK, values.size)]
+            start = np.uint64((lo + i) * BLOCK)
+            count = min(WORDS, np.uint64(values.size) - start)
             factor = scale[exponent]
-            for j in range(part.size):
+            for j in range(count):
                 # comparisons, because the NaN rules of min and max cost time; a NaN becomes a bound
-                q = np.rint(np.float64(as_float32(part[j], brain)) * factor)
+                q = np.rint(np.float64(as_float32(values[start + j], brain)) * factor)
                 q = q if q < bound else bound
                 q = q if q > -bound else -bound
-                payload[j] += np.int32(q)
+                rows[row, HEAD + j] += np.int32(q)
         if last:
-            row[CHECKSUM_WORD] = np.int32(row_checksum(row, HEADER_WORDS, PAYLOAD_WORDS))
+            rows[row, CHECK] = np.int32(slot_checksum(rows, row0 + i, HEADER_WORDS, PAYLOAD_WORDS))
