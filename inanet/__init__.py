@@ -1,0 +1,51 @@
+"""In-network aggregation for distributed training on ordinary Linux machines.
+
+>>> import inanet
+>>> with inanet.connect("train") as job:           # RANK, WORLD_SIZE and INA_SOCKET from the environment
+...     job.all_reduce(gradient, op="mean")        # in place
+
+Names are loaded on first use, so that ``import inanet`` costs nothing.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inanet.client.job import Handle as Handle
+    from inanet.client.job import Job as Job
+    from inanet.client.job import connect as connect
+    from inanet.control.errors import AgentUnavailable as AgentUnavailable
+    from inanet.control.errors import FabricError as FabricError
+    from inanet.control.errors import InaError as InaError
+    from inanet.control.errors import JoinRefused as JoinRefused
+    from inanet.control.errors import JoinTimeout as JoinTimeout
+    from inanet.control.errors import MismatchError as MismatchError
+    from inanet.control.errors import NonFiniteError as NonFiniteError
+    from inanet.control.errors import OverflowRefused as OverflowRefused
+    from inanet.control.errors import RoundTimeout as RoundTimeout
+    from inanet.control.errors import WorkerLostError as WorkerLostError
+
+_CLIENT = ("Handle", "Job", "connect")
+_ERRORS = (
+    "AgentUnavailable",
+    "FabricError",
+    "InaError",
+    "JoinRefused",
+    "JoinTimeout",
+    "MismatchError",
+    "NonFiniteError",
+    "OverflowRefused",
+    "RoundTimeout",
+    "WorkerLostError",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CLIENT:
+        from inanet.client import job
+
+        return getattr(job, name)
+    if name in _ERRORS:
+        from inanet.control import errors
+
+        return getattr(errors, name)
+    raise AttributeError(f"module 'inanet' has no attribute {name!r}")

@@ -25,6 +25,7 @@ from inanet.control.sentences import clip, differences, listing, show_ranks, sho
 from inanet.control.settings import FormatOf, Settings
 from inanet.proto.plan import TensorSpec
 
+_MOST_GIVEN_UP = 256
 Send = Callable[[str, Message], None]
 
 
@@ -64,6 +65,8 @@ class Collectives:
         self._settings = settings
         self._format_of = format_of
         self._send = send
+        #: rounds failed for lack of time, the latest ones: a result may cross that on its way
+        self._given_up: dict[int, RoundFailed] = {}
         #: rounds that failed since they were last asked for
         self._failed: list[RoundFailed] = []
 
@@ -108,6 +111,9 @@ class Collectives:
         if round_ is None or round_.failure is not None or message.rank not in self.hosts[host].ranks:
             return
         at = "" if message.index is None else f" at element {message.index}"
+        if message.reason == "mismatch":
+            self.fail(round_, "mismatch", f"on host {host}, {message.detail}", rank=message.rank)
+            return
         if message.reason == "nonfinite":
             what = f"has {message.detail or 'NaN or infinity'}{at} of tensor {message.tensor!r}"
             advice = "pass nan='propagate' to let it through"
@@ -125,11 +131,13 @@ class Collectives:
         if name not in self.hosts:
             self.ledger.confirm(name, message.round)
             return
-        round_ = self.ledger.finish(name, message.round)
-        if round_ is not None and round_.failure is not None:
-            ranks = show_ranks(self.hosts[name].ranks)
-            text = f"{round_.failure.message}; but {ranks} had the result already, so the ranks differ now"
-            raise JobLost(round_.failure.error, text, round_.number, self.hosts[name].ranks)
+        failure = self._given_up.get(message.round)
+        if failure is None:
+            self.ledger.finish(name, message.round)
+            return
+        ranks = self.hosts[name].ranks
+        text = f"{failure.message}; but {show_ranks(ranks)} had the result already, so the ranks differ now"
+        raise JobLost(failure.error, text, message.round, ranks)
 
     # ---------- failures
 
@@ -159,6 +167,10 @@ class Collectives:
         )
         round_.failure = failure
         self._failed.append(failure)
+        if error == "timeout":
+            self._given_up[round_.number] = failure
+            if len(self._given_up) > _MOST_GIVEN_UP:
+                del self._given_up[next(iter(self._given_up))]
         for name in (*self.holders(), *self.hosts):
             self._send(name, failure)
         self.ledger.tidy(round_)

@@ -133,10 +133,11 @@ class LayoutReady(Frozen):
 
 
 class Refuse(Frozen):
-    """A rank cannot contribute: NaN or Inf (``nonfinite``) or an integer sum that could overflow
-    (``overflow``).
+    """A rank cannot contribute: NaN or Inf (``nonfinite``), an integer sum that could overflow
+    (``overflow``), or another collective than a second rank of the same host (``mismatch``).
 
-    ``index`` is the flat index of the first such element, None if unknown; ``detail`` shows the value.
+    ``index`` is the flat index of the first such element, None if unknown; ``detail`` shows the value, or says
+    what differs.
     """
 
     kind: Literal["refuse"] = "refuse"
@@ -145,8 +146,8 @@ class Refuse(Frozen):
     rank: Rank
     tensor: Label
     index: Count | None
-    reason: Literal["nonfinite", "overflow"]
-    detail: Label = ""
+    reason: Literal["nonfinite", "overflow", "mismatch"]
+    detail: Text = ""
 
 
 class Finished(Frozen):
