@@ -110,14 +110,12 @@ class RoundLedger:
                 elif host.next_round > number:
                     round_.finished.add(name)
 
-    def finish(self, host: str, number: int) -> Round | None:
-        """Note that a host has the result. The round if it is open, else None."""
+    def finish(self, host: str, number: int) -> None:
+        """Note that a host has the result of an open round."""
         round_ = self._rounds.get(number)
-        if round_ is None or number >= self.hosts[host].next_round:
-            return None
-        round_.finished.add(host)
-        self.tidy(round_)
-        return round_
+        if round_ is not None and number < self.hosts[host].next_round:
+            round_.finished.add(host)
+            self.tidy(round_)
 
     def confirm(self, root: str, number: int) -> None:
         """A parameter server needs no packet of this round any more."""

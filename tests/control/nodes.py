@@ -81,7 +81,7 @@ class Nodes:
         self.coordinator = Coordinator(self.settings, make_format, lambda: next(self._keys))
         self.ids.clear()
 
-    def hello(self, name: str, **changes: object) -> Hello:
+    def hello(self, name: str, /, **changes: object) -> Hello:
         """What a node of the topology says first."""
         role = (
             "ps"
