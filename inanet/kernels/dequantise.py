@@ -90,6 +90,6 @@ def copy_fragments(
 ) -> None:
     """Copy whole fragments, of ``values`` elements each, from one rank's tensor to another's."""
     for k in range(fragments.size):
-        start = fragments[k] * values
-        stop = min(start + values, source.size)
-        target[start:stop] = source[start:stop]
+        start = np.uint64(fragments[k] * values)
+        for j in range(min(np.uint64(values), np.uint64(source.size) - start)):
+            target[start + j] = source[start + j]
