@@ -160,7 +160,8 @@ class Job:
         self._waiting_for = ""
         self._next_block = 1
         self._seq = 0
-        self._send_lock = threading.Lock()
+        # reentrant: a garbage collection may release a block in the middle of a send of the same thread
+        self._send_lock = threading.RLock()
         self._read_lock = threading.Lock()
         self._socket = self._open()
         try:
@@ -315,7 +316,8 @@ class Job:
     def _release(self, number: int) -> None:
         if self._broken is None:
             try:
-                self._send(pack("release", id=number))
+                with self._send_lock:
+                    self._send(pack("release", id=number))
             except InaError:
                 # the connection is gone, and with it the agent's mapping
                 return

@@ -252,6 +252,22 @@ class Member:
             )
         )
 
+    def refuse_mismatch(self, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
+        """Ranks of this host called different collectives in a round, which therefore is not begun."""
+        assert self.job is not None
+        self._next_round = round_ + 1
+        self._out.append(
+            Refuse(
+                job=self.job,
+                round=round_,
+                rank=rank,
+                tensor=spec.name or f"{spec.dtype}{list(spec.shape)}",
+                index=None,
+                reason="mismatch",
+                detail=text,
+            )
+        )
+
     def leave(self, reason: str) -> None:
         """Go in good order."""
         self._out.append(Leave(reason=reason))

@@ -1,0 +1,69 @@
+"""``ina-worker``: the agent of a host. It carries the collectives of the training processes beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from daemons._chassis import command
+
+if TYPE_CHECKING:
+    from daemons._lifecycle import Context
+    from inanet.control.config import WorkerConfig
+
+
+async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
+    """Serve local ranks until asked to stop; collectives that run get the drain time to end."""
+    import os
+    from pathlib import Path
+
+    from inanet.aio.backend import FabricBackend
+    from inanet.aio.local import LocalServer
+    from inanet.aio.station import Station, open_device
+
+    if config.local.cpus:
+        os.sched_setaffinity(0, config.local.cpus)
+    loop = asyncio.get_running_loop()
+    device = await open_device(config, loop.time)
+    station = Station("worker", config, device, lambda: backend.flush())
+    backend = FabricBackend(
+        station,
+        str(config.control.coordinator),
+        join=config.control.join_timeout,
+        lost=lambda job, error: server.lost(job, error),
+    )
+    server = LocalServer(
+        Path(config.local.socket), backend, mode=config.local.mode, users=_user_ids(config.local.allow_users)
+    )
+    context.stats = station.figures
+    context.health = station.healthy
+    context.measure(station.samples)
+    try:
+        await server.start()
+        context.ready(f"serving {config.local.socket}")
+        await context.stopping.wait()
+        while server.busy and context.remaining > 0.5:
+            await asyncio.sleep(0.05)
+    finally:
+        await server.close()
+        station.close()
+
+
+def _user_ids(users: tuple[str | int, ...]) -> list[int]:
+    import pwd
+
+    from inanet.control.exits import Failure
+
+    ids = []
+    for user in users:
+        try:
+            ids.append(user if isinstance(user, int) else pwd.getpwnam(user).pw_uid)
+        except KeyError:
+            raise Failure(f"local.allow_users: there is no user {user!r} on this host") from None
+    return ids
+
+
+main = command("worker", serve, "Carry the collectives of this host's training processes.")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The worker agent: collectives of local ranks, carried by the host's node through the fabric.
+
+A job whose ranks are all on this host needs no fabric; its sums are made in shared memory by the same number formats,
+so the bits are those that the network would give.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inanet.aio.station import Station
+from inanet.aio.uplink import Uplink
+from inanet.control.errors import FabricError, InaError, JoinTimeout, OverflowRefused, error_of
+from inanet.control.member import Failed, Member
+from inanet.proto.formats import make_format
+from inanet.proto.local import LocalTensor
+from inanet.proto.plan import TensorSpec
+
+
+@dataclass(slots=True)
+class _Membership:
+    """One job of this host."""
+
+    name: str
+    ranks: tuple[int, ...]
+    world: int
+    member: Member | None = None
+    uplink: Uplink | None = None
+    running: "asyncio.Task[None] | None" = None
+    futures: dict[int, "asyncio.Future[None]"] = field(default_factory=dict)
+    tensors: dict[TensorSpec, LocalTensor] = field(default_factory=dict)
+
+
+class FabricBackend:
+    """See :class:`inanet.aio.local.Backend`. ``lost(job, error)`` is called when a whole job is lost."""
+
+    def __init__(self, station: Station, coordinator: str, *, join: float, lost: Callable[[str, InaError], None]) -> None:
+        self._station = station
+        self._coordinator = coordinator
+        self._join_seconds = join
+        self._lost = lost
+        self._jobs: dict[str, _Membership] = {}
+
+    async def join(
+        self, job: str, ranks: tuple[int, ...], world: int, progress: Callable[[str], None]
+    ) -> None:
+        """Join at the coordinator and wait for the plan."""
+        mine = _Membership(job, ranks, world)
+        self._jobs[job] = mine
+        if len(ranks) == world:
+            return
+        station = self._station
+        member = Member(
+            station.node,
+            station.identity(job, ranks, world),
+            finished=lambda round_, failed: self._finished(mine, round_, failed),
+            progress=progress,
+        )
+        station.members.append(member)
+        mine.member = member
+        mine.uplink = Uplink(
+            member,
+            self._coordinator,
+            join=self._join_seconds,
+            resume=self._join_seconds,
+            wake=lambda: self._woken(mine),
+        )
+        mine.running = asyncio.get_running_loop().create_task(mine.uplink.run())
+        try:
+            # the coordinator gives up at the same deadline, and says who is missing; leave it time to
+            await mine.uplink.until(lambda: member.joined, "the plan", self._join_seconds + 5.0)
+        except TimeoutError as error:
+            await self.leave(job, "joining took too long")
+            raise JoinTimeout(str(error), job=job) from None
+        except asyncio.CancelledError:
+            await self.leave(job, "joining was given up")
+            raise
+        if member.failed is not None:
+            failed = member.failed
+            await self.leave(job, "joining failed")
+            cause = "join_timeout" if failed.cause == "timeout" else failed.cause
+            raise error_of(cause, failed.message, job=job, rank=-1, ranks=failed.missing)
+
+    def flush(self) -> None:
+        """Send what the members have to say; called after the node's events."""
+        for mine in self._jobs.values():
+            if mine.uplink is not None:
+                mine.uplink.flush()
+
+    def _woken(self, mine: _Membership) -> None:
+        self._station.driver.kick()
+        member = mine.member
+        if member is not None and member.joined and member.failed is not None and self._jobs.get(mine.name) is mine:
+            failed = member.failed
+            self._lost(mine.name, error_of(failed.cause, failed.message, job="", rank=-1, ranks=failed.missing))
+
+    def submit(
+        self, job: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
+    ) -> "asyncio.Future[None]":
+        """One round of this host's ranks."""
+        mine = self._jobs[job]
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            make_format(spec, mine.world)
+        except ValueError as error:
+            future.set_exception(FabricError(str(error), round=round_))
+            return future
+        if mine.member is None:
+            self._reduce_here(mine, round_, spec, arrays, future)
+            return future
+        mine.futures[round_] = future
+        mine.member.begin(round_, spec, arrays, self._station.driver.now())
+        self.flush()
+        self._station.driver.kick()
+        return future
+
+    def _reduce_here(
+        self,
+        mine: _Membership,
+        round_: int,
+        spec: TensorSpec,
+        arrays: Sequence[NDArray[Any]],
+        future: "asyncio.Future[None]",
+    ) -> None:
+        """All ranks are local: no packet is sent."""
+        tensor = mine.tensors.setdefault(spec, LocalTensor(spec, mine.world))
+        failure = tensor.reduce(arrays)
+        if failure is None:
+            future.set_result(None)
+            return
+        rank, text = failure
+        where = mine.ranks[rank] if rank >= 0 else -1
+        cause = "nonfinite" if rank >= 0 else "overflow"
+        prefix = f"rank {where} " if rank >= 0 else ""
+        future.set_exception(error_of(cause, prefix + text, job="", rank=-1, round=round_))
+
+    def _finished(self, mine: _Membership, round_: int, failed: Failed | None) -> None:
+        future = mine.futures.pop(round_, None)
+        if future is None or future.done():
+            return
+        if failed is None:
+            future.set_result(None)
+        elif failed.cause == "overflow":
+            future.set_exception(OverflowRefused(failed.message, round=round_))
+        else:
+            ranks = failed.missing or (() if failed.rank is None else (failed.rank,))
+            future.set_exception(error_of(failed.cause, failed.message, job="", rank=-1, round=round_, ranks=ranks))
+
+    def mismatch(self, job: str, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
+        """Tell the other hosts that ranks here disagree."""
+        mine = self._jobs[job]
+        if mine.member is not None:
+            mine.member.refuse_mismatch(round_, spec, rank, text)
+            self.flush()
+
+    async def leave(self, job: str, reason: str) -> None:
+        """Take the host out of the job."""
+        mine = self._jobs.pop(job, None)
+        if mine is None or mine.member is None:
+            return
+        assert mine.uplink is not None
+        await mine.uplink.leave(reason)
+        if mine.running is not None:
+            mine.running.cancel()
+            await asyncio.gather(mine.running, return_exceptions=True)
+        mine.member.abandon(Failed("worker_lost", reason))
+        if mine.member in self._station.members:
+            self._station.members.remove(mine.member)
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the host's node, drops by reason as ``drop_<reason>``."""
+        node = self._station.node
+        return node.stats() | {f"drop_{reason}": n for reason, n in node.drops_by_reason().items()}
+
