@@ -6,18 +6,19 @@ e``, and the sum ``R`` of the ``q`` becomes ``R * 2**-s`` (divided by ``n`` for 
 
 *Nothing wraps.* ``|q|`` is clamped to ``floor((2**31 - 1) / n)``, so that ``|R| <= 2**31 - 1``.
 
-*Error bound*, for ``n <= 256``: ``|result - exact| <= n * 2**(L - 32) * 2**e``, plus half a unit in the last
-place of the result for its one rounding to the element type; for a mean the first term is divided by ``n``.
-Proof. Multiplying by ``2**s`` is exact, so without the clamp each rank is off by at most half an integer,
-``2**-s / 2 = 2**(L - 32 + e)``, and errors add up over ``n`` ranks. The clamp bites only if ``n = 2**L``:
-otherwise ``n <= 2**L - 1`` and ``n * 2**(31 - L) <= 2**31 - 1``, so the limit is at least ``2**(31 - L) >=
-|q|``. If ``n = 2**L`` the limit is ``2**(31 - L) - 1``, and elements have 24 significant bits, so ``|x *
-2**s| <= (1 - 2**-24) * 2**(31 - L)``, which exceeds the limit by ``1 - 2**(7 - L)``: nothing for ``L <= 7``,
-half an integer for ``L = 8``. (Beyond 256 ranks it is less than one integer, and the bound doubles.) ``R``
-and ``R * 2**-s`` are exact in float64, so the conversion to the element type is the only rounding of a sum. A
-mean is divided in float64 first. That rounding is harmless: ``R / n`` is either exactly half-way between two
-elements or further than ``2**-40`` of itself away from there, while float64 is off by ``2**-53``. A sum
-beyond the element type's range becomes infinite, as IEEE addition would.
+*Error bound*, for ``n <= 256``: ``|result - exact| <= n * 2**(L - 32) * 2**e``, plus half a unit in the
+last place of the result for its one rounding to the element type; for a mean the first term is divided by
+``n``. Proof. Multiplying by ``2**s`` is exact, so without the clamp each rank is off by at most half an
+integer, ``2**-s / 2 = 2**(L - 32 + e)``, and errors add up over ``n`` ranks. The clamp bites only if ``n =
+2**L``: otherwise ``n <= 2**L - 1`` and ``n * 2**(31 - L) <= 2**31 - 1``, so the limit is at least ``2**(31
+- L) >= |q|``. If ``n = 2**L`` the limit is ``2**(31 - L) - 1``, and elements have 24 significant bits, so
+``|x * 2**s| <= (1 - 2**-24) * 2**(31 - L)``, which exceeds the limit by ``1 - 2**(7 - L)``: nothing for ``L
+<= 7``, half an integer for ``L = 8``. (Beyond 256 ranks it is less than one integer, and the bound
+doubles.) ``R`` and ``R * 2**-s`` are exact in float64, so the conversion to the element type is the only
+rounding of a sum. A mean is divided in float64 first (or multiplied by ``1 / n`` where that gives the
+same). That rounding is harmless: ``R / n`` is either exactly half-way between two elements or further than
+``2**-40`` of itself away from there, while float64 is off by ``2**-53``. A sum beyond the element type's
+range becomes infinite, as IEEE addition would.
 
 *Order independence.* Integer addition commutes, exponents are maxima, and ``E`` is a function of values
 alone: all ranks get the same bits whatever the arrival order, topology and placement of ranks.
