@@ -15,6 +15,7 @@ from inanet.control.messages import (
     Held,
     Hello,
     Hold,
+    JobEnded,
     Known,
     Layout,
     LayoutReady,
@@ -121,6 +122,8 @@ class Nodes:
 
     def kill(self, name: str) -> None:
         """A process dies; the kernel closes its connection."""
+        self.plans.pop(name, None)
+        self.layouts.pop(name, None)
         self.coordinator.disconnected(self.ids.pop(name), self.now)
         self.pump()
 
@@ -132,10 +135,20 @@ class Nodes:
                 assert decode(encode(message)[4:]) == message
                 if peer in names:
                     self.inbox[names[peer]].append(message)
+                    self._note(names[peer], message)
             for peer, message in out:
                 if peer in names and names[peer] in self.ids and names[peer] not in self.mute:
                     self._answer(names[peer], message)
         self.events += self.coordinator.events()
+
+    def _note(self, name: str, message: Message) -> None:
+        if isinstance(message, Plan):
+            self.plans[name] = message.plan
+        elif isinstance(message, Layout):
+            self.layouts.setdefault(name, {})[message.layout.tensor] = message.layout
+        elif isinstance(message, JobEnded):
+            self.plans.pop(name, None)
+            self.layouts.pop(name, None)
 
     def _answer(self, name: str, message: Message) -> None:
         answer: Message | None = None
@@ -143,13 +156,9 @@ class Nodes:
             answer = Pong(nonce=message.nonce)
         elif isinstance(message, Hold):
             answer = Held(job=message.job, nonce=message.nonce)
-        elif isinstance(message, Plan):
-            self.plans[name] = message.plan
-        elif isinstance(message, Layout):
-            self.layouts.setdefault(name, {})[message.layout.tensor] = message.layout
-            if name not in self.topology.workers:
-                refused = self.refuses(name, message)
-                answer = LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused)
+        elif isinstance(message, Layout) and name not in self.topology.workers:
+            refused = self.refuses(name, message)
+            answer = LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused)
         elif isinstance(message, Reject):
             del self.ids[name]
         if answer is not None:
