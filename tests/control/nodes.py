@@ -115,8 +115,10 @@ class Nodes:
             self.say(name, self.hello(name, **changes))
 
     def say(self, name: str, *messages: Message) -> None:
-        """Messages of a node."""
+        """Messages of a node, which stops when it is rejected."""
         for message in messages:
+            if name not in self.ids:
+                return
             self.coordinator.receive(self.ids[name], message, self.now)
             self.pump()
 
@@ -219,7 +221,7 @@ class Nodes:
             open=len(opened),
         )
         self.join(name, resume=(resume,))
-        for layout in held.values():
+        for layout in list(held.values()):
             self.say(name, Known(job=plan.job, layout=layout))
         for round_, wanted in opened:
             self.say(name, Begin(job=plan.job, round=round_, spec=wanted))
