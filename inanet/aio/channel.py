@@ -6,7 +6,6 @@ asyncio's own loop.
 """
 
 import asyncio
-import errno
 import os
 import socket
 import stat
@@ -211,7 +210,7 @@ async def connect(address: str, seconds: float, silence: float | None = None) ->
                     else:
                         reader, writer = await asyncio.open_connection(target.host, target.port)
                 except OSError as error:
-                    reason = error.strerror or str(error)
+                    reason = _reason(error)
                 else:
                     return Channel(reader, writer, address, silence)
                 await asyncio.sleep(pause)
@@ -229,7 +228,7 @@ class ControlServer:
     def __init__(self, handler: Handler, silence: float | None) -> None:
         self._handler = handler
         self._silence = silence
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._channels: dict[asyncio.Task[None], Channel] = {}
         self._server: asyncio.Server | None = None
         self._path = ""
         #: where it listens, with the port the system chose if 0 was asked for
@@ -249,22 +248,27 @@ class ControlServer:
                 port = self._server.sockets[0].getsockname()[1]
                 self.address = str(Address(target.host, port))
         except OSError as error:
-            raise AddressError(f"cannot listen on {address}: {error.strerror or error}") from None
+            raise AddressError(f"cannot listen on {address}: {_reason(error)}") from None
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # not a coroutine: asyncio would report its cancellation as an unheard exception
         channel = Channel(reader, writer, _peer_name(writer, self.address), self._silence)
+        task = asyncio.get_running_loop().create_task(self._serve(channel))
+        self._channels[task] = channel
+        task.add_done_callback(self._ended)
+
+    async def _serve(self, channel: Channel) -> None:
         try:
             await self._handler(channel)
+            await channel.close()
         except (ControlError, ChannelClosed, DeadlineError) as error:
             _log.info("control connection ended", peer=channel.peer, reason=str(error))
         except Exception:
             _log.exception("control connection handler failed", peer=channel.peer)
-        finally:
-            self._tasks.discard(task)
-            channel.abort() if task.cancelling() else await channel.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        # here and not in the task, which may be cancelled before it has run at all
+        self._channels.pop(task).abort()
 
     async def close(self, seconds: float = 5.0) -> None:
         """Stop listening, cancel the handlers, remove the Unix socket. Idempotent.
@@ -273,10 +277,11 @@ class ControlServer:
         """
         if self._server is not None:
             self._server.close()
-        for task in self._tasks:
+        tasks = list(self._channels)
+        for task in tasks:
             task.cancel()
-        if self._tasks:
-            _, running = await asyncio.wait(self._tasks, timeout=seconds)
+        if tasks:
+            _, running = await asyncio.wait(tasks, timeout=seconds)
             if running:
                 raise DeadlineError(f"closing {self.address}: {len(running)} connections", seconds)
         if self._path:
@@ -299,6 +304,13 @@ async def serve(
     return server
 
 
+def _reason(error: OSError) -> str:
+    """What the system says; asyncio puts the address in its place, which the caller names anyway."""
+    if error.errno and not isinstance(error, socket.gaierror):
+        return os.strerror(error.errno)
+    return error.strerror or str(error)
+
+
 def _remove_stale(path: str) -> None:
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
@@ -314,7 +326,7 @@ def _remove_stale(path: str) -> None:
             return
         except BlockingIOError:
             pass
-    raise OSError(errno.EADDRINUSE, "a running process listens there")
+    raise AddressError(f"cannot listen on unix:{path}: a running process listens there")
 
 
 def _peer_name(writer: asyncio.StreamWriter, local: str) -> str:
