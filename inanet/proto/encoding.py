@@ -116,9 +116,10 @@ class Format(ABC):
     def carried(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, out: Bytes) -> None:
         """Set ``out[f]`` to the next round's exponent of block ``f``, for all ``fragments`` (R1, carried).
 
-        It is the exponent field of the largest sum in row ``slots[k]`` plus one, at most 254; 0 if the sum is
-        zero or the block is poisoned. ``out`` is a table like ``exps``. Every rank computes the same. Formats
-        that carry nothing over write zeros.
+        It lies a few bits above the exponent field of the largest sum in row ``slots[k]``
+        (:func:`inanet.kernels.exponents.carried_exponents` has the rule), at most 254; 0 if the sum is zero or the
+        block is poisoned. ``out`` is a table like ``exps``. Every rank computes the same. Formats that carry
+        nothing over write zeros.
         """
         out[fragments] = 0
 

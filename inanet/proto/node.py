@@ -28,10 +28,10 @@ from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import GROUP, LOST_BODY_BYTES, Kind, is_newer
 
-#: largest number of packets in one transmission; devices cut it into super-frames
-BURST = 64
+#: largest number of packets in one transmission: four super-frames, so that Python runs once for a quarter of a megabyte
+BURST = 248
 #: fragments a worker encodes at a time
-CHUNK = 64
+CHUNK = 248
 
 
 class Node:

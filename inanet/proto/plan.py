@@ -37,7 +37,7 @@ class ExponentMode(IntEnum):
     NONE = 0
     #: max-reduce them first, every round
     PROLOGUE = 1
-    #: prologue in a tensor's first round, then the last result's exponent plus one bit of headroom
+    #: prologue in a tensor's first round, then the last result's exponent plus some headroom
     CARRIED = 2
     #: a constant factor; blocks that do not fit are restarted with their exponent
     FIXED = 3
