@@ -96,6 +96,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "bound": verdict.bound,
         "gradient_error": verdict.gradient_error,
         "gradient_bound": verdict.gradient_bound,
+        "weights": verdict.weights,
         "steps": outcome.options.steps,
         "steps_per_second": outcome.steps_per_second,
         "drops": traffic.drops,

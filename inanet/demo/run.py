@@ -44,6 +44,9 @@ class Options:
     seed: int = 1
     impair: float = 0.0
     system: str = "xagg"
+    mode: str = "prologue"
+    """how block exponents are agreed. Gradients of a small batch change too much from step to step for the
+    last exponent to fit (one fragment in seven had to be sent again), so agreeing first costs less here"""
 
     @property
     def recipe(self) -> Recipe:
@@ -167,6 +170,7 @@ class Session:
                 rank=rank,
                 socket=str(self.fabric.worker_socket(rank)),
                 digits=self.digits,
+                mode=self.options.mode,
                 averages=self.averages if rank == 0 else None,
             )
             for rank in range(workers)

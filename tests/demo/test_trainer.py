@@ -44,8 +44,8 @@ class FakeJob:
     def __exit__(self, *_):
         pass
 
-    def all_reduce(self, array, *, op, name):
-        assert (op, name) == ("mean", "gradient")
+    def all_reduce(self, array, *, op, name, mode):
+        assert (op, name, mode) == ("mean", "gradient", "prologue")
         self.meeting.contributions[self.rank] = array.copy()
         self.meeting.barrier.wait()
         array[:] = self.meeting.average
@@ -58,7 +58,14 @@ def tasks(tmp_path, monkeypatch):
     monkeypatch.setattr(inanet, "connect", Meeting().connect, raising=False)
     averages = str(tmp_path / "averages.npy")
     return [
-        Task(RECIPE, rank, f"socket{rank}", str(tmp_path / "digits.npz"), None if rank else averages)
+        Task(
+            RECIPE,
+            rank,
+            f"socket{rank}",
+            str(tmp_path / "digits.npz"),
+            "prologue",
+            None if rank else averages,
+        )
         for rank in range(RECIPE.parts)
     ]
 
