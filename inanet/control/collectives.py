@@ -6,6 +6,7 @@ tensor and index, timeouts with the ranks that were waited for.
 """
 
 from collections.abc import Callable
+from typing import NoReturn
 
 from inanet.control.fields import Cause
 from inanet.control.layouts import LayoutBook, LayoutError, Tensor
@@ -25,7 +26,8 @@ from inanet.control.sentences import clip, differences, listing, show_ranks, sho
 from inanet.control.settings import FormatOf, Settings
 from inanet.proto.plan import TensorSpec
 
-_MOST_GIVEN_UP = 256
+#: Failures that are remembered in case a host turns out to have the result.
+_MOST_RECENT = 256
 Send = Callable[[str, Message], None]
 
 
@@ -65,8 +67,8 @@ class Collectives:
         self._settings = settings
         self._format_of = format_of
         self._send = send
-        #: rounds failed for lack of time, the latest ones: a result may cross that on its way
-        self._given_up: dict[int, RoundFailed] = {}
+        #: the latest failures: a result may cross one on its way
+        self._recent: dict[int, RoundFailed] = {}
         #: rounds that failed since they were last asked for
         self._failed: list[RoundFailed] = []
 
@@ -131,13 +133,10 @@ class Collectives:
         if name not in self.hosts:
             self.ledger.confirm(name, message.round)
             return
-        failure = self._given_up.get(message.round)
-        if failure is None:
-            self.ledger.finish(name, message.round)
-            return
-        ranks = self.hosts[name].ranks
-        text = f"{failure.message}; but {show_ranks(ranks)} had the result already, so the ranks differ now"
-        raise JobLost(failure.error, text, message.round, ranks)
+        failure = self._recent.get(message.round)
+        if failure is not None:
+            self._diverged(failure, self.hosts[name].ranks)
+        self.ledger.finish(name, message.round)
 
     # ---------- failures
 
@@ -153,7 +152,7 @@ class Collectives:
         rank: int | None = None,
         missing: tuple[int, ...] = (),
     ) -> None:
-        """End a round without a result, on every node."""
+        """End a round without a result, on every node. Raises :class:`JobLost` if a host has the result."""
         about = f" ({show_spec(round_.spec)})" if round_.spec and error != "mismatch" else ""
         tensors = [self.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
         failure = RoundFailed(
@@ -165,15 +164,24 @@ class Collectives:
             rank=rank,
             missing=missing,
         )
+        if round_.committed:
+            self._diverged(
+                failure, self.ledger.ranks([name for name in round_.finished if name in self.hosts])
+            )
         round_.failure = failure
         self._failed.append(failure)
-        if error == "timeout":
-            self._given_up[round_.number] = failure
-            if len(self._given_up) > _MOST_GIVEN_UP:
-                del self._given_up[next(iter(self._given_up))]
+        self._recent[round_.number] = failure
+        if len(self._recent) > _MOST_RECENT:
+            del self._recent[next(iter(self._recent))]
         for name in (*self.holders(), *self.hosts):
             self._send(name, failure)
         self.ledger.tidy(round_)
+
+    @staticmethod
+    def _diverged(failure: RoundFailed, ranks: tuple[int, ...]) -> NoReturn:
+        """Some ranks have a result that the others cannot have any more."""
+        text = f"{failure.message}; but {show_ranks(ranks)} had the result already, so the ranks differ now"
+        raise JobLost(failure.error, text, failure.round, ranks)
 
     def failures(self) -> list[RoundFailed]:
         """Rounds that failed since the last call."""
@@ -210,7 +218,7 @@ class Collectives:
         self.farewell = text
         self.departed = tuple(sorted((*self.departed, *gone.ranks)))
         for round_ in list(self.ledger):
-            if round_.failure is None and host not in round_.specs:
+            if round_.failure is None and not {host} & (round_.specs.keys() | round_.finished):
                 self.fail(round_, "worker_lost", text, missing=self.departed)
             else:
                 self.ledger.tidy(round_)

@@ -79,11 +79,8 @@ class RoundLedger:
 
     @property
     def quiet(self) -> bool:
-        """Whether no packet of any round is on its way: all hosts are level, all rounds finished and
-        confirmed.
-        """
-        level = len({host.next_round for host in self.hosts.values()}) == 1
-        return level and not self._rounds and not self._settling
+        """Whether no packet of any round is on its way: what has been begun is finished and confirmed by all."""
+        return not self._rounds and not self._settling
 
     def enter(self, host: str, number: int, now: float, seconds: float) -> Round | None:
         """Note that a host has come to a round. None if it has been there before; the numbers must not skip
