@@ -28,6 +28,7 @@ class Entry:
 #: All subcommands; the help is repeated here so that listing them imports nothing.
 COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
+        "bench": Entry("inanet.bench.cli:bench", "Measure kernels and collectives on this machine."),
         "check": Entry("inanet.cli.check:check", "Validate a daemon's configuration file."),
         "demo": Entry("inanet.demo.cli:demo", "Train a small model through daemons on this machine."),
         "doctor": Entry("inanet.cli.doctor:doctor", "Find out what on this machine would be in the way."),

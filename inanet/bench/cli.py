@@ -1,0 +1,68 @@
+"""``ina bench``: measurements of this machine."""
+
+import json
+from dataclasses import asdict
+
+import click
+
+
+@click.group()
+def bench() -> None:
+    """Measure kernels and collectives on this machine."""
+
+
+@bench.command()
+@click.option("--size", default=97, show_default=True, type=click.IntRange(1, 1024), help="MiB of float32 values.")
+@click.option("--repetitions", "-n", default=5, show_default=True, type=click.IntRange(1, 100))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def kernels(size: int, repetitions: int, as_json: bool) -> None:
+    """Time of every kernel per 256-element fragment, on one core, memcpy beside them."""
+    from inanet.bench.kernels import Bench
+
+    rows = Bench(size * 1024).rows(repetitions)
+    if as_json:
+        click.echo(json.dumps({"schema": 1, "ok": True, "mib": size, "rows": [asdict(row) for row in rows]}))
+        return
+    click.echo(f"# {size} MiB of float32, medians of {repetitions} interleaved repetitions, one core")
+    click.echo("# kernel       ns/fragment   Gbit/s of payload")
+    for row in rows:
+        click.echo(f"  {row.kernel:<12} {row.ns_per_fragment:11.1f} {row.gbps:19.1f}")
+
+
+def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    from inanet.control.units import parse_bytes
+
+    try:
+        return int(parse_bytes(value))
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+@bench.command()
+@click.option("-b", "begin", default="4 KiB", show_default=True, callback=_bytes, help="Smallest size.")
+@click.option("-e", "end", default="64 MiB", show_default=True, callback=_bytes, help="Largest size.")
+@click.option("-f", "factor", default=4, show_default=True, type=click.IntRange(2), help="Step between sizes.")
+@click.option("-n", "repetitions", default=10, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("-w", "warmups", default=2, show_default=True, type=click.IntRange(0), help="Warm-ups, not counted.")
+@click.option("-c", "check", default=1, show_default=True, type=click.IntRange(0, 1), help="Check results.")
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 16), help="Ranks.")
+@click.option("--one-host", is_flag=True, help="All ranks at one agent: shared memory, no network.")
+@click.option("--op", default="sum", show_default=True, type=click.Choice(("sum", "mean", "max", "min")))
+@click.option(
+    "--dtype", default="float32", show_default=True, type=click.Choice(("float32", "float16", "int32", "int64"))
+)
+@click.option("--mode", default="carried", show_default=True, type=click.Choice(("carried", "prologue", "fixed")))
+@click.option("--system", default="xagg", show_default=True, type=click.Choice(("xagg",)))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def allreduce(as_json: bool, system: str, check: int, **options: object) -> None:
+    """All-reduce through daemons on this machine, as nccl-tests measures it."""
+    from inanet.bench.allreduce import Options, run, table
+
+    result = run(Options(check=bool(check), **options))  # type: ignore[arg-type]
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        for line in table(result):
+            click.echo(line)
+    if not result["ok"]:
+        raise SystemExit(1)
