@@ -8,7 +8,7 @@ them beside the single-process run. Three statements are checked; together they 
    off by at most half a unit 2^-s; integer sums are exact; so the mean is off by at most 2^(-s - 1), plus
    half a unit in the last place for its conversion to float32. (Up to n = 128 a float32 never reaches the
    clamp of R2: it has 24 significant bits.) A block's exponent is the largest of the contributions' in
-   ``prologue`` mode, and in ``carried`` mode at most the larger of that and the last sum's plus one bit.
+   ``prologue`` mode, and in ``carried`` mode at most the larger of that and the last sum's plus six bits.
    The audit recomputes the contributions at the run's own weights and compares every element of every step
    with that bound.
 2. *The run is what its averages make of it.* The replayed weights have the digest that every worker reported.
@@ -34,6 +34,8 @@ from inanet.demo.training import F64, Descent, Recipe, batches, digest, exact_me
 
 #: Elements that share an exponent (R2).
 BLOCK = 256
+#: In ``carried`` mode a block's exponent lies at most this many bits above that of the last sum.
+MOST_HEADROOM = 6
 #: Largest number of contributions for which the bound below holds.
 MAX_CONTRIBUTIONS = 128
 #: Half a unit in the last place of float32, relative; the excess covers the float64 steps around it.
@@ -57,9 +59,8 @@ def block_exponents(values: NDArray[np.floating]) -> NDArray[np.int32]:
 def average_bound(parts: F32, last_average: F32 | None) -> F64:
     """Largest error the fabric may make in the mean of ``parts``, float32[n, count]: float64[count].
 
-    ``last_average`` is the previous step's result, float32[count], from which ``carried`` mode takes its
-    exponents; ``None`` in the first step. Raises ``ValueError`` for more than :data:`MAX_CONTRIBUTIONS`
-    parts.
+    ``last_average`` is the previous step's result, float32[count], if exponents are carried over from it, else
+    ``None``. Raises ``ValueError`` for more than :data:`MAX_CONTRIBUTIONS` parts.
     """
     n, count = parts.shape
     if n > MAX_CONTRIBUTIONS:
@@ -67,7 +68,7 @@ def average_bound(parts: F32, last_average: F32 | None) -> F64:
     exponents = block_exponents(parts).max(axis=0)
     if last_average is not None:
         last_sum = last_average.astype(np.float64) * (n * (1 + 2.0**-20))
-        exponents = np.maximum(exponents, block_exponents(last_sum) + 1)
+        exponents = np.maximum(exponents, block_exponents(last_sum) + MOST_HEADROOM)
     half_unit = np.ldexp(1.0, exponents + (n - 1).bit_length() - 32)
     fixed = np.repeat(half_unit, BLOCK)[:count]
     return fixed + HALF_ULP * (np.abs(exact_mean(parts)) + fixed) + HALF_DENORMAL
@@ -135,7 +136,7 @@ def audit(recipe: Recipe, digits: Digits, averages: F32) -> Verdict:
     for step, parts in enumerate(batches(recipe, len(digits.images))):
         _, contributions = part_gradients(recipe, digits, run.weights, parts)
         exact = exact_mean(contributions)
-        bound = average_bound(contributions, last)
+        bound = average_bound(contributions, last if recipe.mode == "carried" else None)
         averaged = np.asarray(averages[step])
         error = np.abs(averaged - exact)
         # a NaN in the average must count as the worst error, not vanish in a comparison

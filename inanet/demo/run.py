@@ -44,9 +44,6 @@ class Options:
     seed: int = 1
     impair: float = 0.0
     system: str = "xagg"
-    mode: str = "prologue"
-    """how block exponents are agreed. Gradients of a small batch change too much from step to step for the
-    last exponent to fit (one fragment in seven had to be sent again), so agreeing first costs less here"""
 
     @property
     def recipe(self) -> Recipe:
@@ -110,7 +107,7 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     with Fabric(
         options.workers, AGGREGATORS, impair=options.impair, seed=options.seed, check=check
     ) as fabric:
-        session = Session(fabric, options, show, check)
+        session = Session(fabric, options.recipe, show, check)
         show.stage("reading scikit-learn's digits")
         session.prepare()
         show.stage(f"training {options.steps} steps")
@@ -138,9 +135,9 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
 class Session:
     """The processes of one run beside the daemons."""
 
-    def __init__(self, fabric: Fabric, options: Options, show: Show, check: Callable[[], None]) -> None:
+    def __init__(self, fabric: Fabric, recipe: Recipe, show: Show, check: Callable[[], None]) -> None:
         self.fabric = fabric
-        self.options = options
+        self.recipe = recipe
         self.show = show
         self.check = check
         self.digits = str(fabric.directory / "digits.npz")
@@ -163,14 +160,13 @@ class Session:
 
     def train(self) -> tuple[list[str], float]:
         """Train with one process per worker. Returns their weights' digests and the slowest one's seconds."""
-        workers = self.options.workers
+        workers = self.recipe.parts
         tasks = [
             Task(
-                recipe=self.options.recipe,
+                recipe=self.recipe,
                 rank=rank,
                 socket=str(self.fabric.worker_socket(rank)),
                 digits=self.digits,
-                mode=self.options.mode,
                 averages=self.averages if rank == 0 else None,
             )
             for rank in range(workers)
@@ -186,7 +182,7 @@ class Session:
             known = [report for report in latest if report is not None]
             if len(known) == workers:
                 done = min(report["step"] for report in known) + 1
-                self.show.step(done, self.options.steps, sum(report["loss"] for report in known) / workers)
+                self.show.step(done, self.recipe.steps, sum(report["loss"] for report in known) / workers)
         silent = [f"rank {rank}" for rank in range(workers) if rank not in results]
         if silent:
             raise DemoError(f"ended without a result: {', '.join(silent)}")
@@ -196,7 +192,7 @@ class Session:
 
     def audit(self) -> tuple[Verdict, list[str]]:
         """Audit the run while the daemons end. Returns the verdict and the daemons that had to be killed."""
-        recipe = json.dumps(self.options.recipe.to_dict())
+        recipe = json.dumps(self.recipe.to_dict())
         process = self.spawn("audit", "inanet.demo.audit", recipe, self.digits, self.averages)
         stubborn = self.fabric.shutdown()
         lines = [line for _, line in self.lines([process])]

@@ -34,8 +34,6 @@ class Task:
     """Unix socket of its worker daemon"""
     digits: str
     """file written by :func:`inanet.demo.digits.save`"""
-    mode: str
-    """how block exponents are agreed: ``prologue`` or ``carried``"""
     averages: str | None = None
     """where to keep every step's averaged gradient for the audit, an npy file float32[steps, parameters]"""
 
@@ -91,7 +89,7 @@ def run(task: Task) -> None:
             task.recipe,
             digits,
             task.rank,
-            lambda gradient: job.all_reduce(gradient, op="mean", name="gradient", mode=task.mode),
+            lambda gradient: job.all_reduce(gradient, op="mean", name="gradient", mode=task.recipe.mode),
             progress,
         )
         seconds = time.monotonic() - started

@@ -36,6 +36,9 @@ class Recipe:
     units: int = 256
     learning_rate: float = 0.1
     momentum: float = 0.9
+    mode: str = "prologue"
+    """how the fabric agrees on block exponents. Gradients of a small batch change too much from step to step for
+    ``carried`` ones to fit always, and what does not fit is sent again: agreeing first costs less here"""
 
     @property
     def part_size(self) -> int:

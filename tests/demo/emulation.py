@@ -27,7 +27,11 @@ def headroom(n: int) -> int:
 
 
 class EmulatedFabric:
-    """Averages contributions block by block, with exponents by prologue or carried from the last sum."""
+    """Averages contributions block by block, with exponents by prologue or carried over.
+
+    A carried one lies two bits above the last sum, or one below the last exponent if that is more, but at most
+    six bits above the sum.
+    """
 
     def __init__(self, carried: bool) -> None:
         self.carried = carried
@@ -41,14 +45,15 @@ class EmulatedFabric:
             block = parts[:, first : first + 256]
             e = exponent(np.ascontiguousarray(block).ravel())
             if self.carried and first in self.last:
-                e = max(e, self.last[first] + 1)
+                e = max(e, self.last[first])
             shift = 31 - headroom(n) - e
             integers = np.rint(np.ldexp(block.astype(np.float64), shift)).astype(np.int64)
             limit = (2**31 - 1) // n
             sums = np.clip(integers, -limit, limit).sum(axis=0)
             assert np.abs(sums).max() < 2**31
             largest = int(np.abs(sums).max())
-            self.last[first] = max(largest.bit_length() - shift, -126)
+            above = largest.bit_length() - shift
+            self.last[first] = max(above + 2, min(e - 1, above + 6), -126) if largest else -126
             result[first : first + 256] = [
                 np.float32(float(Fraction(int(total)) * Fraction(2) ** -shift / n)) for total in sums
             ]

@@ -63,7 +63,6 @@ def tasks(tmp_path, monkeypatch):
             rank,
             f"socket{rank}",
             str(tmp_path / "digits.npz"),
-            "prologue",
             None if rank else averages,
         )
         for rank in range(RECIPE.parts)
