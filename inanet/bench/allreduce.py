@@ -55,9 +55,7 @@ def run(options: Options, deadline: float = 300.0) -> dict[str, Any]:
     """Measure; returns the object that ``--json`` prints. Raises :class:`Failure` if a rank fails."""
     topology = [("ps", None), ("worker0", "ps")] if options.one_host else None
     with Fabric(workers=options.workers, topology=topology) as fabric:
-        sockets = [
-            fabric.worker_socket(0 if options.one_host else rank) for rank in range(options.workers)
-        ]
+        sockets = [fabric.worker_socket(0 if options.one_host else rank) for rank in range(options.workers)]
         return run_ranks(options, sockets, deadline)
 
 
@@ -93,7 +91,9 @@ def run_ranks(options: Options, sockets: Sequence[Path], deadline: float) -> dic
                     raise Failure(f"rank {rank} of the benchmark is not done after {deadline:g} s") from None
                 if process.returncode:
                     raise Failure(f"rank {rank} of the benchmark failed: {errors.decode()[-2000:]}")
-            results = [json.loads((Path(directory) / f"{rank}.json").read_text()) for rank in range(len(ranks))]
+            results = [
+                json.loads((Path(directory) / f"{rank}.json").read_text()) for rank in range(len(ranks))
+            ]
         finally:
             for process in ranks:
                 if process.poll() is None:

@@ -12,7 +12,9 @@ def bench() -> None:
 
 
 @bench.command()
-@click.option("--size", default=97, show_default=True, type=click.IntRange(1, 1024), help="MiB of float32 values.")
+@click.option(
+    "--size", default=97, show_default=True, type=click.IntRange(1, 1024), help="MiB of float32 values."
+)
 @click.option("--repetitions", "-n", default=5, show_default=True, type=click.IntRange(1, 100))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def kernels(size: int, repetitions: int, as_json: bool) -> None:
@@ -41,17 +43,26 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> in
 @bench.command()
 @click.option("-b", "begin", default="4 KiB", show_default=True, callback=_bytes, help="Smallest size.")
 @click.option("-e", "end", default="64 MiB", show_default=True, callback=_bytes, help="Largest size.")
-@click.option("-f", "factor", default=4, show_default=True, type=click.IntRange(2), help="Step between sizes.")
+@click.option(
+    "-f", "factor", default=4, show_default=True, type=click.IntRange(2), help="Step between sizes."
+)
 @click.option("-n", "repetitions", default=10, show_default=True, type=click.IntRange(1), help="Repetitions.")
-@click.option("-w", "warmups", default=2, show_default=True, type=click.IntRange(0), help="Warm-ups, not counted.")
+@click.option(
+    "-w", "warmups", default=2, show_default=True, type=click.IntRange(0), help="Warm-ups, not counted."
+)
 @click.option("-c", "check", default=1, show_default=True, type=click.IntRange(0, 1), help="Check results.")
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(1, 16), help="Ranks.")
 @click.option("--one-host", is_flag=True, help="All ranks at one agent: shared memory, no network.")
 @click.option("--op", default="sum", show_default=True, type=click.Choice(("sum", "mean", "max", "min")))
 @click.option(
-    "--dtype", default="float32", show_default=True, type=click.Choice(("float32", "float16", "int32", "int64"))
+    "--dtype",
+    default="float32",
+    show_default=True,
+    type=click.Choice(("float32", "float16", "int32", "int64")),
 )
-@click.option("--mode", default="carried", show_default=True, type=click.Choice(("carried", "prologue", "fixed")))
+@click.option(
+    "--mode", default="carried", show_default=True, type=click.Choice(("carried", "prologue", "fixed"))
+)
 @click.option("--system", default="xagg", show_default=True, type=click.Choice(("xagg",)))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def allreduce(as_json: bool, system: str, check: int, **options: object) -> None:
@@ -66,3 +77,26 @@ def allreduce(as_json: bool, system: str, check: int, **options: object) -> None
             click.echo(line)
     if not result["ok"]:
         raise SystemExit(1)
+
+
+@bench.command()
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(2, 8), help="Ranks.")
+@click.option(
+    "--size",
+    "sizes",
+    multiple=True,
+    callback=lambda c, p, v: tuple(_bytes(c, p, x) for x in v),
+    help="Bytes per rank; may be repeated. [default: 4 KiB, 1 MiB, 97 MiB]",
+)
+@click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def compare(workers: int, sizes: tuple[int, ...], repetitions: int, as_json: bool) -> None:
+    """Every peer and every system in one run."""
+    from inanet.bench.compare import local, table
+
+    result = local(workers, sizes or (1 << 12, 1 << 20, 97 << 20), repetitions)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for line in table(result):
+        click.echo(line)

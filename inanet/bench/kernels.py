@@ -86,7 +86,9 @@ class Bench:
             open_round(worker._tables, row, child + 1)
             worker.memory.shards[row, 6] = 1
             worker.memory.state[:] = 0
-            contribute(worker._tables, row, 0, self.fragments, np.zeros(self.fragments, np.uint8), events, used)
+            contribute(
+                worker._tables, row, 0, self.fragments, np.zeros(self.fragments, np.uint8), events, used
+            )
             sent.append(worker.memory.rows[: self.fragments].copy())
         batches = []
         step = SEGMENTS * max(1, FRAMES // self.children)
@@ -116,7 +118,9 @@ class Bench:
             self.root.receive(batch, 0.0)
         done = self.root.stats()["fragments_completed"] - before
         if done != self.fragments:
-            raise RuntimeError(f"{done} of {self.fragments} fragments were completed: {self.root.drops_by_reason()}")
+            raise RuntimeError(
+                f"{done} of {self.fragments} fragments were completed: {self.root.drops_by_reason()}"
+            )
 
     def rows(self, repetitions: int = 5) -> list[Row]:
         """Medians of interleaved repetitions."""
@@ -127,11 +131,15 @@ class Bench:
         subjects = {
             "memcpy": lambda: np.copyto(self.out, self.values),
             "exponents": lambda: self.format.exponents([self.values], 0, self.fragments, self.exponents),
-            "quantise": lambda: self.format.encode([self.values], 0, self.fragments, self.exponents, scratch, 0),
+            "quantise": lambda: self.format.encode(
+                [self.values], 0, self.fragments, self.exponents, scratch, 0
+            ),
             "fold": lambda: fold_rows(scratch, words, self.fragments),
             "checksum": lambda: seal_rows(scratch, everything, 6, VALUES),
             "aggregate": self.aggregate,
-            "dequantise": lambda: self.format.decode(rows, everything, everything, self.exponents, [self.out]),
+            "dequantise": lambda: self.format.decode(
+                rows, everything, everything, self.exponents, [self.out]
+            ),
         }
         seconds = interleave(subjects, repetitions)
         folded = {"aggregate": self.fragments * self.children}
@@ -140,4 +148,3 @@ class Bench:
             per_fragment = median(times) / folded.get(name, self.fragments)
             result.append(Row(name, per_fragment * 1e9, PAYLOAD_BYTES * 8 / per_fragment / 1e9))
         return result
-

@@ -54,7 +54,21 @@ def test_exact_results_and_tolerances(op: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("where", [[], ["--one-host"]], ids=["hosts", "one-host"])
 def test_a_small_run_through_daemons_is_correct(where: list[str]) -> None:
-    arguments = ["allreduce", "-b", "4KiB", "-e", "64KiB", "-n", "2", "-w", "1", "--workers", "2", "--json", *where]
+    arguments = [
+        "allreduce",
+        "-b",
+        "4KiB",
+        "-e",
+        "64KiB",
+        "-n",
+        "2",
+        "-w",
+        "1",
+        "--workers",
+        "2",
+        "--json",
+        *where,
+    ]
     result = CliRunner().invoke(bench, arguments, catch_exceptions=False)
     printed = json.loads(result.output)
     assert printed["ok"]

@@ -1,0 +1,125 @@
+"""The loop of a peer's rank, and how its parent talks to it."""
+
+import json
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.control.exits import Failure
+
+
+class Collective(Protocol):
+    """What a peer offers to its rank loop."""
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here."""
+        ...
+
+    def all_reduce(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The sum over all ranks; may be the same array."""
+        ...
+
+
+def serve(
+    rank: int,
+    world: int,
+    peer: Collective,
+    allocate: Callable[[int], NDArray[np.float32]] = lambda count: np.empty(count, np.float32),
+) -> None:
+    """Answer lines on standard input until it ends. Every result is checked against the known sum."""
+    arrays: dict[int, NDArray[np.float32]] = {}
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        count = int(json.loads(line)["bytes"]) // 4
+        array = arrays.setdefault(count, allocate(count))
+        array[:] = rank + 1
+        peer.barrier()
+        start, cpu = time.perf_counter(), time.process_time()
+        result = peer.all_reduce(array)
+        answer = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
+        expected = world * (world + 1) / 2
+        if count and not np.allclose(result, expected, rtol=1e-5):
+            answer["wrong"] = True
+        print(json.dumps(answer), flush=True)
+
+
+@dataclass(slots=True)
+class Team:
+    """All ranks of one peer, seen from the parent."""
+
+    name: str
+    processes: list[subprocess.Popen[str]]
+    #: processes beside the ranks whose processor time counts as well
+    helpers: Sequence[int] = ()
+
+    def wait_ready(self, deadline: float) -> None:
+        """Raises :class:`Failure` naming the peer if a rank does not start."""
+        self._answers(deadline, "starting")
+
+    def run(self, size: int, deadline: float = 120.0) -> tuple[float, float]:
+        """One all-reduce: seconds of the slowest rank, processor seconds of all ranks and helpers."""
+        before = sum(cpu_seconds(pid) for pid in self.helpers)
+        for process in self.processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps({"bytes": size}) + "\n")
+            process.stdin.flush()
+        answers = self._answers(deadline, f"an all-reduce of {size} B")
+        helped = sum(cpu_seconds(pid) for pid in self.helpers) - before
+        if any("wrong" in answer for answer in answers):
+            raise Failure(f"{self.name}: wrong sum for {size} B")
+        return max(a["seconds"] for a in answers), sum(a["cpu"] for a in answers) + helped
+
+    def _answers(self, deadline: float, what: str) -> list[dict[str, Any]]:
+        stop = time.monotonic() + deadline
+        answers: dict[int, dict[str, Any]] = {}
+        with selectors.DefaultSelector() as selector:
+            for rank, process in enumerate(self.processes):
+                assert process.stdout is not None
+                selector.register(process.stdout, selectors.EVENT_READ, rank)
+            while len(answers) < len(self.processes):
+                left = stop - time.monotonic()
+                ready = selector.select(max(0.0, left)) if left > 0 else []
+                if not ready:
+                    raise Failure(
+                        f"{self.name}: rank {self._missing(answers)} is not done with {what} in {deadline:g} s"
+                    )
+                for key, _ in ready:
+                    line = key.fileobj.readline()  # type: ignore[union-attr]
+                    if not line:
+                        raise Failure(f"{self.name}: rank {key.data} ended during {what}")
+                    answers[key.data] = json.loads(line)
+                    selector.unregister(key.fileobj)
+        return [answers[rank] for rank in range(len(self.processes))]
+
+    def _missing(self, answers: dict[int, Any]) -> int:
+        return next(rank for rank in range(len(self.processes)) if rank not in answers)
+
+    def close(self) -> None:
+        """End all ranks."""
+        for process in self.processes:
+            if process.stdin is not None:
+                process.stdin.close()
+        for process in self.processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its threads so far."""
+    import os
+    from pathlib import Path
+
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

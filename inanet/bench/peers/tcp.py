@@ -1,0 +1,180 @@
+"""Sums over TCP in a server process: a plain parameter server, and TCP-Agg with messages of any size.
+
+Every rank has one connection with TCP_NODELAY. It sends its tensor in messages; the server adds message k of all ranks
+as it comes and sends the sum back when it has all of them, so that sending, adding and receiving overlap. The loops are
+compiled and call the C library's ``recv`` and ``send`` themselves: no Python runs per message, on either side.
+
+``server PORT_FILE WORLD MESSAGE`` or ``rank RANK WORLD HOST PORT MESSAGE`` (message in bytes).
+"""
+
+import ctypes
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.bench.peers.rank import serve
+
+_libc = ctypes.CDLL(None)
+_recv = _libc.recv
+_recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+_recv.restype = ctypes.c_ssize_t
+_send = _libc.send
+_send.argtypes = _recv.argtypes
+_send.restype = ctypes.c_ssize_t
+_poll = _libc.poll
+_poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
+_poll.restype = ctypes.c_int
+_DONTWAIT, _NOSIGNAL = 0x40, 0x4000
+_POLLIN, _POLLOUT = 1, 4
+
+
+@numba.njit(nogil=True)
+def _serve_round(fds: Any, polls: Any, total: int, message: int, sums: Any, inbox: Any) -> int:
+    """One all-reduce of ``total`` floats: receive, add, send back, for all ranks at once; 0, or -1 if a rank is gone."""
+    world = len(fds)
+    size = total * 4
+    got = np.zeros(world, np.int64)
+    sent = np.zeros(world, np.int64)
+    added = np.zeros(world, np.int64)
+    done = 0
+    while done < world:
+        complete = added.min() * 4
+        for i in range(world):
+            polls[i, 0] = fds[i]
+            events = 0
+            if got[i] < size:
+                events |= _POLLIN
+            if sent[i] < complete:
+                events |= _POLLOUT
+            polls[i, 1] = events
+        if _poll(polls.ctypes, world, 10000) <= 0:
+            return -1
+        for i in range(world):
+            ready = polls[i, 1] >> 16
+            if ready & _POLLIN and got[i] < size:
+                while got[i] < size:
+                    start = got[i] - added[i] * 4
+                    want = min(message - start, size - got[i])
+                    n = _recv(fds[i], inbox[i, start:].ctypes, want, _DONTWAIT)
+                    if n <= 0:
+                        if n == 0:
+                            return -1
+                        break
+                    got[i] += n
+                    if n < want:
+                        break
+                    first = added[i]
+                    count = (got[i] - first * 4) >> 2
+                    values = inbox[i].view(np.float32)
+                    if first == added.max() and count and first + count > added.max():
+                        for j in range(count):
+                            sums[first + j] = values[j]
+                    else:
+                        for j in range(count):
+                            sums[first + j] += values[j]
+                    added[i] = first + count
+            if ready & _POLLOUT or added.min() * 4 > sent[i]:
+                limit = added.min() * 4
+                raw = sums.view(np.uint8)
+                while sent[i] < limit:
+                    n = _send(
+                        fds[i], raw[sent[i] :].ctypes, min(message, limit - sent[i]), _DONTWAIT | _NOSIGNAL
+                    )
+                    if n <= 0:
+                        break
+                    sent[i] += n
+                    if sent[i] == size:
+                        done += 1
+            elif ready & ~(_POLLIN | _POLLOUT):
+                return -1
+    return 0
+
+
+@numba.njit(nogil=True)
+def _exchange(fd: int, polls: Any, out: Any, result: Any, message: int) -> int:
+    """A rank's side: send ``out`` in messages while receiving ``result``; both uint8."""
+    size = len(out)
+    sent = got = 0
+    while got < size:
+        polls[0, 0] = fd
+        polls[0, 1] = _POLLIN | (_POLLOUT if sent < size else 0)
+        if _poll(polls.ctypes, 1, 10000) <= 0:
+            return -1
+        ready = polls[0, 1] >> 16
+        if ready & _POLLOUT:
+            while sent < size:
+                n = _send(fd, out[sent:].ctypes, min(message, size - sent), _DONTWAIT | _NOSIGNAL)
+                if n <= 0:
+                    break
+                sent += n
+        if ready & _POLLIN:
+            while got < size:
+                n = _recv(fd, result[got:].ctypes, min(max(message, 65536), size - got), _DONTWAIT)
+                if n <= 0:
+                    if n == 0:
+                        return -1
+                    break
+                got += n
+        elif ready & ~(_POLLIN | _POLLOUT):
+            return -1
+    return 0
+
+
+class TcpRank:
+    """One rank."""
+
+    def __init__(self, host: str, port: int, message: int) -> None:
+        self._socket = socket.create_connection((host, port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._message = message
+        self._polls = np.zeros((1, 2), np.int32)
+        self._token = np.zeros(1, np.float32)
+
+    def barrier(self) -> None:
+        """A one-element sum."""
+        self.all_reduce(self._token)
+
+    def all_reduce(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        """In place: the sum streams back into what has been sent already."""
+        self._socket.sendall(array.size.to_bytes(8, "little"))
+        raw = array.view(np.uint8)
+        if _exchange(self._socket.fileno(), self._polls, raw, raw, self._message):
+            raise ConnectionError("the TCP aggregator is gone")
+        return array
+
+
+def run_server(port_file: Path, world: int, message: int, host: str = "127.0.0.1") -> None:
+    """Serve rounds until a rank closes its connection."""
+    with socket.create_server((host, 0)) as server:
+        partial = port_file.with_suffix(".partial")
+        partial.write_text(str(server.getsockname()[1]))
+        partial.rename(port_file)
+        ranks = [server.accept()[0] for _ in range(world)]
+    for rank in ranks:
+        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    fds = np.array([rank.fileno() for rank in ranks], np.int32)
+    polls = np.zeros((world, 2), np.int32)
+    inbox = np.zeros((world, message), np.uint8)
+    sums = np.zeros(1, np.float32)
+    while True:
+        heads = [rank.recv(8, socket.MSG_WAITALL) for rank in ranks]
+        if any(len(head) < 8 for head in heads):
+            return
+        total = int.from_bytes(heads[0], "little")
+        if len(sums) < total:
+            sums = np.zeros(total, np.float32)
+        if _serve_round(fds, polls, total, message, sums[:total], inbox):
+            return
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "server":
+        run_server(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    else:
+        me, everybody = int(sys.argv[2]), int(sys.argv[3])
+        serve(me, everybody, TcpRank(sys.argv[4], int(sys.argv[5]), int(sys.argv[6])))
