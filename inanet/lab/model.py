@@ -1,122 +1,148 @@
 """What a topology file says, checked strictly.
 
-The file is TOML. Unknown keys are errors, and :func:`load` reports every error of the file at once. Relations between
-parts (names, switches that exist, loops) are checked once all parts are well formed by themselves.
+The file is TOML. Unknown keys are errors, and :func:`load` reports every error of the file at once. Relations
+between parts (names, switches that exist, loops) are checked once all parts are well formed by themselves.
 """
 
-import tomllib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from inanet.lab.units import Duration, Rate, Size
+from inanet.control import units
+from inanet.control.config import Topology as Trees
+from inanet.control.config_fields import Bytes, Parents, Span, between
+from inanet.control.config_file import SeveralErrors, read_toml, validate
 
-#: Two UDP super-frames of 67,580 B as tbf counts them. A smaller bucket makes tbf cut every super-frame into packets,
-#: which costs more than twice the CPU and up to three times the time.
+#: Two UDP super-frames of 67,580 B as tbf counts them. A smaller bucket makes tbf cut every super-frame into
+#: packets, which costs more than twice the CPU and up to three times the time.
 LEAST_BURST = 140_000
-#: tc's 32-bit rate field, in bits per second.
-GREATEST_RATE = 32 * 10**9
-#: One address block per switch, and the interface of a switch takes one address.
+#: tc's rate field has 32 bits of bytes per second.
+LEAST_RATE, GREATEST_RATE = 10**6, 32 * 10**9
+#: One address block holds the hosts of a switch, its gateway included.
 MOST_HOSTS = 64
 
-Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9]{0,10}$")]
-LabName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,30}$")]
 Role = Literal["worker", "aggregator", "ps", "idle"]
 
 
-class TopologyError(ValueError):
-    """A topology that cannot be used; ``problems`` names every one found, each with its place in the file."""
-
-    def __init__(self, source: str, problems: list[str]) -> None:
-        super().__init__(f"{source}: " + "; ".join(problems))
-        self.source = source
-        self.problems = problems
+def _node_name(text: object) -> str:
+    if not isinstance(text, str) or not re.fullmatch(r"[a-z][a-z0-9]{0,10}", text, re.ASCII):
+        raise ValueError(f"{text!r} is not a name; allowed: up to 11 of a-z and 0-9, a letter first")
+    return text
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+def check_lab_name(text: object) -> str:
+    """The name of a lab. Raises ``ValueError``: no dots, which separate it from the names of its nodes."""
+    if not isinstance(text, str) or not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,40}", text, re.ASCII):
+        raise ValueError(f"{text!r} is not a name; allowed: up to 41 of a-z, 0-9 and '-'")
+    return text
 
 
-class Link(_Strict):
-    """Properties of a link, the same in both directions; ``None`` falls back to the topology's default."""
+def _rate_in_range(rate: int) -> int:
+    if not LEAST_RATE <= rate <= GREATEST_RATE:
+        raise ValueError(
+            f"{units.show_rate(rate)} is out of range; allowed: {units.show_rate(LEAST_RATE)} to "
+            f"{units.show_rate(GREATEST_RATE)}"
+        )
+    return rate
 
-    #: bits per second; absent in the default as well: not limited
-    rate: Annotated[Rate, Field(ge=10**6, le=GREATEST_RATE)] | None = None
+
+Name = Annotated[str, BeforeValidator(_node_name)]
+#: Bits per second, as ``int``.
+Rate = Annotated[int, BeforeValidator(units.parse_rate), AfterValidator(_rate_in_range)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Link(_Part):
+    """Properties of a link, the same in both directions; ``None`` falls back to the topology's ``[link]``."""
+
+    #: bits per second; absent there as well: not limited
+    rate: Rate | None = None
     #: token bucket depth, bytes
-    burst: Annotated[Size, Field(ge=LEAST_BURST, le=64 * 2**20)] | None = None
+    burst: Annotated[Bytes, between(LEAST_BURST, 64 << 20)] | None = None
     #: longest a packet may wait in the shaper's queue, seconds: sets the queue's length
-    latency: Annotated[Duration, Field(gt=0, le=10)] | None = None
+    latency: Span | None = None
     mtu: Annotated[int, Field(ge=1100, le=65535)] | None = None
 
     def over(self, default: "Link") -> "Link":
         """This link with what it leaves open taken from ``default``."""
-        return Link(**(default.model_dump(exclude_none=True) | self.model_dump(exclude_none=True)))
+        stated = {name: getattr(self, name) for name in type(self).model_fields}
+        return default.model_copy(update={name: value for name, value in stated.items() if value is not None})
 
 
-#: Links that say nothing: not limited, ordinary Ethernet.
-BASE_LINK = Link(burst=160 * 1024, latency=0.02, mtu=1500)
+#: Links that say nothing: not limited, ordinary Ethernet. The fields are in base units already.
+BASE_LINK = Link.model_construct(rate=None, burst=160 << 10, latency=0.02, mtu=1500)
 
 
-class Multicast(_Strict):
-    """How the switches treat multicast. Without snooping they flood it to every port."""
+class Switch(_Part):
+    """An ordinary switch. Without snooping it floods multicast to every port."""
 
+    name: Name = Field(description="the switch's name")
     snooping: bool = True
-    #: a switch must ask who listens, else snooping switches flood after all
+    #: somebody must ask who listens, else a snooping switch floods after all
     querier: bool = True
 
     @model_validator(mode="after")
-    def _querier_needs_snooping(self) -> "Multicast":
-        if self.querier and not self.snooping:
-            raise ValueError("querier = true needs snooping = true")
+    def _querier_needs_snooping(self) -> "Switch":
+        if "querier" in self.model_fields_set and self.querier and not self.snooping:
+            raise ValueError("querier = true needs snooping = true; allowed: set both, or neither")
         return self
 
 
-class Switch(_Strict):
-    """An ordinary switch."""
-
-    name: Name
-
-
-class Host(_Strict):
+class Host(_Part):
     """A machine, or ``count`` equal ones named ``<name>0``, ``<name>1``, ..."""
 
-    name: Name
+    name: Name = Field(description="the host's name")
     count: Annotated[int, Field(ge=1, le=MOST_HOSTS)] | None = None
     role: Role = "worker"
-    switch: Name
+    switch: Name = Field(description="name of the switch it is plugged into")
     link: Link = Link()
-    #: ranks (processes) of the job on this host; workers only
+    #: processes of the job on this host; workers only
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
-    #: host this one sends its sums to; absent: the planner decides
-    parent: Name | None = None
-    #: how much later than the others this worker has its tensor, in units of the time the tensor takes on its link
-    lateness: Annotated[float, Field(ge=0, le=100)] = 0.0
+    #: hosts this one sends its sums to, one in each tree; absent: every ps (an aggregator: the first)
+    parent: Parents | None = None
+    #: how much later than the others this worker has its tensor, in units of the time which the tensor takes
+    #: on its link; the lab hands it on to the command as INA_LATENESS
+    lateness: Annotated[float, Field(ge=0, le=100, strict=False)] = 0.0
 
 
-class Trunk(_Strict):
+class Trunk(_Part):
     """A link between two switches."""
 
-    between: Annotated[tuple[Name, Name], Field(strict=False)]
+    between: Annotated[tuple[Name, Name], Field(strict=False, description="the two switches")]
     link: Link = Link()
 
 
-class Topology(_Strict):
+class Topology(_Part):
     """A whole topology file."""
 
-    schema_version: Literal[1] = Field(alias="schema")
-    name: LabName
-    #: one line for people
-    summary: str
+    name: Annotated[str, BeforeValidator(check_lab_name)] = Field(description="the topology's name")
+    summary: str = Field(description="one line for people")
     #: ``bridged``: one Ethernet segment, switches form a tree. ``routed``: one subnet per switch, loops carry
     #: equal-cost multipath, multicast stays within a switch.
     fabric: Literal["bridged", "routed"] = "bridged"
     link: Link = Link()
-    multicast: Multicast = Multicast()
-    switch: Annotated[tuple[Switch, ...], Field(min_length=1, max_length=32, strict=False)]
-    host: Annotated[tuple[Host, ...], Field(min_length=1, max_length=MOST_HOSTS, strict=False)]
+    switch: Annotated[tuple[Switch, ...], Field(min_length=1, max_length=32, strict=False)] = Field(
+        description="at least one [[switch]]"
+    )
+    host: Annotated[tuple[Host, ...], Field(min_length=1, max_length=MOST_HOSTS, strict=False)] = Field(
+        description="at least one [[host]]"
+    )
     trunk: Annotated[tuple[Trunk, ...], Field(strict=False)] = ()
+
+    @model_validator(mode="after")
+    def _sound(self) -> "Topology":
+        problems = list(_contradictions(self))
+        # trees are worth a look only where names are not in doubt
+        problems = problems or list(_bad_trees(self))
+        if problems:
+            raise SeveralErrors(problems)
+        return self
 
     def hosts(self) -> tuple[Host, ...]:
         """Every single host: counts unfolded, links complete, in the file's order."""
@@ -136,94 +162,89 @@ class Topology(_Strict):
         """The hosts that run ranks; ranks are numbered over them in this order."""
         return tuple(host for host in self.hosts() if host.role == "worker")
 
+    def roots(self) -> tuple[str, ...]:
+        """The hosts with the role ``ps``, one tree each. The first is the coordinator."""
+        return tuple(host.name for host in self.hosts() if host.role == "ps")
 
-def _names(host: Host) -> list[str]:
-    return [host.name] if host.count is None else [f"{host.name}{index}" for index in range(host.count)]
+    def parents(self, host: Host) -> tuple[str, ...]:
+        """Whom a worker or aggregator sends to, one in each of its trees."""
+        if host.parent is not None:
+            return host.parent
+        return self.roots() if host.role == "worker" else self.roots()[:1]
+
+    def trees(self) -> dict[str, Any]:
+        """The ``[topology]`` section of the coordinator's configuration."""
+        nodes = {host.name: host for host in self.hosts()}
+        return {
+            "roots": list(self.roots()),
+            "aggregators": [
+                {"name": name, "parent": self.parents(host)[0]}
+                for name, host in nodes.items()
+                if host.role == "aggregator"
+            ],
+            "workers": [
+                {"name": name, "parent": list(self.parents(host))}
+                for name, host in nodes.items()
+                if host.role == "worker"
+            ],
+        }
 
 
 def load(path: Path) -> Topology:
-    """Read a topology file. Raises :class:`TopologyError` with all problems found in it."""
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise TopologyError(str(path), [f"cannot be read: {error.strerror}"]) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise TopologyError(str(path), [f"is not TOML: {error}"]) from error
-    return parse(data, str(path))
+    """Read a topology file. Raises :class:`inanet.control.config_file.ConfigError` with all problems."""
+    return validate(Topology, read_toml(path), path)
 
 
-def parse(data: dict[str, Any], source: str) -> Topology:
-    """A topology from decoded TOML; ``source`` names it in errors. Raises :class:`TopologyError`."""
-    try:
-        topology = Topology.model_validate(data)
-    except ValidationError as error:
-        problems = [f"{_place(item['loc'])}: {item['msg'].removeprefix('Value error, ')}" for item in error.errors()]
-        raise TopologyError(source, problems) from error
-    problems = list(_contradictions(topology))
-    if problems:
-        raise TopologyError(source, problems)
-    return topology
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text or "file"
+def _names(host: Host) -> list[str]:
+    return [host.name] if host.count is None else [f"{host.name}{index}" for index in range(host.count)]
 
 
 def _contradictions(topology: Topology) -> Iterator[str]:
     """Every relation between parts that does not hold."""
     hosts = topology.hosts()
     switches = {switch.name for switch in topology.switch}
-    yield from _repeated([switch.name for switch in topology.switch] + [host.name for host in hosts])
+    names = [switch.name for switch in topology.switch] + [host.name for host in hosts]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"name {name!r} is used more than once; allowed: every switch and host has its own"
+    for name in names:
+        if len(name) > 11:
+            yield f"host {name!r}: the name is too long with its number; allowed: 11 characters"
     if len(hosts) > MOST_HOSTS:
-        yield f"host: {len(hosts)} hosts, at most {MOST_HOSTS} are supported"
+        yield f"{len(hosts)} hosts; allowed: {MOST_HOSTS}"
     for host in topology.host:
         if host.switch not in switches:
-            yield f"host {host.name!r}: switch {host.switch!r} does not exist (there is {_listed(switches)})"
+            yield f"host {host.name!r}: there is no switch {host.switch!r}; allowed: {_listed(switches)}"
         if host.role != "worker" and (host.ranks != 1 or host.lateness):
-            yield f"host {host.name!r}: ranks and lateness belong to workers, it is {host.role!r}"
-    if sum(host.role == "ps" for host in hosts) > 1:
-        yield "host: more than one host has the role 'ps'; a lab runs one job with one coordinator"
-    yield from _bad_parents(hosts)
-    for trunk in topology.trunk:
-        for end in trunk.between:
-            if end not in switches:
-                yield f"trunk {'-'.join(trunk.between)}: switch {end!r} does not exist (there is {_listed(switches)})"
+            yield f"host {host.name!r} is {host.role}; allowed: ranks and lateness for workers only"
+        if host.role in ("ps", "idle") and host.parent is not None:
+            yield f"host {host.name!r} is {host.role}; allowed: a parent for workers and aggregators only"
+        if host.role == "aggregator" and host.parent is not None and len(host.parent) > 1:
+            yield f"host {host.name!r} is an aggregator with several parents; allowed: one"
     yield from _bad_fabric(topology, switches)
-
-
-def _repeated(names: list[str]) -> Iterator[str]:
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"name {name!r} is used more than once; every switch and host needs its own"
 
 
 def _listed(names: set[str]) -> str:
     return ", ".join(sorted(names))
 
 
-def _bad_parents(hosts: tuple[Host, ...]) -> Iterator[str]:
-    by_name = {host.name: host for host in hosts}
-    for host in hosts:
-        if host.parent is None:
-            continue
-        if host.parent not in by_name:
-            yield f"host {host.name!r}: parent {host.parent!r} does not exist"
-        elif by_name[host.parent].role not in ("aggregator", "ps"):
-            yield f"host {host.name!r}: parent {host.parent!r} is neither aggregator nor ps"
-        else:
-            seen = {host.name}
-            above: str | None = host.parent
-            while above is not None and above in by_name and above not in seen:
-                seen.add(above)
-                above = by_name[above].parent
-            if above == host.name:
-                yield f"host {host.name!r}: its parents lead back to itself"
+def _bad_trees(topology: Topology) -> Iterator[str]:
+    """What the control plane would refuse. A topology without aggregators and ps is a network only."""
+    roles = {host.role for host in topology.hosts()}
+    if "ps" not in roles:
+        if "aggregator" in roles or any(host.parent is not None for host in topology.host):
+            yield "there is no host with the role 'ps'; allowed: one, or neither aggregators nor parents"
+        return
+    if "worker" not in roles:
+        yield "there is no worker; allowed: at least one host with the role 'worker'"
+        return
+    try:
+        Trees.model_validate(topology.trees()).fabric(topology.roots()[0])
+    except SeveralErrors as error:
+        yield from error.sentences
 
 
 def _bad_fabric(topology: Topology, switches: set[str]) -> Iterator[str]:
-    """Loops in a bridged fabric (they would flood for ever), repeated trunks, switches that cannot be reached."""
+    """Loops in a bridged fabric (they would flood for ever), repeated trunks, switches out of reach."""
     group = {name: name for name in switches}
 
     def find(name: str) -> str:
@@ -235,17 +256,18 @@ def _bad_fabric(topology: Topology, switches: set[str]) -> Iterator[str]:
     for trunk in topology.trunk:
         first, second = trunk.between
         label = f"trunk {first}-{second}"
-        if not {first, second} <= switches:
+        if unknown := {first, second} - switches:
+            yield f"{label}: there is no switch {_listed(unknown)}; allowed: {_listed(switches)}"
             continue
         if first == second:
-            yield f"{label}: joins a switch with itself"
+            yield f"{label} joins a switch with itself; allowed: two different ones"
             continue
         if frozenset(trunk.between) in pairs:
-            yield f"{label}: there is one already between these switches"
+            yield f"{label} is there twice; allowed: one between two switches"
             continue
         pairs.add(frozenset(trunk.between))
         if find(first) == find(second) and topology.fabric == "bridged":
-            yield f'{label}: closes a loop; use fabric = "routed", or leave it out'
+            yield f"{label} closes a loop; allowed: leave it out, or fabric = 'routed'"
         group[find(first)] = find(second)
     if len({find(name) for name in switches}) > 1:
-        yield "trunk: the switches do not form one network; join them with trunks"
+        yield "the switches do not form one network; allowed: join them with trunks"
