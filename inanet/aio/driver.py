@@ -1,7 +1,8 @@
 """Ties a sans-IO node to a device and an event loop: feed batches, send what it has, re-arm one timer, hand on events.
 
 Nothing else happens here. The device is read until it is empty or a budget is used up, so that timers and the control
-plane get their turn under load; sending stops when the device is full and goes on when it is writable.
+plane get their turn under load; sending stops when the device is full or its rate used up, and goes on when the device
+says so.
 """
 
 import asyncio
@@ -29,6 +30,8 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._out: Iterator[Transmission] | None = None
         self._pending: tuple[Transmission, int] | None = None
+        #: what is watched while something is pending: a descriptor to read, or the device's own to write (``None``)
+        self._retry: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
         self._kick: asyncio.Handle | None = None
@@ -82,19 +85,37 @@ class Driver:
             taken = self.device.send(transmission)
             if taken < len(transmission):
                 self._pending = (transmission, taken)
-                self._loop.add_writer(self.device.fileno(), self._writable)
+                self._watch()
                 return
         self._out = None
 
-    def _writable(self) -> None:
+    def _watch(self) -> None:
+        """Have :meth:`_resume` called when the device can take more of what is pending."""
+        self._retry = self.device.retry_fileno()
+        if self._retry is None:
+            self._loop.add_writer(self.device.fileno(), self._resume)
+        else:
+            self._loop.add_reader(self._retry, self._resume)
+
+    def _unwatch(self) -> None:
+        if self._retry is None:
+            self._loop.remove_writer(self.device.fileno())
+        else:
+            self._loop.remove_reader(self._retry)
+
+    def _resume(self) -> None:
         assert self._pending is not None
         transmission, start = self._pending
         start += self.device.send(transmission, start)
         if start < len(transmission):
             self._pending = (transmission, start)
+            if self.device.retry_fileno() != self._retry:
+                # it was tokens that were missing, and now it is room in the buffer, or the other way round
+                self._unwatch()
+                self._watch()
             return
         self._pending = None
-        self._loop.remove_writer(self.device.fileno())
+        self._unwatch()
         self._pump()
 
     def _arm(self) -> None:
@@ -126,7 +147,7 @@ class Driver:
         self._closed = True
         self._loop.remove_reader(self.device.fileno())
         if self._pending is not None:
-            self._loop.remove_writer(self.device.fileno())
+            self._unwatch()
         for handle in (self._timer, self._kick):
             if handle is not None:
                 handle.cancel()

@@ -1,18 +1,23 @@
 """What every daemon builds from its configuration: a device, a node, a driver, and their figures."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import structlog
 
 from inanet.aio.driver import Driver
-from inanet.control.addresses import resolve
+from inanet.control.addresses import Resolved, resolve
 from inanet.control.config import AnyConfig
+from inanet.control.config import Node as NodeConfig
 from inanet.control.member import Identity, Member
 from inanet.control.observe.metrics import Sample
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
+from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
+from inanet.phy.sockets import SocketDevice
+from inanet.phy.timerfd import TimerFd
 from inanet.proto.events import NodeEvent
 from inanet.proto.node import Node
 from inanet.proto.reliability import Timing
@@ -24,21 +29,30 @@ from inanet.wire.xagg import PAYLOAD_BYTES
 _log: Any = structlog.get_logger("inanet.station")
 
 
-async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
-    """The device that ``[node]`` asks for, with the impairments of ``[impair]`` around it."""
-    listen = await asyncio.to_thread(resolve, config.node.listen)
-    device: Device
-    if config.node.transport == "rawip":
+def _open_socket(node: NodeConfig, listen: Resolved) -> SocketDevice:
+    """The bare device that ``[node]`` asks for. Imports only what is used: raw sockets bring kernels of their own."""
+    buffers = {"rcvbuf": node.receive_buffer, "sndbuf": node.send_buffer}
+    if node.transport == "rawip":
         from inanet.phy.rawip import RawIpDevice
 
-        device = RawIpDevice(listen.address, rcvbuf=config.node.receive_buffer, sndbuf=config.node.send_buffer)
-    else:
-        from inanet.phy.udp import UdpDevice
+        return RawIpDevice(listen.address, **buffers)
+    from inanet.phy.udp import UdpDevice
 
-        device = UdpDevice(
-            listen.address, listen.port, rcvbuf=config.node.receive_buffer, sndbuf=config.node.send_buffer
-        )
+    return UdpDevice(listen.address, listen.port, **buffers)
+
+
+async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
+    """The device that ``[node]`` asks for, at its rate, with the impairments of ``[impair]`` around it."""
+    node = config.node
+    listen = await asyncio.to_thread(resolve, node.listen)
+    bare = _open_socket(node, listen)
+    device: Device = bare
     _log.info("data plane", endpoint=show(device.endpoint), origin=listen.origin, rx_window=device.rx_budget)
+    if node.rate is not None:
+        # the loop's own clock stands still for a millisecond at a time
+        overhead = bare.headroom + ETHERNET_BYTES
+        burst = node.burst or default_burst(node.rate)
+        device = Pacer(device, node.rate, burst, time.monotonic, TimerFd(), overhead=overhead)
     faults = config.impair
     if faults.active:
         device = FaultInjector(

@@ -26,6 +26,7 @@ from inanet.control.config_fields import (
     Name,
     Parents,
     Probability,
+    Rate,
     ServiceAddress,
     Span,
     between,
@@ -62,6 +63,11 @@ class Node(Section):
     #: asked of the kernel for each data socket; what it grants limits the windows of the senders
     receive_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 4 << 20
     send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 128 << 10
+    #: sent at most, in bits per second, IP and Ethernet headers counted; not set: as fast as the network takes it
+    rate: Rate | None = None
+    #: sent at once after a pause, if ``rate`` is set; not set: what the rate carries in 1 ms, at least two
+    #: super-frames (140 kB), below which shapers of the kernel cost CPU time
+    burst: Annotated[Bytes, between(10 * 10**3, 64 << 20)] | None = None
     #: for the slots of all jobs together; a tensor that does not fit is refused
     memory: Annotated[Bytes, between(1 << 20, 1 << 50)] = 1 << 30
 

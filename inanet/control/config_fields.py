@@ -74,6 +74,13 @@ def _positive(value: object) -> float:
     return seconds
 
 
+def _some_rate(value: object) -> int:
+    rate = units.parse_rate(value)
+    if rate <= 0:
+        raise ValueError(f"{value!r} lets nothing pass; allowed: any higher rate, or leave it out for no limit")
+    return rate
+
+
 def between(low: int, high: int) -> AfterValidator:
     """Check of a size in bytes, in the words of :mod:`inanet.control.units`."""
 
@@ -127,6 +134,8 @@ Duration = Annotated[
     float, BeforeValidator(units.parse_duration), PlainSerializer(units.show_duration, return_type=str)
 ]
 Span = Annotated[float, BeforeValidator(_positive), PlainSerializer(units.show_duration, return_type=str)]
+#: Bits per second, as ``int``; more than nothing.
+Rate = Annotated[int, BeforeValidator(_some_rate), PlainSerializer(units.show_rate, return_type=str)]
 Probability = Annotated[float, BeforeValidator(_probability)]
 Name = Annotated[str, BeforeValidator(_node_name)]
 #: One or several names.

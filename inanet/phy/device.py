@@ -1,8 +1,8 @@
 """The one interface of everything that carries packets: sockets, memory, and the decorators around them.
 
 A device never blocks and never waits. Its driver reads it when :meth:`Device.fileno` is readable, and sends
-until the device takes fewer packets than it was offered; then it waits for writability and goes on from
-there.
+until the device takes fewer packets than it was offered; then it waits for what
+:meth:`Device.retry_fileno` says and goes on from there.
 """
 
 from typing import Protocol
@@ -42,10 +42,16 @@ class Device(Protocol):
     def send(self, transmission: Transmission, start: int = 0) -> int:
         """Send packets ``start`` and following; returns how many of them the device took.
 
-        Fewer than ``len(transmission) - start`` means that sending would block: wait until the device is
-        writable and call again with ``start`` advanced. A packet that was taken may still be lost, as on any
-        network. Raises ``ValueError`` for a transmission that no network could carry and ``OSError`` naming
+        Fewer than ``len(transmission) - start`` means that sending would block: wait for what
+        :meth:`retry_fileno` says and call again with ``start`` advanced. A packet that was taken may still be
+        lost, as on any network. Raises ``ValueError`` for a transmission that no network could carry and ``OSError`` naming
         the destination for one that this network cannot (MTU).
+        """
+        ...
+
+    def retry_fileno(self) -> int | None:
+        """After a send that took fewer packets than offered: the descriptor that becomes *readable* when sending
+        can go on, or ``None``: the device's own becomes *writable*.
         """
         ...
 

@@ -130,6 +130,10 @@ class MemoryDevice:
             self._queue.append((source, packets))
             self._queued += len(packets)
 
+    def retry_fileno(self) -> int | None:
+        """Sending never blocks."""
+        return None
+
     def timer(self) -> float | None:
         """Nothing is held back."""
         return None

@@ -171,6 +171,10 @@ class SocketDevice:
             "interfaces on it",
         )
 
+    def retry_fileno(self) -> int | None:
+        """The socket becomes writable when its send buffer has room again."""
+        return None
+
     def timer(self) -> float | None:
         """Nothing is held back."""
         return None

@@ -32,6 +32,10 @@ class Wrapper:
         """See :meth:`inanet.phy.device.Device.send`."""
         return self._device.send(transmission, start)
 
+    def retry_fileno(self) -> int | None:
+        """See :meth:`inanet.phy.device.Device.retry_fileno`."""
+        return self._device.retry_fileno()
+
     def timer(self) -> float | None:
         """See :meth:`inanet.phy.device.Device.timer`."""
         return self._device.timer()

@@ -57,6 +57,8 @@ listen = "0.0.0.0"
 transport = "upd"
 receive_buffer = "4 mib"
 send_buffer = "1 KiB"
+rate = "0 Gbit/s"
+burst = "1 MB/s"
 mode = "0600"
 [log]
 level = "inof"
@@ -87,10 +89,13 @@ delay = "1"
         "node.receive_buffer: '4 mib' has the unknown unit 'mib' (did you mean 'MiB'?); allowed: a number "
         "and one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, e.g. '64 MiB'",
         "node.send_buffer: 1 KiB is out of range; allowed: 64 KiB to 1 GiB",
+        "node.rate: '0 Gbit/s' lets nothing pass; allowed: any higher rate, or leave it out for no limit",
+        "node.burst: '1 MB/s' has the unknown unit 'MB/s'; allowed: a number and one of B, KiB, MiB, GiB, TiB, "
+        "kB, MB, GB, TB, e.g. '64 MiB'",
         "node.lisen: unknown key (did you mean 'listen'?); allowed: name, listen, transport, receive_buffer, "
-        "send_buffer, memory",
+        "send_buffer, rate, burst, memory",
         "node.mode: unknown key (it belongs in [local]); allowed: name, listen, transport, receive_buffer, "
-        "send_buffer, memory",
+        "send_buffer, rate, burst, memory",
         "log.level: 'inof' is unknown (did you mean 'info'?); allowed: 'debug', 'info', 'warning' or 'error'",
         "metrics.listen: '127.0.0.1' has no port; allowed: an IPv4 address, host name or interface with "
         ":port",
@@ -267,7 +272,7 @@ def test_shipped_files_work_and_tell_the_truth_about_defaults(
     (tmp_path / "token").write_text(TOKEN)
     everything = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
     full = load(written(tmp_path, everything))
-    examples = {"token_file", "allow_users", "cpus", "listen"}
+    examples = {"token_file", "allow_users", "cpus", "listen", "rate", "burst"}
     sections: dict[str, Any] = {name: dict(getattr(full, name)) for name in type(full).model_fields}
     for name, section in sections.items():
         block = everything.partition(f"[{name}]\n")[2].partition("\n[")[0]

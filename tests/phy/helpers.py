@@ -103,6 +103,9 @@ class ScriptedDevice:
         offered = len(transmission) - start
         return min(self.accepts.popleft(), offered) if self.accepts else offered
 
+    def retry_fileno(self) -> int | None:
+        return None
+
     def timer(self) -> float | None:
         return self.held[0][0] if self.held else None
 
