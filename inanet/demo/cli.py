@@ -36,7 +36,7 @@ def known_system(context: click.Context, parameter: click.Parameter, value: str)
 )
 @click.option("--workers", type=click.IntRange(1, 16), default=4, show_default=True, help="Worker daemons.")
 @click.option(
-    "--steps", type=click.IntRange(1, MAX_STEPS), default=300, show_default=True, help="Training steps."
+    "--steps", type=click.IntRange(1, MAX_STEPS), default=200, show_default=True, help="Training steps."
 )
 @click.option(
     "--seed",

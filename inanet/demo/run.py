@@ -40,7 +40,7 @@ class Options:
     """What to run."""
 
     workers: int = 4
-    steps: int = 300
+    steps: int = 200
     seed: int = 1
     impair: float = 0.0
     system: str = "xagg"
