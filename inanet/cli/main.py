@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "check": Entry("inanet.cli.check:check", "Validate a daemon's configuration file."),
         "demo": Entry("inanet.demo.cli:demo", "Train a small model through daemons on this machine."),
         "doctor": Entry("inanet.cli.doctor:doctor", "Find out what on this machine would be in the way."),
+        "lab": Entry("inanet.lab.cli:lab", "Networks of namespaces with rates, and commands in them."),
     }
 )
 

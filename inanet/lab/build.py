@@ -7,7 +7,7 @@ the rest is added. No uvloop in a process that uses this: it and pyroute2 get in
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from pathlib import Path
@@ -59,16 +59,18 @@ class Shape:
     drops: int
 
 
-def build(topology: Topology, lab: str) -> None:
+def build(topology: Topology, lab: str, check: Callable[[], None] = lambda: None) -> None:
     """Have the lab ``lab`` of this topology and nothing else under its name.
 
-    Raises :class:`LabError`, or :class:`inanet.lab.namespaces.Unprivileged`.
+    ``check`` is called between namespaces and may raise to give up. Raises :class:`LabError`, or
+    :class:`inanet.lab.namespaces.Unprivileged`.
     """
     namespaces.require_privileges()
     plan = operations(topology, lab)
     wanted = {operation.namespace for operation in plan}
     remains.dismantle([name for name in namespaces.labs().get(lab, []) if name not in wanted])
     for name, group in itertools.groupby(plan, key=lambda operation: operation.namespace):
+        check()
         _apply(name, list(group))
     for name in sorted(wanted):
         namespaces.inside(name, lambda keep=_interfaces(plan, name): _prune(keep))
@@ -194,7 +196,9 @@ def _(operation: Interface, netlink: IPRoute) -> None:
         address, _, length = operation.address.partition("/")
         for found in netlink.get_addr(index=index):
             if (found.get_attr("IFA_ADDRESS"), found["prefixlen"]) != (address, int(length)):
-                netlink.addr("del", index=index, address=found.get_attr("IFA_ADDRESS"), prefixlen=found["prefixlen"])
+                netlink.addr(
+                    "del", index=index, address=found.get_attr("IFA_ADDRESS"), prefixlen=found["prefixlen"]
+                )
         netlink.addr("replace", index=index, address=address, prefixlen=int(length))
 
 

@@ -1,174 +1,202 @@
-"""From a topology to names, addresses and the operations that build it. Pure: touches nothing, needs no privilege.
+"""From a topology to the operations that build it, as plain data: nothing here touches the system.
 
-Every host and every switch is a namespace ``ina.<lab>.<node>``. A host has one interface, ``eth0``; a switch has a
-bridge ``br0`` whose ports carry the names of what they lead to. Both ends of a link are shaped, each in its sending
-direction.
-
-========= ==========================================================================================
-bridged   10.90.0.0/24 for all hosts
-routed    10.90.<switch>.0/24 for the hosts of a switch, .254 is the switch; 10.91.<trunk>.0/31 between switches
-========= ==========================================================================================
+Every operation states how something shall be, not what to do to get there, so that applying a layout twice,
+or to what an interrupted run left, comes to the same. Operations on one namespace stand together, and those
+that need something stand after what they need.
 """
 
-import hashlib
-from collections import deque
-from collections.abc import Iterator
+import ipaddress
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
-from inanet.lab.model import Host, Topology, Trunk
-from inanet.lab.operations import Address, Bridge, Cable, Namespace, Operation, Route, Shape, Sysctl
+from inanet.lab.model import Host, Link, Topology
 
+#: Everything that this program makes starts with it.
 PREFIX = "ina"
-INTERFACE = "eth0"
-BRIDGE = "br0"
-_SUBNET_BITS = 24
-_SWITCH_ADDRESS = 254
-
-#: Neighbour discovery and duplicate address detection would be noise on the links; the lab speaks IPv4.
-_QUIET = ("ipv6/conf/all/disable_ipv6", "ipv6/conf/default/disable_ipv6")
-
-
-def namespace_prefix(lab: str) -> str:
-    """What the names of all namespaces of a lab start with, and no others."""
-    return f"{PREFIX}.{lab}."
+#: A host's interface; a switch's bridge (node names have no '-'). Ports of a switch are named after what is
+#: at the other end.
+HOST_INTERFACE = "eth0"
+BRIDGE = "sw-bridge"
+#: Addresses exist only inside the lab's namespaces, so they may be anything private.
+_HOSTS = ipaddress.IPv4Network("10.201.0.0/16")
+_TRUNKS = ipaddress.IPv4Network("10.202.0.0/16")
+_GATEWAY = 254
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a host ended up."""
+class Namespace:
+    """A network namespace with a name, its loopback up, without IPv6 (whose chatter would disturb)."""
 
-    host: Host
     namespace: str
-    address: str
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """A topology laid out under a lab id: where its hosts are, and the operations that build it, in order."""
+class Bridge:
+    """A bridge; multicast snooping and querier as an administrator would set them on a switch."""
 
-    lab: str
-    topology: Topology
-    places: tuple[Place, ...]
-    operations: tuple[Operation, ...]
-
-    @property
-    def namespaces(self) -> tuple[str, ...]:
-        """Names of all namespaces, switches included."""
-        return tuple(step.name for step in self.operations if isinstance(step, Namespace))
-
-    @property
-    def digest(self) -> str:
-        """Changes whenever an operation does: whether an existing lab was built from this layout."""
-        return hashlib.sha256(repr(self.operations).encode()).hexdigest()[:16]
-
-    def place(self, name: str) -> Place:
-        """The place of a host. Raises ``KeyError``."""
-        for place in self.places:
-            if place.host.name == name:
-                return place
-        raise KeyError(name)
+    namespace: str
+    name: str
+    snooping: bool
+    querier: bool
 
 
-def lay_out(topology: Topology, lab: str | None = None) -> Layout:
-    """Lay a checked topology out under a lab id (default: the topology's name)."""
-    lab = lab or topology.name
-    prefix = namespace_prefix(lab)
-    places = tuple(_places(topology, prefix))
-    operations: list[Operation] = []
-    for name in [switch.name for switch in topology.switch] + [place.host.name for place in places]:
-        operations.append(Namespace(prefix + name))
-        operations += [Sysctl(prefix + name, key, "1", optional=True) for key in _QUIET]
-    operations += _switches(topology, prefix, places)
-    for place in places:
-        operations += _attachment(topology, prefix, place)
-    for index, trunk in enumerate(topology.trunks()):
-        operations += _trunk(topology, prefix, index, trunk)
-    if topology.fabric == "routed":
-        operations += _routes(topology, prefix, places)
-    return Layout(lab, topology, places, tuple(operations))
+@dataclass(frozen=True, slots=True)
+class Veth:
+    """A cable between two namespaces."""
+
+    namespace: str
+    name: str
+    peer_namespace: str
+    peer_name: str
 
 
-def _subnet(topology: Topology, switch: str) -> str:
-    """First three bytes of the subnet the hosts of a switch live in."""
-    if topology.fabric == "bridged":
-        return "10.90.0"
-    return f"10.90.{[item.name for item in topology.switch].index(switch)}"
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """An interface that is up; ``address`` is CIDR text; ``mtu`` None leaves it to the kernel."""
+
+    namespace: str
+    name: str
+    mtu: int | None = None
+    master: str | None = None
+    address: str | None = None
 
 
-def _places(topology: Topology, prefix: str) -> Iterator[Place]:
-    used: dict[str, int] = {}
+@dataclass(frozen=True, slots=True)
+class Shaper:
+    """What may leave by an interface: ``rate`` bits/s (None: no shaper), ``burst`` bytes, ``latency`` s."""
+
+    namespace: str
+    name: str
+    rate: int | None
+    burst: int
+    latency: float
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Packets to a network (CIDR text) leave to any of the gateways, each flow to one of them."""
+
+    namespace: str
+    network: str
+    gateways: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """A namespace that forwards between its interfaces, hashing flows by ports."""
+
+    namespace: str
+
+
+Operation: TypeAlias = Namespace | Bridge | Veth | Interface | Shaper | Route | Router
+
+
+def namespace(lab: str, node: str) -> str:
+    """Name of a node's network namespace."""
+    return f"{PREFIX}.{lab}.{node}"
+
+
+def addresses(topology: Topology) -> Mapping[str, str]:
+    """IPv4 address of every host, by name. Bridged: one /24. Routed: a /24 for every switch."""
+    return {name: cidr.partition("/")[0] for name, cidr in _cidrs(topology).items()}
+
+
+def operations(topology: Topology, lab: str) -> list[Operation]:
+    """Everything that makes the lab ``lab`` of a topology, in an order in which it can be done."""
+    nodes = [switch.name for switch in topology.switch] + [host.name for host in topology.hosts()]
+    plan: list[Operation] = [Namespace(namespace(lab, node)) for node in nodes]
+    for index in range(len(topology.switch)):
+        plan += _switch(topology, lab, index)
+    cidrs = _cidrs(topology)
     for host in topology.hosts():
-        subnet = _subnet(topology, host.switch)
-        used[subnet] = used.get(subnet, 0) + 1
-        yield Place(host, prefix + host.name, f"{subnet}.{used[subnet]}")
+        plan += _host(topology, lab, host, cidrs[host.name])
+    return plan
 
 
-def _switches(topology: Topology, prefix: str, places: tuple[Place, ...]) -> Iterator[Operation]:
-    populated = {place.host.switch for place in places}
-    for switch in topology.switch:
-        namespace = prefix + switch.name
-        routed = topology.fabric == "routed"
-        if routed:
-            yield Sysctl(namespace, "ipv4/ip_forward", "1")
-            # by ports too, so that the flows of one pair of hosts spread over equal paths
-            yield Sysctl(namespace, "ipv4/fib_multipath_hash_policy", "1", optional=True)
-        if not routed or switch.name in populated:
-            yield Bridge(namespace, BRIDGE, topology.multicast.snooping, topology.multicast.querier)
-        if routed and switch.name in populated:
-            yield Address(namespace, BRIDGE, f"{_subnet(topology, switch.name)}.{_SWITCH_ADDRESS}", _SUBNET_BITS)
+def _cidrs(topology: Topology) -> dict[str, str]:
+    index = {switch.name: place for place, switch in enumerate(topology.switch)}
+    taken: dict[int, int] = {}
+    cidrs = {}
+    for host in topology.hosts():
+        block = index[host.switch] if topology.fabric == "routed" else 0
+        taken[block] = taken.get(block, 0) + 1
+        cidrs[host.name] = f"{_block(block)[taken[block]]}/24"
+    return cidrs
 
 
-def _attachment(topology: Topology, prefix: str, place: Place) -> Iterator[Operation]:
-    host = place.host
-    switch = prefix + host.switch
-    yield Cable(place.namespace, INTERFACE, switch, host.name, host.link.mtu or 0, far_bridge=BRIDGE)
-    yield Address(place.namespace, INTERFACE, place.address, _SUBNET_BITS)
-    yield Route(place.namespace, "224.0.0.0/4", interface=INTERFACE)
+def _block(index: int) -> ipaddress.IPv4Network:
+    return ipaddress.IPv4Network((int(_HOSTS.network_address) + (index << 8), 24))
+
+
+def _shaper(place: str, name: str, link: Link) -> Shaper:
+    assert link.burst is not None
+    assert link.latency is not None
+    return Shaper(place, name, link.rate, link.burst, link.latency)
+
+
+def _host(topology: Topology, lab: str, host: Host, cidr: str) -> Iterator[Operation]:
+    here = namespace(lab, host.name)
+    yield Interface(here, HOST_INTERFACE, host.link.mtu, address=cidr)
+    yield _shaper(here, HOST_INTERFACE, host.link)
     if topology.fabric == "routed":
-        gateway = f"{_subnet(topology, host.switch)}.{_SWITCH_ADDRESS}"
-        yield Route(place.namespace, "default", (gateway,))
-    if host.link.rate is not None:
-        for namespace, interface in ((place.namespace, INTERFACE), (switch, host.name)):
-            yield Shape(namespace, interface, host.link.rate, host.link.burst or 0, host.link.latency or 0)
+        gateway = ipaddress.IPv4Interface(cidr).network[_GATEWAY]
+        yield Route(here, "0.0.0.0/0", (str(gateway),))
 
 
-def _trunk(topology: Topology, prefix: str, index: int, trunk: Trunk) -> Iterator[Operation]:
-    first, second = trunk.between
-    bridge = BRIDGE if topology.fabric == "bridged" else None
-    yield Cable(prefix + first, second, prefix + second, first, trunk.link.mtu or 0, bridge, bridge)
-    for side, (here, there) in enumerate(((first, second), (second, first))):
-        if topology.fabric == "routed":
-            yield Address(prefix + here, there, f"10.91.{index}.{side}", 31)
-        if trunk.link.rate is not None:
-            yield Shape(prefix + here, there, trunk.link.rate, trunk.link.burst or 0, trunk.link.latency or 0)
+def _switch(topology: Topology, lab: str, index: int) -> Iterator[Operation]:
+    switch = topology.switch[index]
+    routed = topology.fabric == "routed"
+    here = namespace(lab, switch.name)
+    yield Bridge(here, BRIDGE, switch.snooping, switch.snooping and switch.querier)
+    yield Interface(here, BRIDGE, address=f"{_block(index)[_GATEWAY]}/24" if routed else None)
+    for host in topology.hosts():
+        if host.switch == switch.name:
+            yield Veth(here, host.name, namespace(lab, host.name), HOST_INTERFACE)
+            yield Interface(here, host.name, host.link.mtu, master=BRIDGE)
+            yield _shaper(here, host.name, host.link)
+    # the switch that comes first lays the cable, so that both find it
+    earlier = {before.name for before in topology.switch[:index]}
+    for number, trunk in enumerate(topology.trunks()):
+        if switch.name not in trunk.between:
+            continue
+        first = trunk.between[0] == switch.name
+        other = trunk.between[1] if first else trunk.between[0]
+        if other not in earlier:
+            yield Veth(here, other, namespace(lab, other), switch.name)
+        if routed:
+            yield Interface(here, other, trunk.link.mtu, address=f"{_end(number, first)}/30")
+        else:
+            yield Interface(here, other, trunk.link.mtu, master=BRIDGE)
+        yield _shaper(here, other, trunk.link)
+    if routed:
+        yield Router(here)
+        yield from _routes(topology, lab, switch.name)
 
 
-def _routes(topology: Topology, prefix: str, places: tuple[Place, ...]) -> Iterator[Operation]:
-    """From every switch to the subnet of every other: all neighbours on a shortest path, in the file's order."""
-    gateway: dict[tuple[str, str], str] = {}
-    for index, trunk in enumerate(topology.trunk):
+def _end(number: int, first: bool) -> ipaddress.IPv4Address:
+    """Address of one end of trunk ``number``, the first or the second named."""
+    return _TRUNKS[4 * number + (1 if first else 2)]
+
+
+def _routes(topology: Topology, lab: str, name: str) -> Iterator[Route]:
+    """From a switch to the subnets of all others: by every neighbour that is one trunk nearer."""
+    neighbours: dict[str, dict[str, str]] = {switch.name: {} for switch in topology.switch}
+    for number, trunk in enumerate(topology.trunks()):
         first, second = trunk.between
-        gateway[first, second] = f"10.91.{index}.1"
-        gateway[second, first] = f"10.91.{index}.0"
-    for target in sorted({place.host.switch for place in places}):
-        distance = _distances(target, list(gateway))
-        for switch in topology.switch:
-            hops = tuple(
-                address
-                for (here, there), address in gateway.items()
-                if here == switch.name and distance[there] < distance[here]
-            )
-            if hops:
-                yield Route(prefix + switch.name, f"{_subnet(topology, target)}.0/{_SUBNET_BITS}", hops)
-
-
-def _distances(target: str, links: list[tuple[str, str]]) -> dict[str, int]:
-    distance = {target: 0}
-    queue = deque([target])
-    while queue:
-        here = queue.popleft()
-        for first, second in links:
-            if first == here and second not in distance:
-                distance[second] = distance[here] + 1
-                queue.append(second)
-    return distance
+        neighbours[first][second] = str(_end(number, first=False))
+        neighbours[second][first] = str(_end(number, first=True))
+    for index, switch in enumerate(topology.switch):
+        if switch.name == name or not any(host.switch == switch.name for host in topology.host):
+            continue
+        distance = {switch.name: 0}
+        queue = [switch.name]
+        for node in queue:
+            for near in neighbours[node]:
+                if near not in distance:
+                    distance[near] = distance[node] + 1
+                    queue.append(near)
+        nearer = [near for near in neighbours[name] if distance[near] < distance[name]]
+        yield Route(
+            namespace(lab, name), str(_block(index)), tuple(neighbours[name][near] for near in nearer)
+        )

@@ -1,0 +1,158 @@
+"""A lab for as long as a ``with`` block lasts.
+
+>>> with Lab("star4") as lab:
+...     server = lab.spawn("ps", ["iperf3", "--server", "--one-off"])
+...     lab.spawn("w0", ["iperf3", "--client", lab.address("ps")]).wait()
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from inanet.control.addresses import SOCKET_PATH_BYTES
+from inanet.demo.process import script
+from inanet.lab import build, namespaces, remains
+from inanet.lab.layout import HOST_INTERFACE, addresses, namespace, operations
+from inanet.lab.library import topology as find_topology
+from inanet.lab.model import Host, Topology
+
+#: Room for the longest file name in a lab's directory.
+_LONGEST_NAME = 24
+_ENTER = Path(__file__).with_name("enter.py")
+_REMAINS = Path(__file__).with_name("remains.py")
+
+
+class Lab:
+    """A lab of its own name, taken down at the end of the block with all processes in it, and by a guardian
+    process if this one is killed. Use it from one thread: children end with the thread that started them.
+    """
+
+    def __init__(
+        self,
+        topology: Topology | str | os.PathLike[str],
+        name: str | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``topology``: a name that ``ina lab list`` shows, the path of a file, or a model. ``name`` of the
+        lab: by default one that no other lab has. ``check`` is called while the lab is built and may raise
+        to give up. Raises :class:`inanet.control.config_file.ConfigError`.
+        """
+        self.topology = topology if isinstance(topology, Topology) else find_topology(topology)
+        self.name = name or f"{self.topology.name}-{secrets.token_hex(3)}"
+        self.hosts: Mapping[str, Host] = {host.name: host for host in self.topology.hosts()}
+        self._check = check
+        self._addresses = addresses(self.topology)
+        self._children: list[subprocess.Popen[Any]] = []
+        self._guardian: subprocess.Popen[bytes] | None = None
+        self._directory: Path | None = None
+
+    @property
+    def directory(self) -> Path:
+        """A private directory that ends with the lab. Raises ``RuntimeError`` outside the block."""
+        if self._directory is None:
+            raise RuntimeError(f"lab {self.name} is not up: use it in a with block")
+        return self._directory
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Names of all its network namespaces."""
+        return sorted({operation.namespace for operation in operations(self.topology, self.name)})
+
+    def address(self, host: str) -> str:
+        """IPv4 address of a host. Raises ``KeyError``."""
+        return self._addresses[host]
+
+    def namespace(self, node: str) -> str:
+        """Name of the network namespace of a host or switch, for ``ip netns exec``."""
+        return namespace(self.name, node)
+
+    def __enter__(self) -> Self:
+        namespaces.require_privileges()
+        self._directory = _directory()
+        try:
+            # before the first namespace: from here on a kill at any point leaves nothing
+            self._guardian = subprocess.Popen(
+                script(_REMAINS, str(self._directory), *self.namespaces),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+            )
+            build.build(self.topology, self.name, self._check)
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def spawn(
+        self, host: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
+    ) -> subprocess.Popen[Any]:
+        """Start a command on a host: ``subprocess.Popen`` with its namespace around it, and its pid.
+
+        ``env`` is added to this process's environment; ``options`` are Popen's. Standard input is empty
+        unless given, and Ctrl-C on the terminal does not reach it. Raises ``KeyError`` for unknown hosts. A
+        command that does not exist ends with status 127, as in a shell.
+        """
+        self._addresses[host]
+        place = namespaces.path(self.namespace(host))
+        options = {"stdin": subprocess.DEVNULL, "process_group": 0, **options}
+        child = subprocess.Popen(
+            script(_ENTER, str(os.getpid()), str(place), *argv), env={**os.environ, **(env or {})}, **options
+        )
+        self._children.append(child)
+        return child
+
+    def uplink(self, host: str) -> build.Shape | None:
+        """The shaper from a host to its switch, with what it has carried; ``None``: not limited."""
+        self._addresses[host]
+        return build.shape(self.name, host, HOST_INTERFACE)
+
+    def downlink(self, host: str) -> build.Shape | None:
+        """The shaper from the switch to a host."""
+        return build.shape(self.name, self.hosts[host].switch, host)
+
+    def _close(self) -> None:
+        if self._guardian is None:
+            shutil.rmtree(self.directory, ignore_errors=True)
+            self._directory = None
+            return
+        # Children that never reached their namespace are ended one by one, everything else by where it is,
+        # grandchildren included.
+        for child in self._children:
+            if child.poll() is None:
+                child.terminate()
+        remains.dismantle(namespaces.labs().get(self.name, []))
+        for child in self._children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(remains.GRACE)
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+            for stream in (child.stdin, child.stdout, child.stderr):
+                if stream is not None:
+                    stream.close()
+        assert self._guardian.stdin is not None
+        self._guardian.stdin.close()
+        self._guardian.wait()
+        self._guardian = None
+        self._directory = None
+
+
+def _directory() -> Path:
+    """A new private directory whose path is short enough for Unix sockets inside it."""
+    base = tempfile.gettempdir()
+    if len(os.fsencode(base)) + len("/inanet-lab-12345678/") + _LONGEST_NAME > SOCKET_PATH_BYTES:
+        base = "/tmp"
+    return Path(tempfile.mkdtemp(prefix="inanet-lab-", dir=base))
