@@ -242,7 +242,7 @@ class Admission:
 
     def _holder_returns(self, peer: Peer, hello: Hello, resume: Resume, now: float) -> None:
         over = self._ended.get(resume.key)
-        if over is not None or self._number_taken(resume):
+        if over is not None or self._number_taken(resume) or not Resuming.is_sane(resume):
             reason = over or "the job goes on without this node"
             self._office.send(peer, JobEnded(job=resume.job, reason=clip(reason)))
         else:
@@ -256,6 +256,8 @@ class Admission:
             raise Refused(f"job {hello.job!r} is over: {self._ended[resume.key]}")
         if self._number_taken(resume):
             raise Refused(f"job {hello.job!r} cannot go on: another job has its number, {resume.job}, now")
+        if not Resuming.is_sane(resume):
+            raise Refused(f"job {hello.job!r} cannot go on: no job has come to round {resume.next_round}")
         resuming = self._resuming_for(resume, now)
         resuming.admit_worker(hello, self._topology)
         self._accept(peer, hello, resuming, now)

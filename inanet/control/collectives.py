@@ -285,8 +285,8 @@ class Collectives:
 
     def _make(self, spec: TensorSpec, last_round: int) -> Tensor:
         facts = self._format_of(spec, self._planner.ranks)
-        spare = self.book.spare({spec for round_ in self.ledger for spec in round_.specs.values()})
-        if spare is not None:
+        busy = {spec for round_ in self.ledger for spec in round_.specs.values()}
+        while (spare := self.book.spare(busy)) is not None:
             self.drop(spare)
         tensor = self.book.create(spec, facts, len(self._planner.trees), last_round)
         tensor.waiting = set(self.holders())

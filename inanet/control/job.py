@@ -7,11 +7,12 @@ changes when everything before it is finished and confirmed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from inanet.control.collectives import Collectives, JobLost
 from inanet.control.events import ControlEvent, JobOver, PlanChanged, RoundLost
 from inanet.control.fields import Cause
+from inanet.control.holding import Holding, Mark
 from inanet.control.messages import (
     Begin,
     Finished,
@@ -33,17 +34,6 @@ from inanet.control.settings import FormatOf, Settings
 from inanet.control.settling import Settling
 from inanet.control.topology import TopologyError
 from inanet.proto.plan import NodePlan
-
-
-@dataclass(slots=True)
-class _Entry:
-    """Aggregators on their way back into the tree: hosts hold before round ``before``."""
-
-    names: tuple[str, ...]
-    nonce: int
-    before: int
-    deadline: float
-    held: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +87,10 @@ class Job:
         self._receivers = receivers
         self._next_nonce = next_nonce
         self._ending: tuple[float, JobLost] | None = None
-        self._entry: _Entry | None = None
-        self._candidates: set[str] = set()
-        #: no attempt to let them in before this
-        self._next_entry = 0.0
-        self._holds = 0
+        self._holding = Holding(self.collectives.ledger, settings.hold)
         #: (holder, tensor) still to be ready before workers get the plan they wait for
         self._gate: set[tuple[str, int]] = set()
+        self._gate_deadline = 0.0
         self._held_back = False
         #: the plan held back was made while no round was on its way
         self._quiet = False
@@ -174,8 +161,9 @@ class Job:
 
     def _publish(self, reason: str) -> None:
         """Send the current version: aggregators and roots first, workers when the gate is open."""
-        self._entry = None
+        self._holding.cancel()
         self._held_back = True
+        self._gate_deadline = self._now + self._settings.silence
         self._stations = {name: self.station(name) for name in self.planner.nodes()}
         self.log.append(PlanChanged(self.number, self.name, self.planner.version, reason))
         for name in self.collectives.holders():
@@ -223,7 +211,7 @@ class Job:
         elif isinstance(message, LayoutReady) and not host:
             self._layout_ready(name, message)
         elif isinstance(message, Held) and host:
-            self._on_held(name, message.nonce)
+            self._hold(self._holding.held(name, message.nonce, self.hosts))
 
     def _guard(self, now: float, action: Callable[[], None]) -> None:
         """Run something that may find that the job cannot go on, and then what it has made possible."""
@@ -242,10 +230,11 @@ class Job:
         """What may have become possible: the end of the job, the return of an aggregator."""
         if self._ending is not None and not self.collectives.completing:
             raise self._ending[1]
-        entry = self._entry
-        if entry is not None and entry.held >= self.hosts.keys() and self.collectives.ledger.quiet:
-            self._enter(entry.names)
-        self._ask_to_hold()
+        names = self._holding.ready(self.hosts)
+        if names:
+            self._enter(names)
+        if self._may_hold:
+            self._hold(self._holding.propose(self._now))
 
     def _layout_ready(self, name: str, message: LayoutReady) -> None:
         if (name, message.tensor) in self._gate and self._quiet and message.refused:
@@ -289,7 +278,7 @@ class Job:
         self._guard(now, lambda: self._holder_lost(name, why))
 
     def _holder_lost(self, name: str, why: str) -> None:
-        self._candidates.discard(name)
+        self._holding.discard(name)
         if name in self.topology.roots:
             raise JobLost("root_lost", f"job {self.name!r}: parameter server {name!r} was lost: {why}")
         if name in self.planner.nodes():
@@ -316,43 +305,27 @@ class Job:
         """
         if hello.name in self.absent:
             self.hellos[hello.name] = hello
-            self._candidates.add(hello.name)
+            self._holding.add(hello.name)
             self._guard(now, lambda: None)
 
-    def _ask_to_hold(self) -> None:
-        free = self._entry is None and not self._held_back and self._ending is None
-        if self._candidates and free and not self.collectives.farewell and self._now >= self._next_entry:
-            before = self.collectives.ledger.newest + 1
-            self._holds += 1
-            deadline = self._now + self._settings.hold
-            self._next_entry = self._now + 10 * self._settings.hold
-            self._entry = _Entry(tuple(sorted(self._candidates)), self._holds, before, deadline)
-            self._hold(self._entry)
+    @property
+    def _may_hold(self) -> bool:
+        """Whether this is no moment in which hosts wait for something else, or for nothing."""
+        return not self._held_back and self._ending is None and not self.collectives.farewell
+
+    def _hold(self, mark: Mark | None) -> None:
+        if mark is not None:
+            for host in self.hosts:
+                self._send(host, Hold(job=self.number, nonce=mark.nonce, before=mark.before))
 
     def _release(self) -> None:
         """Hosts have held for long enough; the aggregators have to wait for a better moment."""
-        self._entry = None
+        self._holding.cancel()
         for host in self.hosts:
             self._send_plan(host)
 
-    def _hold(self, entry: _Entry) -> None:
-        for host in self.hosts:
-            self._send(host, Hold(job=self.number, nonce=entry.nonce, before=entry.before))
-
-    def _on_held(self, host: str, nonce: int) -> None:
-        entry = self._entry
-        if entry is None or nonce != entry.nonce:
-            return
-        entry.held.add(host)
-        before = self.collectives.ledger.newest + 1
-        if entry.held >= self.hosts.keys() and before > entry.before:
-            # somebody had begun more when the Hold came: let the others catch up to that
-            entry.before = before
-            self._hold(entry)
-
     def _enter(self, names: tuple[str, ...]) -> None:
         newest = self.collectives.ledger.newest
-        self._candidates -= set(names)
         self.absent -= set(names)
         self._quiet = True
         self._gate = {(name, tensor.layout.tensor) for name in names for tensor in self.collectives.book}
@@ -366,25 +339,31 @@ class Job:
 
     def timer(self) -> float | None:
         """When :meth:`on_timer` has something to do."""
-        times = [self.collectives.timer()]
+        times = [self.collectives.timer(), self._holding.timer(self._may_hold)]
         if self._ending:
             times.append(self._ending[0])
-        if self._entry:
-            times.append(self._entry.deadline)
-        elif self._candidates and not self._held_back and not self._ending and not self.collectives.farewell:
-            times.append(self._next_entry)
+        if self._gate:
+            times.append(self._gate_deadline)
         return min((at for at in times if at is not None), default=None)
 
     def on_timer(self, now: float) -> None:
         """Fail what is late."""
-        self._guard(now, lambda: self._on_timer(now))
+        self._guard(now, self._on_timer)
 
-    def _on_timer(self, now: float) -> None:
-        self.collectives.on_timer(now)
-        if self._ending is not None and now >= self._ending[0]:
+    def _on_timer(self) -> None:
+        self.collectives.on_timer(self._now)
+        if self._ending is not None and self._now >= self._ending[0]:
             raise self._ending[1]
-        if self._entry is not None and now >= self._entry.deadline:
+        if self._holding.is_late(self._now):
             self._release()
+        if self._gate and self._now >= self._gate_deadline:
+            self._do_without({name for name, _ in self._gate})
+
+    def _do_without(self, names: set[str]) -> None:
+        """Workers wait for slots that are not made."""
+        for name in sorted(names):
+            why = f"it did not make slots within {self._settings.silence:g} s"
+            self._holder_lost(name, why)
 
     def _fail(self, lost: JobLost) -> None:
         text = clip(lost.text)

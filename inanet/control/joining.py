@@ -20,6 +20,8 @@ class Refused(Exception):
 
 def check_ranks(hello: Hello) -> None:
     """Raise :class:`Refused` if a worker's ranks are not distinct ranks of its world."""
+    if not hello.job:
+        raise Refused(f"host {hello.name!r} does not say which job it belongs to")
     if not hello.ranks:
         raise Refused(f"host {hello.name!r} brings no rank")
     if len(set(hello.ranks)) != len(hello.ranks):

@@ -12,6 +12,8 @@ from inanet.proto.plan import TensorLayout, TensorSpec
 
 #: Messages about its rounds that a member may send before the job has been taken over.
 _MOST_QUEUED = 1 << 16
+#: No job has come this far: numbers beyond are errors, and would leave no room to count on.
+_SANE = 1 << 48
 #: What members say about a job.
 JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held
 
@@ -34,9 +36,11 @@ class Returned:
     def take(self, message: JobMessage) -> None:
         """One message about the job."""
         if isinstance(message, Known):
-            self.layouts[message.layout.tensor] = message.layout
+            if message.layout.tensor < _SANE:
+                self.layouts[message.layout.tensor] = message.layout
         elif isinstance(message, Begin) and len(self.opened) < self.resume.open:
-            self.opened[message.round] = message.spec
+            if message.round < self.resume.next_round:
+                self.opened[message.round] = message.spec
         elif len(self.queue) < _MOST_QUEUED:
             self.queue.append(message)
 
@@ -51,6 +55,11 @@ class Resuming:
     members: Members = field(default_factory=lambda: Members(""))
     #: workers, aggregators and parameter servers that hold something of the job
     returned: dict[str, Returned] = field(default_factory=dict)
+
+    @staticmethod
+    def is_sane(resume: Resume) -> bool:
+        """Whether a job can have got as far as this says."""
+        return resume.plan.version < _SANE and resume.next_round < _SANE
 
     def admit_worker(self, hello: Hello, topology: Topology) -> None:
         """Take a worker host back. Raises :class:`~inanet.control.joining.Refused`."""

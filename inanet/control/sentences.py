@@ -6,6 +6,8 @@ from inanet.proto.plan import TensorSpec
 
 #: Longest text of a control message, in characters, with room below the codec's limit.
 _LONGEST = 8000
+#: Parts of a list of ranks.
+_MOST_PARTS = 32
 
 
 def clip(text: str) -> str:
@@ -20,7 +22,7 @@ def listing(items: Iterable[str]) -> str:
 
 
 def show_ranks(ranks: Collection[int]) -> str:
-    """``"rank 3"`` or ``"ranks 0-2, 5 and 7"``; runs of three and more are joined."""
+    """``"rank 3"`` or ``"ranks 0-2, 5 and 7"``; runs of three and more are joined, long lists are cut."""
     parts: list[str] = []
     pending = sorted(set(ranks))
     while pending:
@@ -32,6 +34,9 @@ def show_ranks(ranks: Collection[int]) -> str:
         else:
             parts.extend(str(rank) for rank in pending[:run])
         del pending[:run]
+        if len(parts) >= _MOST_PARTS and pending:
+            parts.append(f"{len(pending)} more")
+            break
     if not parts:
         return "no rank"
     return f"rank{'s' if len(set(ranks)) > 1 else ''} {listing(parts)}"

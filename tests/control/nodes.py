@@ -58,8 +58,8 @@ def two_level(workers: int = 4, aggregators: int = 2) -> Topology:
 class Nodes:
     """A coordinator and the nodes around it. ``inbox[name]`` has what each node was sent.
 
-    Nodes answer pings, holds and layouts by themselves unless they are in ``mute``; ``refuses`` gives the
-    reason an aggregator has no room for a tensor.
+    Nodes answer pings, holds and layouts by themselves; those in ``mute`` answer nothing, those in ``deaf`` no
+    layouts. ``refuses`` gives the reason an aggregator has no room for a tensor.
     """
 
     def __init__(self, topology: Topology | None = None, **settings: float) -> None:
@@ -70,6 +70,7 @@ class Nodes:
         self.inbox: dict[str, list[Message]] = {}
         self.events: list[ControlEvent] = []
         self.mute: set[str] = set()
+        self.deaf: set[str] = set()
         self.refuses: Callable[[str, Layout], str] = lambda name, layout: ""
         self.layouts: dict[str, dict[int, TensorLayout]] = {}
         self.plans: dict[str, NodePlan] = {}
@@ -158,7 +159,7 @@ class Nodes:
             answer = Pong(nonce=message.nonce)
         elif isinstance(message, Hold):
             answer = Held(job=message.job, nonce=message.nonce)
-        elif isinstance(message, Layout) and name not in self.topology.workers:
+        elif isinstance(message, Layout) and not {name} & (self.deaf | self.topology.workers.keys()):
             refused = self.refuses(name, message)
             answer = LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused)
         elif isinstance(message, Reject):

@@ -341,11 +341,7 @@ def test_workers_go_on_when_all_slots_of_the_returned_exist(nodes: Nodes) -> Non
     nodes.kill("a0")
     nodes.clear()
     nodes.wait(60)
-    nodes._answer = (  # type: ignore[method-assign]
-        lambda name, message, answer=nodes._answer: (
-            None if name == "a0" and isinstance(message, Layout) else answer(name, message)
-        )
-    )
+    nodes.deaf.add("a0")
     nodes.join("a0")
     assert nodes.got("a0", Plan)
     assert nodes.got("w0", Plan) == []
@@ -363,11 +359,7 @@ def test_one_that_fails_on_its_way_back_leaves_things_as_they_were(nodes: Nodes,
     nodes.kill("a0")
     nodes.clear()
     if how == "dies":
-        nodes._answer = (  # type: ignore[method-assign]
-            lambda name, message, answer=nodes._answer: (
-                None if name == "a0" and isinstance(message, Layout) else answer(name, message)
-            )
-        )
+        nodes.deaf.add("a0")
         nodes.join("a0")
         nodes.kill("a0")
     else:
@@ -390,11 +382,7 @@ def test_a_parent_that_dies_during_the_return_costs_nothing_either() -> None:
     nodes.begin(1, SPEC)
     nodes.finish(1)
     nodes.kill("a0")
-    nodes._answer = (  # type: ignore[method-assign]
-        lambda name, message, answer=nodes._answer: (
-            None if name == "a0" and isinstance(message, Layout) else answer(name, message)
-        )
-    )
+    nodes.deaf.add("a0")
     nodes.join("a0")
     nodes.kill("top")
     nodes.say("a0", LayoutReady(job=JOB, tensor=0))
@@ -614,3 +602,33 @@ def test_a_lost_aggregator_concerns_all_its_jobs_and_a_lost_worker_only_one() ->
     nodes.kill("w0")
     assert nodes.got("w1", JobFailed)
     assert nodes.got("w2", JobFailed) == nodes.got("w3", JobFailed) == []
+
+
+def test_one_that_comes_back_and_makes_no_slots_is_done_without() -> None:
+    nodes = Nodes(silence=9.0)
+    nodes.start()
+    nodes.begin(1, SPEC)
+    nodes.finish(1)
+    nodes.kill("a0")
+    nodes.deaf.add("a0")
+    nodes.join("a0")
+    nodes.clear()
+    nodes.wait(8)
+    assert nodes.got("w0", Plan) == []
+    nodes.wait(1.5)
+    assert nodes.last("w0", Plan).plan.placements[0].parent.name == "ps"  # type: ignore[union-attr]
+    assert "it did not make slots within 9 s" in nodes.last("a0", JobEnded).reason
+    assert nodes.plans["ps"].placements[0].retired == ()
+
+
+def test_a_root_that_makes_no_slots_after_a_restart_ends_the_job() -> None:
+    nodes = Nodes(two_level(1, 0), silence=9.0)
+    nodes.start()
+    nodes.begin(1, SPEC)
+    nodes.restart()
+    nodes.deaf.add("ps")
+    nodes.join("ps")
+    nodes.resume("w0", 2, [(1, SPEC)])
+    nodes.wait(9.5)
+    failed = nodes.last("w0", JobFailed)
+    assert (failed.error, "did not make slots within 9 s" in failed.message) == ("root_lost", True)

@@ -287,11 +287,7 @@ def test_a_timeout_names_the_ranks_that_did_not_begin(nodes: Nodes) -> None:
 
 def test_a_timeout_names_the_aggregator_that_made_no_slots(nodes: Nodes) -> None:
     nodes.refuses = lambda name, layout: ""
-    nodes._answer = (  # type: ignore[method-assign]
-        lambda name, message, answer=nodes._answer: (
-            None if name == "a1" and isinstance(message, Layout) else answer(name, message)
-        )
-    )
+    nodes.deaf.add("a1")
     nodes.begin(1, SPEC)
     nodes.wait(61)
     failed = failure(nodes, *EVERYBODY)
