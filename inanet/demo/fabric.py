@@ -288,9 +288,7 @@ class Fabric:
                     del waiting[names[descriptor]]
 
     def _close(self) -> None:
-        daemons = set(self.processes.values())
-        end_all([child for child in self._children if child not in daemons], STOP_PATIENCE)
-        self.shutdown()
+        # all at once: whoever wanted an orderly end has called shutdown
         end_all(self._children, STOP_PATIENCE)
         if self._guardian is not None:
             assert self._guardian.stdin is not None
