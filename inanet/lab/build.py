@@ -9,7 +9,7 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import singledispatch
+from functools import partial, singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def build(topology: Topology, lab: str, check: Callable[[], None] = lambda: None
         check()
         _apply(name, list(group))
     for name in sorted(wanted):
-        namespaces.inside(name, lambda keep=_interfaces(plan, name): _prune(keep))
+        namespaces.inside(name, partial(_prune, _interfaces(plan, name)))
 
 
 def remove(lab: str, grace: float = remains.GRACE) -> list[str]:

@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from inanet.control import units
+from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.lab import build, library, namespaces
 from inanet.lab.fabric import Daemons, ranks
-from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.lab.layout import addresses, namespace
 from inanet.lab.model import Topology, check_lab_name
 from inanet.lab.run import run as run_command
@@ -128,9 +128,13 @@ def run(
 ) -> None:
     """Build a lab, start its daemons, run COMMAND once per rank on its host, and remove everything.
 
-    COMMAND finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and INA_SOCKET in
+    Options stand before TOPOLOGY; a '--' may stand before COMMAND. COMMAND finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and INA_SOCKET in
     its environment. Its output is shown line by line behind RANK@HOST. Exit status: the greatest of all.
     """
+    if command[0] == "--":
+        command = command[1:]
+    if not command:
+        raise click.UsageError("Missing argument 'COMMAND...'.")
     overrides = _overrides(settings)
     if name is not None and name in namespaces.labs():
         raise click.UsageError(f"there is a lab {name!r} already; remove it with 'ina lab down {name}'")

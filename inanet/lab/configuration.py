@@ -25,7 +25,7 @@ def daemon_role(topology: Topology, host: Host) -> Role | None:
     """
     if host.role == "ps":
         return "ps" if host.name == topology.roots()[0] else "agg"
-    return {"worker": "worker", "aggregator": "agg", "idle": None}[host.role]  # type: ignore[return-value]
+    return {"worker": "worker", "aggregator": "agg", "idle": None}[host.role]
 
 
 def worker_socket(directory: Path, host: str) -> Path:

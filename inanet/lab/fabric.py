@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,13 +96,13 @@ class Daemons:
         """The log of a host's daemon."""
         return self.lab.directory / f"{host}.log"
 
-    def socket(self, host: str) -> Path:
+    def socket_path(self, host: str) -> Path:
         """The Unix socket on which a host's worker daemon serves ranks."""
         return worker_socket(self.lab.directory, host)
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """What a rank needs in its environment, beside what it inherits."""
-        return {**rank_environment(self.lab, rank), "INA_SOCKET": str(self.socket(rank.host))}
+        return {**rank_environment(self.lab, rank), "INA_SOCKET": str(self.socket_path(rank.host))}
 
     def __enter__(self) -> Self:
         token = token_file(self.lab.directory)
