@@ -9,7 +9,7 @@ from typing import Protocol
 
 import numpy as np
 
-from inanet.wire.batch import I64, PacketBatch, Transmission
+from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.endpoint import show
 
 
@@ -83,18 +83,25 @@ def check_transmission(transmission: Transmission) -> None:
     Raises ``ValueError`` naming the destination unless the arena is 1-D, uint8 and contiguous, ``length`` is
     positive and all offsets lie inside the arena.
     """
-    arena, offsets = transmission.arena, transmission.offsets
     where = f"transmission to {show(transmission.destination)}"
+    if transmission.length <= 0:
+        raise ValueError(f"{where}: packets of {transmission.length} B")
+    check_arena(where, transmission.arena, transmission.offsets, np.int64(transmission.length))
+
+
+def check_arena(where: str, arena: U8, offsets: I64, lengths: I64 | np.int64) -> None:
+    """Refuse what would make the kernel read outside the arena; ``lengths`` is for each packet or for all.
+
+    Raises ``ValueError`` beginning with ``where``.
+    """
     if arena.ndim != 1 or arena.dtype != np.uint8 or not arena.flags.c_contiguous:
         raise ValueError(f"{where}: arena must be 1-D contiguous uint8, not {arena.ndim}-D {arena.dtype}")
     if offsets.dtype != np.int64 or not offsets.flags.c_contiguous:
         raise ValueError(f"{where}: offsets must be contiguous int64, not {offsets.dtype}")
-    if transmission.length <= 0:
-        raise ValueError(f"{where}: packets of {transmission.length} B")
-    if len(offsets) and (offsets.min() < 0 or offsets.max() + transmission.length > len(arena)):
+    if len(offsets) and (offsets.min() < 0 or np.min(lengths) < 0 or np.max(offsets + lengths) > len(arena)):
         raise ValueError(
-            f"{where}: offsets {int(offsets.min())} to {int(offsets.max())} with packets of "
-            f"{transmission.length} B leave the arena of {len(arena)} B"
+            f"{where}: offsets {int(offsets.min())} to {int(offsets.max())} with packets of up to "
+            f"{int(np.max(lengths))} B leave the arena of {len(arena)} B"
         )
 
 

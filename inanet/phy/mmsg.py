@@ -184,13 +184,25 @@ def gather(
     return messages
 
 
+def transmit(fd: int, table: int, messages: int) -> int:
+    """One ``sendmmsg`` of the ``messages`` headers at address ``table``; returns how many left, or minus the errno."""
+    while True:
+        sent = int(_sendmmsg(fd, table, messages, socket.MSG_DONTWAIT))
+        if sent >= 0:
+            return sent
+        code = ctypes.get_errno()
+        if code != errno.EINTR:
+            return -code
+
+
 class ReceiveTable:
     """Message table for ``recvmmsg``: ``messages`` buffers of ``stride`` bytes each in one arena.
 
-    ``stride`` is divisible by 4, so that every message starts aligned.
+    ``stride`` is divisible by 4, so that every message starts aligned. The first ``lead`` bytes of each buffer are
+    left free.
     """
 
-    def __init__(self, messages: int, stride: int) -> None:
+    def __init__(self, messages: int, stride: int, lead: int = 0) -> None:
         self.messages = messages
         self.stride = stride
         self.arena: U8 = np.empty(messages * stride, np.uint8)
@@ -201,8 +213,8 @@ class ReceiveTable:
         self.sizes: I64 = np.zeros(messages, np.int64)
         self._iovecs: U64 = np.zeros((messages, 2), np.uint64)
         rows = np.arange(messages, dtype=np.uint64)
-        self._iovecs[:, 0] = address_in_memory(self.arena) + rows * stride
-        self._iovecs[:, 1] = stride
+        self._iovecs[:, 0] = address_in_memory(self.arena) + rows * stride + lead
+        self._iovecs[:, 1] = stride - lead
         self.words[:, 0] = address_in_memory(self.names) + rows * NAME_BYTES
         self.words[:, 2] = address_in_memory(self._iovecs) + rows * 16
         self.words[:, 3] = 1
@@ -272,14 +284,7 @@ class SendTable:
         """One ``sendmmsg`` of messages ``first`` to ``messages - 1``; returns how many left, or minus the
         errno.
         """
-        at = self._address + first * HEADER_WORDS * 8
-        while True:
-            sent = int(_sendmmsg(fd, at, messages - first, socket.MSG_DONTWAIT))
-            if sent >= 0:
-                return sent
-            code = ctypes.get_errno()
-            if code != errno.EINTR:
-                return -code
+        return transmit(fd, self._address + first * HEADER_WORDS * 8, messages - first)
 
 
 def kernel_drops(sock: socket.socket) -> int:

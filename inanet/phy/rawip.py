@@ -20,6 +20,7 @@ from inanet.phy.mmsg import (
 )
 from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
 from inanet.wire.batch import I64, U8, U64, PacketBatch
+from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import IP_PROTOCOL
 
 #: packets per system call
@@ -92,7 +93,13 @@ class RawIpDevice(SocketDevice):
                 sock.bind((address, 0))
             except OSError as error:
                 raise OSError(error.errno, f"cannot bind raw IPv4 {address}: {error.strerror}") from error
-            super().__init__(sock, ReceiveTable(MESSAGES, BUFFER_BYTES), SendTable(MESSAGES, 1), 1)
+            super().__init__(
+                sock,
+                ReceiveTable(MESSAGES, BUFFER_BYTES),
+                SendTable(MESSAGES, 1),
+                1,
+                endpoint(sock.getsockname()[0], 0),
+            )
         except BaseException:
             sock.close()
             raise

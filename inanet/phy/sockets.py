@@ -4,12 +4,12 @@ counters.
 
 import errno
 import socket
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from inanet.phy.device import check_transmission
-from inanet.phy.mmsg import PATH_ERRORS, ReceiveTable, SendTable, kernel_drops, path_mtu, system_error
-from inanet.wire.batch import PacketBatch, Transmission
-from inanet.wire.endpoint import address_of, endpoint, show
+from inanet.phy.mmsg import PATH_ERRORS, ReceiveTable, kernel_drops, path_mtu, system_error
+from inanet.wire.batch import I64, U8, PacketBatch, Transmission
+from inanet.wire.endpoint import address_of, show
 
 #: receive buffer asked for; unprivileged processes get at most ``net.core.rmem_max``
 RCVBUF = 4 << 20
@@ -38,11 +38,26 @@ _COUNTERS = (
 )
 
 
-class SocketDevice:
-    """A non-blocking IPv4 socket as a :class:`inanet.phy.device.Device`; subclasses say how packets are
-    framed.
+class OutgoingTable(Protocol):
+    """Messages to one destination at a time; see :class:`inanet.phy.mmsg.SendTable`."""
 
-    Takes ownership of ``sock``.
+    def aim(self, destination: int, segment: int) -> None:
+        """Set destination endpoint and segment size in bytes, 0 for none."""
+        ...
+
+    def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
+        """Prepare messages; returns their number."""
+        ...
+
+    def send(self, fd: int, first: int, messages: int) -> int:
+        """One system call; returns how many messages left, or minus the errno."""
+        ...
+
+
+class SocketDevice:
+    """A non-blocking socket as a :class:`inanet.phy.device.Device`; subclasses say how packets are framed.
+
+    Takes ownership of ``sock``. ``own`` is the endpoint that peers know it by.
     """
 
     #: bytes the kernel puts before each packet, for messages
@@ -51,7 +66,12 @@ class SocketDevice:
     max_message: ClassVar[int]
 
     def __init__(
-        self, sock: socket.socket, receive_table: ReceiveTable, send_table: SendTable, segments: int
+        self,
+        sock: socket.socket,
+        receive_table: ReceiveTable,
+        send_table: OutgoingTable,
+        segments: int,
+        own: int,
     ) -> None:
         sock.setblocking(False)
         self._socket = sock
@@ -59,8 +79,7 @@ class SocketDevice:
         self._out = send_table
         #: most packets per message; 1 means no segmentation
         self._segments = segments
-        address, port = sock.getsockname()[:2]
-        self._endpoint = endpoint(address, port if sock.type == socket.SOCK_DGRAM else 0)
+        self._endpoint = own
         self._drops_before = kernel_drops(sock)
         self._overflow = 0
         self._counts = dict.fromkeys(_COUNTERS, 0)
@@ -69,6 +88,11 @@ class SocketDevice:
     def endpoint(self) -> int:
         """Own address; raw sockets have port 0."""
         return self._endpoint
+
+    @property
+    def rx_budget(self) -> int:
+        """Fragments that may be queued; see :attr:`inanet.phy.device.Device.rx_budget`."""
+        raise NotImplementedError
 
     @property
     def rcvbuf(self) -> int:

@@ -22,6 +22,7 @@ from inanet.phy.mmsg import (
 )
 from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
 from inanet.wire.batch import PacketBatch
+from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import ROW_BYTES
 
 #: super-frames per system call
@@ -76,6 +77,7 @@ class UdpDevice(SocketDevice):
                 ReceiveTable(SUPERFRAMES, 65536),
                 SendTable(SUPERFRAMES, SEGMENTS),
                 SEGMENTS,
+                endpoint(*sock.getsockname()),
             )
         except BaseException:
             sock.close()

@@ -104,7 +104,7 @@ def test_there_is_nothing_to_watch() -> None:
             np.zeros(100, np.uint8),
             [0, 60],
             50,
-            "offsets 0 to 60 with packets of 50 B leave the arena of 100 B",
+            "offsets 0 to 60 with packets of up to 50 B leave the arena of 100 B",
         ),
         (np.zeros(100, np.uint8), [-1], 50, "offsets -1 to -1"),
         (np.zeros(100, np.uint8), [0], 0, "packets of 0 B"),
