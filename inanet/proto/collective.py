@@ -28,7 +28,22 @@ class TensorState:
     def __init__(self, layout: TensorLayout, form: Format) -> None:
         self.layout = layout
         self.format = form
-        self.carried: NDArray[np.uint8] | None = None
+        self._carried: NDArray[np.uint8] | None = None
+        self._carried_from = 0
+        self._failed = 0
+
+    def carry(self, round_: int, exponents: NDArray[np.uint8] | None) -> None:
+        """A round has ended well and leaves these exponents to the next."""
+        self._carried, self._carried_from = exponents, round_
+
+    def fail(self, round_: int) -> None:
+        """A round has failed: the next one starts from nothing, on every host, whatever it has seen of this one."""
+        self._failed = max(self._failed, round_)
+
+    @property
+    def carried(self) -> NDArray[np.uint8] | None:
+        """Exponents for the next round, if the last one that ended has left any."""
+        return self._carried if self._carried_from > self._failed else None
 
 
 class Collective:
@@ -43,29 +58,38 @@ class Collective:
         self.arrays = arrays
         form = state.format
         spec = state.layout.spec
-        self.prologue = form.uses_exponents and (
-            spec.mode is ExponentMode.PROLOGUE or (spec.mode is ExponentMode.CARRIED and state.carried is None)
-        )
+        #: exponent shards take part in this round
+        self.uses_prologue = False
+        self.decided = False
         self.exponents: NDArray[np.uint8] = form.initial_exponents()
-        if state.carried is not None and not self.prologue:
-            self.exponents[:] = state.carried
         self.next_exponents: NDArray[np.uint8] | None = (
             np.zeros(form.fragments, np.uint8)
             if form.uses_exponents and spec.mode is ExponentMode.CARRIED
             else None
         )
         #: per exponent fragment: agreed by all ranks
-        self.agreed: NDArray[np.bool_] = np.full(form.exponent_fragments, not self.prologue, np.bool_)
+        self.agreed: NDArray[np.bool_] = np.zeros(form.exponent_fragments, np.bool_)
+        #: fragments of which an attempt has begun whose exponent this host was never told
+        self._untold: set[int] = set()
         self.remaining = sum(shard.count for shard in state.layout.shards if shard.part is Part.DATA)
         #: this host holds NaN or Inf that are not to be propagated
         self.refused = False
         if not form.uses_exponents and not spec.propagate:
             self.refused = form.locate_nonfinite(arrays)[0] >= 0
 
-    @property
-    def uses_prologue(self) -> bool:
-        """Whether exponent shards take part in this round."""
-        return self.prologue
+    def decide(self) -> None:
+        """Choose the exponents, once every earlier round of this tensor is over here.
+
+        Not before: all hosts must come to the same decision, however many rounds they have begun by then (R1).
+        """
+        spec, form = self.state.layout.spec, self.state.format
+        carried = self.state.carried if spec.mode is ExponentMode.CARRIED else None
+        self.uses_prologue = form.uses_exponents and spec.mode is not ExponentMode.FIXED and carried is None
+        self.agreed[:] = not self.uses_prologue
+        if carried is not None:
+            self.exponents[:] = carried
+        form.clear()
+        self.decided = True
 
     @property
     def finished(self) -> bool:
@@ -83,7 +107,7 @@ class Collective:
             return 0
         if shard.part is Part.EXPONENTS:
             return max(0, min(stop, data_position // GROUP + EXPONENTS_AHEAD) - start)
-        if not self.prologue:
+        if not self.uses_prologue:
             return stop - start
         position = start
         while position < stop:
@@ -107,6 +131,11 @@ class Collective:
             self._encode_exponents(low, high, rows, slot0 + start)
             return
         form.encode(self.arrays, low, high, self.exponents, rows, slot0 + start, misfit)
+        for fragment in self._untold.intersection(range(low, high)) if self._untold else ():
+            proposal = np.zeros(1, np.uint8)
+            form.exponents(self.arrays, fragment, fragment + 1, proposal)
+            # never 0, which would mean that it fits
+            misfit[fragment - low] = max(int(proposal[0]), 1)
         if not self.state.layout.spec.propagate and form.uses_exponents:
             self.refused = bool((misfit[: stop - start] == POISON).any())
 
@@ -123,10 +152,19 @@ class Collective:
                 self.refused = True
         form.seal(rows, row0, high - low)
 
-    def restart(self, shard: Shard, fragments: NDArray[np.int64], exponents: NDArray[np.uint8]) -> None:
-        """Use new exponents for these fragments of a shard; zeros ask for a proposal (EXPONENT) instead."""
-        if shard.part is Part.DATA and self.state.format.uses_exponents:
-            self.exponents[fragments + shard.first] = exponents
+    def restart(self, shard: Shard, fragment: int, exponent: int, *, follows: bool) -> None:
+        """A later attempt of a fragment begins with a new exponent, or for 0 with that of the attempt before it.
+
+        ``follows``: this host took part in the attempt before. Otherwise it does not know that exponent and has to
+        propose one (EXPONENT).
+        """
+        if shard.part is not Part.DATA or not self.state.format.uses_exponents:
+            return
+        if exponent:
+            self.exponents[shard.first + fragment] = exponent
+            self._untold.discard(shard.first + fragment)
+        elif not follows:
+            self._untold.add(shard.first + fragment)
 
     def decode(
         self, shard: Shard, rows: NDArray[np.int32], slots: NDArray[np.int64], fragments: NDArray[np.int64]
@@ -147,7 +185,7 @@ class Collective:
             form.carried(rows, slots, indices, self.exponents, self.next_exponents)
         self.remaining -= len(fragments)
         if self.remaining == 0:
-            self.state.carried = self.next_exponents
+            self.state.carry(self.round, self.next_exponents)
 
     def where_refused(self) -> tuple[int, int]:
         """Local rank (position in ``arrays``) and element index of the first NaN or Inf, once :attr:`refused`."""

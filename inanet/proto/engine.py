@@ -52,6 +52,7 @@ class Tables(NamedTuple):
     attempt: NDArray[np.uint8]
     exponent: NDArray[np.uint8]
     misfit: NDArray[np.uint8]
+    announced: NDArray[np.uint8]
     logged: NDArray[np.uint8]
     up_log: NDArray[np.uint32]
     down_log: NDArray[np.uint32]
@@ -86,6 +87,7 @@ TABLES: Any = types.NamedTuple(
         types.int32[:, ::1],
         _u32,
         _u32,
+        _u8,
         _u8,
         _u8,
         _u8,
@@ -220,6 +222,12 @@ def open_round(t: Tables, row: int, round_: int) -> None:
         t.down_left[shard[GROUP0] + group] = size
 
 
+@numba.njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False, inline="always")
+def blank(t: Tables, slot: int) -> None:
+    """Spoil a row's header: a device that still holds the row must not send a new partial sum under it."""
+    t.rows[slot, 0] = 0
+
+
 @numba.njit(numba.void(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def claim(t: Tables, slot: int, round_: int) -> None:
     """Reset a slot when a packet of another round than its own is the first to touch it."""
@@ -230,7 +238,9 @@ def claim(t: Tables, slot: int, round_: int) -> None:
         t.attempt[slot] = 0
         t.exponent[slot] = 0
         t.misfit[slot] = 0
+        t.announced[slot] = 0
         t.logged[slot] = 0
+        blank(t, slot)
 
 
 @numba.njit(

@@ -8,6 +8,9 @@ from inanet.proto.plan import NodePlan, Part, Placement, Shard
 from inanet.proto.reliability import Link, Receiver, Sender, Timing
 from inanet.proto.slots import SlotMemory, TreeColumn
 
+#: how many plan versions back an id or a link may date: versions travel modulo 256 and compare within half of that
+_HORIZON = 100
+
 
 @dataclass(slots=True)
 class Tree:
@@ -26,16 +29,20 @@ class Tree:
         ``fresh`` replaces the link to the parent even if it looks the same: its other end has started again.
         """
         t = memory.trees[self.row]
+        version = self.job.plan.version
         parent = placement.parent
         moved = False
         if parent is None:
             self.up = None
-        elif fresh or self.up is None or (self.up.endpoint, self.up.bit) != (parent.endpoint, parent.bit):
-            moved = self.up is not None
-            self.up = Link(parent.name, parent.endpoint, parent.bit, parent.window)
-            memory.taken[self.row, 32] = 0
         else:
+            same = self.up is not None and (self.up.endpoint, self.up.bit) == (parent.endpoint, parent.bit)
+            if self.up is None or not same or fresh:
+                moved = self.up is not None
+                self.up = Link(parent.name, parent.endpoint, parent.bit, parent.window, since=version)
+            if not same:
+                memory.taken[self.row, 32] = 0
             self.up.window = parent.window
+            self.up.since = max(self.up.since, version - _HORIZON)
         t[TreeColumn.IS_ROOT] = parent is None
         t[TreeColumn.BIT] = parent.bit if parent else 0
         t[TreeColumn.PARENT_ENDPOINT] = parent.endpoint if parent else -1
@@ -43,14 +50,14 @@ class Tree:
         for child in placement.children:
             index = child.bit.bit_length() - 1
             live |= child.bit
-            memory.since[self.row, index] = child.since & 0xFF
+            memory.since[self.row, index] = max(child.since, version - _HORIZON) & 0xFF
             memory.child_endpoint[self.row, index] = child.endpoint
             known = self.down.get(index)
             if known is None or known.endpoint != child.endpoint:
-                self.down[index] = Link(child.name, child.endpoint, child.bit, child.window)
+                known = self.down[index] = Link(child.name, child.endpoint, child.bit, child.window, since=version)
                 memory.taken[self.row, index] = 0
-            else:
-                known.window = child.window
+            known.window = child.window
+            known.since = max(known.since, version - _HORIZON)
         for index in [index for index in self.down if not live >> index & 1]:
             del self.down[index]
         t[TreeColumn.LIVE] = live
@@ -90,6 +97,8 @@ class ShardState:
     waiting: deque[Collective] = field(default_factory=deque)
     ready_due: float | None = None
     ready_interval: float = 0.0
+    #: failed rounds that a late packet might still open here
+    dead: set[int] = field(default_factory=set)
 
     def start(self, round_: int, timing: Timing) -> None:
         """Fresh senders and receivers for a round."""
@@ -121,7 +130,20 @@ class Job:
     tensors: dict[int, TensorState] = field(default_factory=dict)
     shards: dict[int, ShardState] = field(default_factory=dict)
     collectives: dict[int, Collective] = field(default_factory=dict)
+    _by_tensor: dict[int, list[ShardState]] = field(default_factory=dict)
+
+    def add(self, tensor: int, states: list[ShardState]) -> None:
+        """Take in this node's shards of one tensor."""
+        self._by_tensor[tensor] = states
+        self.shards.update((state.shard.shard, state) for state in states)
+
+    def remove(self, tensor: int) -> list[ShardState]:
+        """Forget a tensor's shards; returns them."""
+        states = self._by_tensor.pop(tensor, [])
+        for state in states:
+            del self.shards[state.shard.shard]
+        return states
 
     def shards_of(self, tensor: int) -> list[ShardState]:
         """This node's shards of one tensor."""
-        return [state for state in self.shards.values() if state.shard.tensor == tensor]
+        return self._by_tensor.get(tensor, [])

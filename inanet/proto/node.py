@@ -19,9 +19,19 @@ from inanet.proto.engine import Count, Event, tables_of
 from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundCommitted, RoundDone
 from inanet.proto.formats import make_format
 from inanet.proto.membership import Job, ShardState, Tree
-from inanet.proto.plan import NodePlan, Part, TensorLayout
+from inanet.proto.plan import NodePlan, TensorLayout
 from inanet.proto.reliability import Link, Receiver, Sender, Timing
-from inanet.proto.slots import ROW_BYTES, JobColumn, ShardColumn, SlotMemory, State
+from inanet.proto.slots import (
+    LOGGED_DOWN,
+    MAX_TREES,
+    ROW_BYTES,
+    JobColumn,
+    OutOfSlots,
+    ShardColumn,
+    SlotMemory,
+    State,
+    TreeColumn,
+)
 from inanet.proto.xagg import policy
 from inanet.proto.xagg.control import Header, Outbox, read_header
 from inanet.wire.batch import PacketBatch, Transmission
@@ -32,6 +42,8 @@ from inanet.wire.xagg import GROUP, LOST_BODY_BYTES, Kind, is_newer
 BURST = 248
 #: fragments a worker encodes at a time
 CHUNK = 248
+#: failed rounds of a tensor that are remembered in case they are still on their way
+MAX_DEAD = 64
 
 
 class Node:
@@ -74,14 +86,18 @@ class Node:
         """Follow a plan version, atomically between batches. Older versions are ignored.
 
         ``attach`` names trees in which the parent may know nothing of the rounds that are running: after a failed
-        aggregator (R5) or a restarted root (R4) everything it lacks is sent to it again.
+        aggregator (R5) or a restarted root (R4) everything it lacks is sent to it again. Raises
+        :class:`~inanet.proto.slots.OutOfSlots` for too many jobs or trees; then nothing has changed.
         """
         job = self._jobs.get(plan.job)
+        if job is not None and plan.version < job.plan.version:
+            return
+        trees = job.trees if job is not None else {}
+        if not self.memory.room_for_trees(sum(placement.tree not in trees for placement in plan.placements)):
+            raise OutOfSlots(f"job {plan.job}: this node already takes part in {MAX_TREES} trees; wait for a job to end")
         if job is None:
             job = Job(plan.job, self.memory.add_job(plan.job, plan.version, plan.key), plan)
             self._jobs[plan.job] = job
-        elif plan.version < job.plan.version:
-            return
         job.plan = plan
         self.memory.jobs[job.row, JobColumn.VERSION] = plan.version & 0xFF
         self.memory.keys[job.row] = plan.key
@@ -139,20 +155,20 @@ class Node:
             for state in made:
                 self.memory.drop_shard(state.row)
             raise
-        for state in made:
-            job.shards[state.shard.shard] = state
-            self._by_row[state.row] = state
+        job.add(layout.tensor, made)
+        self._by_row.update((state.row, state) for state in made)
         job.tensors[layout.tensor] = TensorState(layout, make_format(layout.spec, job.plan.ranks))
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
         """Give a tensor's slots back."""
         job = self._jobs[job_id]
-        for state in job.shards_of(tensor):
+        for state in job.remove(tensor):
             for link in state.tree.links():
                 link.forget(state.row)
-            del job.shards[state.shard.shard], self._by_row[state.row]
+            del self._by_row[state.row]
             self.memory.drop_shard(state.row)
-        job.tensors.pop(tensor, None)
+        known = job.tensors.pop(tensor, None)
+        job.collectives = {n: its for n, its in job.collectives.items() if its.state is not known}
 
     def drop_job(self, job_id: int) -> None:
         """Forget a job; its late packets are ``foreign_job``."""
@@ -183,25 +199,43 @@ class Node:
             self._refuse(job, collective)
             return
         for state in job.shards_of(tensor):
-            if state.data or collective.uses_prologue:
-                state.waiting.append(collective)
-                self._start_waiting(state, now)
+            state.waiting.append(collective)
+        self._start_waiting(job, tensor, now)
 
-    def _start_waiting(self, state: ShardState, now: float) -> None:
-        if not state.waiting:
-            return
-        if not self._is_committed(state):
-            if state.ready_due is None:
+    def _start_waiting(self, job: Job, tensor: int, now: float) -> None:
+        """Start the next round of a tensor where slots are free for it, and see to it that they become free elsewhere."""
+        states = [state for state in job.shards_of(tensor) if state.waiting]
+        for state in states:
+            if not self._is_committed(state) and state.ready_due is None:
                 state.ready_due, state.ready_interval = now, self.timing.retransmit
                 self._wake(now)
-            return
-        collective = state.waiting.popleft()
-        state.ready_due = None
-        engine.open_round(self._tables, state.row, collective.round & 0xFFFFFFFF)
-        state.start(collective.round & 0xFFFFFFFF, self.timing)
-        state.collective = collective
-        if state.data:
-            collective.state.format.clear()
+        for state in states:
+            while state.waiting and self._is_committed(state):
+                collective = state.waiting[0]
+                number = collective.round & 0xFFFFFFFF
+                takes_part = not self._is_over(state, number)
+                if takes_part and not collective.decided:
+                    if not self._may_decide(job, collective):
+                        return
+                    collective.decide()
+                state.waiting.popleft()
+                if takes_part and (state.data or collective.uses_prologue):
+                    engine.open_round(self._tables, state.row, number)
+                    state.start(number, self.timing)
+                    state.collective = collective
+            if not state.waiting:
+                state.ready_due = None
+
+    def _may_decide(self, job: Job, collective: Collective) -> bool:
+        """Whether every earlier round of the tensor is over at this host, well or badly."""
+        tensor = collective.state.layout.tensor
+        return all(self._is_committed(state) for state in job.shards_of(tensor)) and not any(
+            other.state is collective.state and other.round < collective.round for other in job.collectives.values()
+        )
+
+    def _is_over(self, state: ShardState, round_: int) -> bool:
+        """Whether a shard will never open this round (any more)."""
+        return round_ in state.dead or not is_newer(round_, int(self.memory.shards[state.row, ShardColumn.ACTIVE]))
 
     def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
         """Abandon a round everywhere on this node: its arrays are undefined, its late packets stale (R13)."""
@@ -210,27 +244,45 @@ class Node:
             return
         collective = job.collectives.pop(round_, None)
         number = round_ & 0xFFFFFFFF
-        for state in job.shards.values():
-            if collective in state.waiting:
-                state.waiting.remove(collective)
-                state.ready_due = None
-            active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
-            pending = state.shard.tensor in tensors and is_newer(number, active) and self._is_committed(state)
-            if active == number or pending:
-                self.memory.shards[state.row, ShardColumn.ACTIVE] = number
-                self._close(state, now)
-        for tensor in tensors:
+        concerned = {state.shard.tensor for state in job.shards.values() if self._is_running(state, number)}
+        for tensor in concerned.union(tensors):
             if tensor in job.tensors:
-                job.tensors[tensor].carried = None
+                job.tensors[tensor].fail(round_)
+            for state in job.shards_of(tensor):
+                if collective is not None and collective in state.waiting:
+                    state.waiting.remove(collective)
+                active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+                if active == number:
+                    self._close(state, now)
+                elif is_newer(number, active):
+                    self._bury(state, number)
+            self._start_waiting(job, tensor, now)
+
+    def _bury(self, state: ShardState, round_: int) -> None:
+        """Remember a failed round that has not begun here: a neighbour that has not heard of it may still send it."""
+        state.dead.add(round_)
+        if len(state.dead) > MAX_DEAD and self._is_committed(state):
+            shard = self.memory.shards[state.row]
+            active = int(shard[ShardColumn.ACTIVE])
+            oldest = min(state.dead, key=lambda number: (number - active) & 0xFFFFFFFF)
+            shard[ShardColumn.ACTIVE] = oldest
+            state.dead.discard(oldest)
 
     def _open_for(self, state: ShardState, round_: int) -> bool:
         """Open a round that a child speaks of before any of its data has come; False while the last one is running."""
-        active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
-        if not self._is_committed(state) or not is_newer(round_, active):
+        if not self._is_committed(state) or self._is_over(state, round_):
             return False
         engine.open_round(self._tables, state.row, round_)
         state.start(round_, self.timing)
         return True
+
+    def _is_running(self, state: ShardState, round_: int) -> bool:
+        return state.round == round_ and not self._is_committed(state)
+
+    @staticmethod
+    def _is_ahead(state: ShardState, round_: int) -> bool:
+        """Whether a round is later than any that a shard has seen."""
+        return state.round is None or is_newer(round_, state.round)
 
     def _is_committed(self, state: ShardState) -> bool:
         return bool(self.memory.shards[state.row, ShardColumn.COMMITTED])
@@ -239,13 +291,15 @@ class Node:
         """The round is over here: later rounds may take the slots, below as well."""
         self.memory.shards[state.row, ShardColumn.COMMITTED] = 1
         round_ = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+        state.dead = {number for number in state.dead if is_newer(number, round_)}
         for link in state.tree.links():
             link.forget(state.row)
         state.up = state.from_parent = state.collective = None
         state.down, state.from_children = {}, {}
         for link in state.tree.down.values():
             self._say(state, link, Kind.OPEN, down=True, round_=round_)
-        self._start_waiting(state, now)
+        state.ready_due = None
+        self._start_waiting(state.job, state.shard.tensor, now)
 
     # ---------------------------------------------------------------- receiving
 
@@ -279,6 +333,8 @@ class Node:
         """One report of the engine about a shard; see :class:`~inanet.proto.engine.Event` for a and b."""
         if code == Event.OPENED:
             state.start(a, self.timing)
+            if a in state.dead:
+                self._close(state, now)
         elif code == Event.GROUP_END:
             receiver = state.from_parent if a < 0 else state.from_children.get(a)
             if receiver is not None:
@@ -294,18 +350,30 @@ class Node:
         elif code == Event.AGAIN_DOWN:
             for link in state.tree.down.values():
                 link.again(state.row, a)
-        elif code == Event.RESTART:
-            attempt = int(self.memory.attempt[state.slot0 + a]) + 1
-            self._restart(state, a, attempt, b, now)
-        elif code == Event.AMNESIA:
-            self._restart(state, a, b + 1, 0, now)
+        elif code in (Event.RESTART, Event.AMNESIA):
+            self._on_restart_event(state, code, a, b, now)
         elif code == Event.CORRUPT_SLOT:
             for receiver in state.from_children.values():
                 receiver.reopen(a // GROUP, now)
             self._wake(now)
 
+    def _on_restart_event(self, state: ShardState, code: int, fragment: int, b: int, now: float) -> None:
+        """A root starts a fragment again, unless a later packet of the batch has settled the matter."""
+        slot = state.slot0 + fragment
+        over = self._is_committed(state) or self.memory.round[slot] != state.round
+        if over or self.memory.state[slot] == State.RESULT:
+            return
+        attempt = int(self.memory.attempt[slot])
+        if code == Event.RESTART:
+            self._restart(state, fragment, attempt + 1, b, now)
+        elif is_newer(b, attempt, bits=8):
+            # whoever took part in attempt b knows its exponent, all others will propose one
+            self._restart(state, fragment, b + 1, 0, now)
+
     def _restart(self, state: ShardState, fragment: int, attempt: int, exponent: int, now: float) -> None:
-        """Empty a slot for a later attempt and tell everybody below (R1, R3)."""
+        """Empty a slot for a later attempt and tell everybody below (R1, R3); exponent 0 keeps that of the attempt before."""
+        slot = state.slot0 + fragment
+        before = int(self.memory.attempt[slot]) if self.memory.round[slot] == state.round else 0
         fragments = np.array([fragment], np.int64)
         exponents = np.array([exponent], np.uint8)
         policy.restart(self._tables, state.row, fragments, np.array([attempt & 0xFF], np.uint8), exponents)
@@ -315,7 +383,8 @@ class Node:
         if state.tree.down:
             self._wake(now + self.timing.retransmit)
         if state.collective is not None:
-            state.collective.restart(state.shard, fragments, exponents)
+            follows = (before + 1 - attempt) & 0xFF == 0
+            state.collective.restart(state.shard, fragment, exponent, follows=follows)
             if fragment < state.encoded:
                 self._encode(state, fragment, fragment + 1, now)
 
@@ -327,7 +396,7 @@ class Node:
             row=state.row,
             fragment=fragment,
             host=0,
-            exponent=int(self.memory.exponent[state.slot0 + fragment]),
+            exponent=int(self.memory.announced[state.slot0 + fragment]),
         )
 
     def _on_control(self, h: Header, batch: PacketBatch, arena: NDArray[np.int32], index: int, now: float) -> None:
@@ -339,7 +408,7 @@ class Node:
             return
         state = job.shards.get(h.shard)
         if state is None:
-            self.drops[Drop.UNKNOWN_SHARD] += 1
+            self._drop(Drop.UNKNOWN_SHARD)
             return
         # CREDIT apart, SENT and READY travel with their data, LOST, DONE and OPEN against it
         from_child = h.kind == Kind.READY or (h.kind in (Kind.LOST, Kind.DONE)) == h.down
@@ -348,7 +417,8 @@ class Node:
         child = h.host.bit_length() - 1 if from_child else -1
         link = state.tree.down.get(child) if from_child else state.tree.up
         if link is None or link.endpoint != source or (link.bit != h.host and h.kind != Kind.RESTART):
-            self.drops[Drop.FOREIGN_HOST] += 1
+            retired = from_child and int(self.memory.trees[state.tree.row, TreeColumn.RETIRED]) & h.host
+            self._drop(Drop.STALE_PLAN if retired else Drop.FOREIGN_HOST)
             return
         if h.kind == Kind.RESTART:
             self._on_restart(state, h, now)
@@ -359,10 +429,17 @@ class Node:
             bits = batch.arena[start : start + LOST_BODY_BYTES]
         self._handlers[Kind(h.kind)](state, child, link, h, bits, now)
 
+    def _drop(self, reason: Drop) -> None:
+        """A packet that the kernel has passed is of no use after all."""
+        self.drops[Drop.OK] -= 1
+        self.drops[reason] += 1
+
     def _on_sent(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
         """The neighbour has sent everything of a round: look at every group, or say DONE (again)."""
         if state.round is None or is_newer(h.round, state.round):
             if child < 0 or not self._open_for(state, h.round):
+                stale = self._is_over(state, h.round)
+                self._drop(Drop.STALE_ROUND if stale else Drop.NOT_OPEN)
                 return
         receiver = state.from_children.get(child) if child >= 0 else state.from_parent
         over = h.round != state.round or receiver is None
@@ -375,36 +452,43 @@ class Node:
 
     def _on_lost(self, state: ShardState, child: int, link: Link, h: Header, bits: Any, now: float) -> None:
         """The neighbour lacks fragments: send again those that have been sent before, the others will come."""
-        if h.round != state.round or h.gradient >= -(-state.shard.count // GROUP):
+        if not self._is_running(state, h.round):
+            self._drop(Drop.NOT_OPEN if self._is_ahead(state, h.round) else Drop.STALE_ROUND)
+            return
+        if h.gradient >= -(-state.shard.count // GROUP):
+            self._drop(Drop.BAD_FRAGMENT)
             return
         if child < 0 and state.up is not None:
             state.up.attach_due = state.up.asking_since = None
-        fragments = (np.flatnonzero(np.unpackbits(bits, bitorder="little")) + h.gradient * GROUP).tolist()
-        link.written_off(len(fragments))
-        for fragment in fragments:
-            if fragment < state.shard.count:
-                self._send_again(state, child, link, fragment, now)
+        wanted = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + h.gradient * GROUP
+        lost = 0
+        for fragment in wanted[wanted < state.shard.count].tolist():
+            lost += self._send_again(state, child, link, fragment, now)
+        link.written_off(lost)
 
-    def _send_again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> None:
+    def _send_again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> bool:
+        """Repeat a fragment, if this node has something to send for it; True if it will leave by the link once more."""
         slot = state.slot0 + fragment
         memory = self.memory
         if memory.round[slot] != state.round or memory.state[slot] in (State.FREE, State.COLLECT):
-            return
+            return False
+        verdict = policy.mend(self._tables, state.row, fragment)
+        self.counts[Count.CORRUPT_SLOTS] += verdict != 0
         holds_result = memory.state[slot] == State.RESULT
-        if not policy.row_is_sound(memory.rows, slot):
+        if verdict == 2:
             self._heal(state, fragment, now)
         elif holds_result and child < 0:
-            # a root that lost its memory adopts what its children know already (R4)
+            # a parent that lost its memory adopts what its children know already (R4)
             self._outbox.send_row(
                 link.endpoint, Kind.RESULT, tables=self._tables, row=state.row, fragment=fragment, host=link.bit
             )
         elif holds_result or child < 0:
-            link.again(state.row, fragment)
+            return link.again(state.row, fragment)
+        return False
 
     def _heal(self, state: ShardState, fragment: int, now: float) -> None:
         """A row was damaged in this node's memory: get its content again from where it came from (R3)."""
         slot = state.slot0 + fragment
-        self.counts[Count.CORRUPT_SLOTS] += 1
         if state.tree.up is None:
             self._restart(state, fragment, int(self.memory.attempt[slot]) + 1, 0, now)
         elif self.memory.state[slot] == State.RESULT:
@@ -413,19 +497,21 @@ class Node:
                 state.from_parent.reopen(fragment // GROUP, now)
                 self._wake(now)
         elif state.collective is not None:
-            self._encode(state, fragment, fragment + 1, now)
+            if not self.memory.logged[slot] & LOGGED_DOWN:
+                self._encode(state, fragment, fragment + 1, now)
+            # else the result has overwritten this host's contribution: it comes from the parent or not at all
         else:
             self.memory.bitmap[slot] = 0
             self.memory.state[slot] = State.COLLECT
+            self.memory.rows[slot, 0] = 0
             for receiver in state.from_children.values():
                 receiver.reopen(fragment // GROUP, now)
             self._wake(now)
 
     def _on_done(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
-        if h.round != state.round:
-            return
         sender = state.down.get(child) if child >= 0 else state.up
-        if sender is None:
+        if h.round != state.round or sender is None:
+            self._drop(Drop.NOT_OPEN if self._is_ahead(state, h.round) else Drop.STALE_ROUND)
             return
         sender.done = True
         sender.sent_due = sender.asking_since = sender.attach_due = None
@@ -458,34 +544,46 @@ class Node:
                     # everything below is done: the OPEN of the parent was lost, or is still to come
                     self._say(state, state.tree.up, Kind.READY, down=False, round_=h.round)
                 return
-        over = is_newer(active, h.round) or (h.round == active and committed)
-        self._say(state, link, Kind.OPEN, down=True, round_=h.round if over else (h.round - 1) & 0xFFFFFFFF)
+        # the child may still be in a round that this node has not heard of: name none that is not over here
+        open_after = active if committed else (active - 1) & 0xFFFFFFFF
+        if is_newer(active, h.round):
+            open_after = h.round
+        self._say(state, link, Kind.OPEN, down=True, round_=open_after)
 
     def _on_open(self, state: ShardState, _child: int, _link: Link, h: Header, _: Any, now: float) -> None:
         """The parent has committed a round: so has this subtree."""
         active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
         if is_newer(active, h.round):
+            self._drop(Drop.STALE_ROUND)
             return
         if h.round != active:
             self.memory.shards[state.row, ShardColumn.ACTIVE] = h.round
         elif self._is_committed(state):
-            self._start_waiting(state, now)
             return
         self._close(state, now)
 
     def _on_restart(self, state: ShardState, h: Header, now: float) -> None:
         """The root wants a fragment again, as a later attempt and with another exponent."""
-        if h.round != state.round or h.gradient >= state.shard.count:
+        if not self._is_running(state, h.round):
+            self._drop(Drop.NOT_OPEN if self._is_ahead(state, h.round) else Drop.STALE_ROUND)
+            return
+        if h.gradient >= state.shard.count:
+            self._drop(Drop.BAD_FRAGMENT)
             return
         slot = state.slot0 + h.gradient
-        known = int(self.memory.attempt[slot]) if self.memory.round[slot] == state.round else 0
+        fresh = self.memory.round[slot] != state.round
+        known = 0 if fresh else int(self.memory.attempt[slot])
         if not is_newer(h.attempt, known, bits=8):
+            self._drop(Drop.STALE_ATTEMPT)
             return
-        if self.memory.round[slot] == state.round and self.memory.state[slot] == State.RESULT:
-            if state.tree.up is not None:
-                self._send_again(state, -1, state.tree.up, h.gradient, now)
+        if not fresh and self.memory.state[slot] == State.RESULT:
+            assert state.tree.up is not None
+            self._send_again(state, -1, state.tree.up, h.gradient, now)
+        elif not fresh and state.collective is not None and self.memory.logged[slot] & LOGGED_DOWN:
+            # a result that is being mended: it has overwritten this host's contribution
             return
-        self._restart(state, h.gradient, h.attempt, h.word0 & 0xFF, now)
+        else:
+            self._restart(state, h.gradient, h.attempt, h.word0 & 0xFF, now)
 
     def _on_credit(self, job: Job, h: Header, source: int, now: float) -> None:
         tree = job.trees.get(h.word0)
@@ -493,9 +591,11 @@ class Node:
         if tree is not None:
             link = tree.down.get(h.host.bit_length() - 1) if h.down else tree.up
         if link is None or link.endpoint != source or link.bit != h.host:
-            self.drops[Drop.FOREIGN_HOST] += 1
-            return
-        link.credit(h.gradient, now)
+            self._drop(Drop.FOREIGN_HOST)
+        elif is_newer(link.since & 0xFF, h.plan, bits=8):
+            self._drop(Drop.STALE_PLAN)
+        elif not link.credit(h.gradient, now):
+            self._drop(Drop.DUPLICATE)
 
     def _return_credit(self) -> None:
         """Tell neighbours what was taken from them, a quarter of a window at a time."""
@@ -508,7 +608,9 @@ class Node:
                     self._credit(job, tree, tree.up, int(taken[tree.row, 32]), down=True)
 
     def _credit(self, job: Job, tree: Tree, link: Link, taken: int, *, down: bool) -> None:
-        if taken - link.reported < max(1, link.window // 4):
+        # without knowing how much the neighbour may send: often enough for a small window
+        granted = job.plan.window or min(link.window, 64)
+        if taken - link.reported < max(1, granted // 4):
             return
         link.reported = taken
         self._outbox.send(
@@ -561,6 +663,9 @@ class Node:
             return
         state.confirmed = True
         if state.tree.up is not None:
+            if state.ready_due is not None:
+                state.ready_due = now + state.ready_interval
+                self._wake(state.ready_due)
             self._say(state, state.tree.up, Kind.DONE, down=True, round_=state.round)
             return
         self._events.append(RoundCommitted(state.job.job, state.round, state.shard.tensor, state.shard.shard))
@@ -619,17 +724,22 @@ class Node:
 
     def _burst(self, tree: Tree, link: Link, now: float) -> Transmission | None:
         """The next packets for one neighbour: what was asked for again, then the emission logs, oldest round first."""
+        up = link is tree.up
+        if not up and tree.down.get(link.bit.bit_length() - 1) is not link:
+            # replaced while the driver waited for room in a device
+            return None
         most = min(link.room, BURST)
         if most == 0:
             if link.in_flight:
                 self._wake(link.waiting_since + self.timing.retransmit_max)
             return None
-        if link.resend:
+        while link.resend:
             entries = link.take_resend(most)
-            link.retransmissions += len(entries)
             slots = np.array([self._by_row[row].slot0 + fragment for row, fragment in entries], np.int64)
-            return self._send_rows(link, slots, now)
-        up = link is tree.up
+            burst = self._send_rows(link, slots, now, up)
+            if burst is not None:
+                link.retransmissions += len(burst)
+                return burst
         states = [state for state in tree.job.shards.values() if state.tree is tree and state.round is not None]
         states.sort(key=lambda state: (state.round or 0, state.data))
         for state in states:
@@ -640,14 +750,16 @@ class Node:
                 self._produce(state, sender, most, now)
             column = ShardColumn.UP_LOGGED if up else ShardColumn.DOWN_LOGGED
             logged = int(self.memory.shards[state.row, column])
-            if sender.cursor < logged:
+            burst = None
+            while burst is None and sender.cursor < logged:
                 log = self.memory.up_log if up else self.memory.down_log
                 stop = min(sender.cursor + most, logged)
                 slots = log[state.slot0 + sender.cursor : state.slot0 + stop].astype(np.int64) + state.slot0
                 sender.cursor = stop
-                self._see_end(state, sender, now)
-                return self._send_rows(link, slots, now)
+                burst = self._send_rows(link, slots, now, up)
             self._see_end(state, sender, now)
+            if burst is not None:
+                return burst
         return None
 
     def _see_end(self, state: ShardState, sender: Sender, now: float) -> None:
@@ -656,7 +768,11 @@ class Node:
             sender.sent_due, sender.interval = now, self.timing.retransmit
             self._wake(now)
 
-    def _send_rows(self, link: Link, slots: NDArray[np.int64], now: float) -> Transmission:
+    def _send_rows(self, link: Link, slots: NDArray[np.int64], now: float, up: bool) -> Transmission | None:
+        # a slot that was emptied again holds no more than a partial sum
+        slots = slots[self.memory.state[slots] == (State.SENT if up else State.RESULT)]
+        if len(slots) == 0:
+            return None
         if link.in_flight == 0:
             link.waiting_since = now
         link.in_flight += len(slots)
@@ -684,10 +800,13 @@ class Node:
     def _encode(self, state: ShardState, first: int, stop: int, now: float) -> None:
         collective = state.collective
         assert collective is not None
+        told = collective.refused
         misfit = self._misfit[: stop - first]
-        collective.encode(state.shard, first, stop, self.memory.rows, state.slot0, misfit)
+        if not told:
+            collective.encode(state.shard, first, stop, self.memory.rows, state.slot0, misfit)
         if collective.refused:
-            self._refuse(state.job, collective)
+            if not told:
+                self._refuse(state.job, collective)
             return
         used = np.zeros(1, np.int64)
         again = np.zeros((stop - first, 4), np.int64)
@@ -726,6 +845,9 @@ class Node:
 
     def _ready_timer(self, state: ShardState, now: float) -> None:
         if state.ready_due is None or not state.waiting or state.tree.up is None:
+            return
+        if not state.confirmed and not self._is_committed(state):
+            # asking for a later round says that everything of this one is here (R4)
             return
         if state.ready_due <= now:
             self._say(state, state.tree.up, Kind.READY, down=False, round_=state.waiting[0].round & 0xFFFFFFFF)

@@ -97,6 +97,8 @@ class NodePlan:
     #: contributing ranks over all hosts: R2's n
     ranks: int
     placements: tuple[Placement, ...] = ()
+    #: fragments each neighbour may have in flight towards this node, so that it returns credit in time; 0: not known
+    window: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,30 +57,36 @@ class Link:
     retransmissions: int = 0
     #: packets taken from this neighbour that it has been told about
     reported: int = 0
+    #: plan version that made this link: credit under an older one counts another link's packets
+    since: int = 0
 
     @property
     def room(self) -> int:
         """Packets that may leave now."""
         return max(0, self.window - self.in_flight)
 
-    def credit(self, taken: int, now: float) -> None:
-        """The receiver has taken ``taken`` packets so far (modulo 2^32)."""
+    def credit(self, taken: int, now: float) -> bool:
+        """The receiver has taken ``taken`` packets so far (modulo 2^32); False if that is no news."""
         gained = (taken - self.taken) & _MASK32
-        if 0 < gained < 1 << 31:
-            self.taken = taken
-            self.in_flight = max(0, self.in_flight - gained)
-            self.waiting_since = now
+        if not 0 < gained < 1 << 31:
+            return False
+        self.taken = taken
+        self.in_flight = max(0, self.in_flight - gained)
+        self.waiting_since = now
+        return True
 
     def written_off(self, packets: int) -> None:
         """These will never be credited: the receiver has just said that they are lost."""
         self.in_flight = max(0, self.in_flight - packets)
 
-    def again(self, row: int, fragment: int) -> None:
-        """Queue one fragment for another transmission."""
+    def again(self, row: int, fragment: int) -> bool:
+        """Queue one fragment for another transmission; False if it is queued already."""
         entry = (row, fragment)
-        if entry not in self.queued:
-            self.queued.add(entry)
-            self.resend.append(entry)
+        if entry in self.queued:
+            return False
+        self.queued.add(entry)
+        self.resend.append(entry)
+        return True
 
     def take_resend(self, most: int) -> list[tuple[int, int]]:
         """Up to ``most`` queued entries, removed."""

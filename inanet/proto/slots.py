@@ -110,6 +110,8 @@ class SlotMemory:
         #: exponent asked for by EXPONENT packets of this attempt, and whether there was one
         self.exponent: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
         self.misfit: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        #: exponent that the RESTART of this attempt announced; 0 if it has that of the attempt before
+        self.announced: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
         self.logged: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
         self.up_log: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
         self.down_log: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
@@ -157,6 +159,10 @@ class SlotMemory:
         self.job_row[job] = -1
         self._free_job_rows.append(row)
 
+    def room_for_trees(self, count: int) -> bool:
+        """Whether :meth:`add_tree` can be called ``count`` times."""
+        return len(self._free_tree_rows) >= count
+
     def add_tree(self, job_row: int) -> int:
         """Row of a new tree. Raises :class:`OutOfSlots` when the table is full."""
         if not self._free_tree_rows:
@@ -199,7 +205,7 @@ class SlotMemory:
         self.shards[row, ShardColumn.TREE] = tree_row
         self.shards[row, ShardColumn.JOB] = job_row
         self.shards[row, ShardColumn.SHARD] = shard
-        self.shards[row, ShardColumn.ACTIVE] = active
+        self.shards[row, ShardColumn.ACTIVE] = active & 0xFFFFFFFF
         self.shards[row, ShardColumn.COMMITTED] = 1
         self.shards[row, ShardColumn.GROUP0] = group0
         self.state[slot0 : slot0 + count] = State.FREE

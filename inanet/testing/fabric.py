@@ -126,7 +126,7 @@ class VirtualFabric:
         )
         placement = Placement(0, up, children, tuple(self.retired.get(name, ())))
         total = sum(len(numbers) for numbers in self.ranks.values())
-        return NodePlan(self.job, self.version, self.key, total, (placement,))
+        return NodePlan(self.job, self.version, self.key, total, (placement,), self.window)
 
     def publish(self, *, attach: Sequence[str] = ()) -> None:
         """Give the current plan to all nodes."""

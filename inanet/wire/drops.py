@@ -49,8 +49,6 @@ class Drop(IntEnum):
     KERNEL_OVERFLOW = 18
     #: removed by the fault injector of phy/fault
     INJECTED = 19
-    #: the round it belongs to has failed or was abandoned
-    DEAD_ROUND = 20
 
     @property
     def label(self) -> str:

@@ -68,7 +68,8 @@ class Kind(IntEnum):
     EXPONENT = 2
     #: parent to children: the result of a fragment. With a host id: child to a root that lost its memory (R4)
     RESULT = 3
-    #: parent to children: start this fragment again with the exponent in payload word 0, as the attempt in the header
+    #: parent to children: start this fragment again with the exponent in payload word 0 (0: the one before), as the attempt
+    #: in the header
     RESTART = 4
     #: sender to receiver: everything of this round has left me (XAgg: end of send)
     SENT = 5

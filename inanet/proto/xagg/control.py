@@ -12,7 +12,7 @@ from inanet.proto.slots import CHECK, HEAD
 from inanet.wire.batch import Transmission
 from inanet.wire.xagg import CONTROL_BYTES, LOST_BYTES, ROW_BYTES, Flag, Kind
 
-_ENTRIES = 4096
+_ENTRIES = 1024
 _LOST_WORDS = LOST_BYTES // 4
 
 
@@ -26,6 +26,7 @@ class Header(NamedTuple):
     gradient: int
     round: int
     shard: int
+    plan: int
     attempt: int
     word0: int
 
@@ -42,6 +43,7 @@ def read_header(arena: NDArray[np.int32], offset: int) -> Header:
         gradient=w[2],
         round=w[3],
         shard=w[4] & 0xFFFF,
+        plan=w[4] >> 16 & 0xFF,
         attempt=w[4] >> 24,
         word0=w[6],
     )
@@ -64,7 +66,7 @@ def _seal_control(
 
 
 class Outbox:
-    """Control packets waiting to leave, in a ring of staging entries that outlives any back-pressure of a device."""
+    """Control packets waiting to leave, in staging entries that live as long as somebody has not sent them."""
 
     def __init__(self) -> None:
         self._small = np.zeros((_ENTRIES, _LOST_WORDS), np.int32)
@@ -98,8 +100,12 @@ class Outbox:
         bits: NDArray[np.uint8] | None = None,
     ) -> None:
         """Queue one packet; ``bits`` (128 bytes) is the body of a LOST."""
+        if self._next == _ENTRIES:
+            # transmissions that have not left keep the old entries alive
+            self._small = np.zeros((_ENTRIES, _LOST_WORDS), np.int32)
+            self._next = 0
         entry = self._next
-        self._next = (entry + 1) % _ENTRIES
+        self._next = entry + 1
         row = self._small[entry]
         body = 2
         if bits is not None:

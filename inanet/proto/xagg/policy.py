@@ -23,6 +23,7 @@ from inanet.proto.engine import (
     FREE,
     HEAD,
     IS_ROOT,
+    JOB,
     LIVE,
     PARENT_ENDPOINT,
     RESULT,
@@ -36,6 +37,7 @@ from inanet.proto.engine import (
     Count,
     Event,
     Tables,
+    blank,
     claim,
     emit_down,
     emit_up,
@@ -131,11 +133,15 @@ def bit_index(host: int) -> int:
 @numba.njit(types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def effective(t: Tables, tree: int, bitmap: int) -> int:
     """Bitmap with every retired id in it replaced by the ids it stands for (R5)."""
-    retired = np.uint32(t.trees[tree, RETIRED]) & bitmap
-    if retired:
+    retired = np.uint32(t.trees[tree, RETIRED])
+    done = np.uint32(0)
+    # a replacement may have retired as well: once more for what has come in
+    while bitmap & retired & ~done:
+        todo = np.uint32(bitmap & retired & ~done)
         for i in range(32):
-            if (retired >> np.uint32(i)) & np.uint32(1):
+            if (todo >> np.uint32(i)) & np.uint32(1):
                 bitmap |= t.mask[tree, i]
+        done |= todo
     return np.uint32(bitmap)
 
 
@@ -228,6 +234,39 @@ def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts:
         types.int64,
         types.int64,
         types.int64,
+        types.uint8,
+        types.int64[:, ::1],
+        types.int64[::1],
+        types.int64[::1],
+    ),
+    cache=True,
+    nogil=True, _nrt=False,
+)
+def adopt(
+    t: Tables, arena: Any, o: int, row: int, fragment: int, attempt: int, events: Any, used: Any, counts: Any
+) -> int:
+    """A result takes a slot over, whoever it comes from (R4).
+
+    One of an older attempt is the same, bit for bit, if this attempt has the exponent of the one before it.
+    """
+    slot = t.shards[row, SLOT0] + fragment
+    if not newer8(t.attempt[slot], attempt):
+        t.attempt[slot] = attempt
+    elif t.announced[slot]:
+        return STALE_ATTEMPT
+    fold(t.rows, slot, arena, o, t.shards[row, FOLD], True)
+    counts[C_RESULTS] += 1
+    emit_down(t, row, fragment, K_RESULT, events, used)
+    return OK
+
+
+@numba.njit(
+    types.int64(
+        TABLES,
+        types.int32[::1],
+        types.int64,
+        types.int64,
+        types.int64,
         types.int64,
         types.int64,
         types.int64[:, ::1],
@@ -254,13 +293,7 @@ def take_contribution(
         return DUPLICATE
     attempt = np.uint8(np.uint32(arena[o + 4]) >> np.uint32(24))
     if kind == K_RESULT:
-        if not t.trees[tree, IS_ROOT]:
-            return BAD_TYPE
-        t.attempt[slot] = attempt
-        fold(t.rows, slot, arena, o, shard[FOLD], True)
-        counts[C_RESULTS] += 1
-        emit_down(t, row, fragment, K_RESULT, events, used)
-        return OK
+        return adopt(t, arena, o, row, fragment, attempt, events, used, counts)
     if attempt != t.attempt[slot]:
         if newer8(t.attempt[slot], attempt):
             return STALE_ATTEMPT
@@ -314,13 +347,7 @@ def take_result(t: Tables, arena: Any, o: int, row: int, fragment: int, events: 
     if t.state[slot] == RESULT:
         return DUPLICATE
     attempt = np.uint8(np.uint32(arena[o + 4]) >> np.uint32(24))
-    if newer8(t.attempt[slot], attempt):
-        return STALE_ATTEMPT
-    t.attempt[slot] = attempt
-    fold(t.rows, slot, arena, o, shard[FOLD], True)
-    counts[C_RESULTS] += 1
-    emit_down(t, row, fragment, K_RESULT, events, used)
-    return OK
+    return adopt(t, arena, o, row, fragment, attempt, events, used, counts)
 
 
 @numba.njit(
@@ -367,6 +394,9 @@ def take(
     ended = w0 & np.uint32(0x1000)
     if kind == K_DATA or kind == K_EXPONENT or (kind == K_RESULT and host != 0):
         child = resolve_child(t, tree, job_row, host, source, np.uint8(w4 >> np.uint32(16)))
+        if child == -FUTURE_PLAN:
+            # dropped, but off the wire: the sender gets its credit back and repeats it
+            t.taken[tree, bit_index(host)] += 1
         if child < 0:
             return -child
         t.taken[tree, child] += 1
@@ -434,6 +464,7 @@ def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: 
         slot = shard[SLOT0] + fragment
         claim(t, slot, round_)
         wanted = misfit[fragment - first]
+        t.misfit[slot] = wanted != 0
         if wanted:
             exponent_row(t.rows, slot, wanted)
             emit_up(t, row, fragment, K_EXPONENT, events, used)
@@ -445,7 +476,7 @@ def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: 
     numba.void(TABLES, types.int64, types.int64[::1], types.uint8[::1], types.uint8[::1]), cache=True, nogil=True, _nrt=False
 )
 def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) -> None:
-    """Empty slots for a later attempt with a new exponent (R1); nobody's contribution is in them any more."""
+    """Empty slots for a later attempt with a new exponent, 0: the same one (R1); nothing is in them any more."""
     shard = t.shards[row]
     for i in range(len(fragments)):
         slot = shard[SLOT0] + fragments[i]
@@ -455,6 +486,8 @@ def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) 
         t.misfit[slot] = 0
         t.attempt[slot] = attempts[i]
         t.exponent[slot] = exponents[i]
+        t.announced[slot] = exponents[i]
+        blank(t, slot)
 
 
 @numba.njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False)
@@ -466,7 +499,34 @@ def restamp(t: Tables, row: int) -> None:
     for fragment in range(shard[COUNT_]):
         slot = shard[SLOT0] + fragment
         if t.round[slot] == round_ and t.state[slot] == SENT:
-            stamp(t, row, fragment, np.int64(np.uint32(t.rows[slot, 0]) >> np.uint32(8)) & 0xF, host)
+            stamp(t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, host)
+
+
+@numba.njit(types.int64(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
+def mend(t: Tables, row: int, fragment: int) -> int:
+    """Check a row in memory before it is sent again (R3): 0 sound, 1 its header was damaged and is written anew, 2 its
+    payload is damaged. Only for slots that are SENT or RESULT.
+    """
+    shard = t.shards[row]
+    slot = shard[SLOT0] + fragment
+    if not row_is_sound(t.rows, slot):
+        return 2
+    r = t.rows[slot]
+    tag = tag_of(
+        np.uint32(r[0]),
+        np.uint32(r[1]),
+        np.uint32(r[2]),
+        np.uint32(r[3]),
+        np.uint32(r[4]),
+        t.keys[shard[JOB]],
+    )
+    if tag == np.uint32(r[5]):
+        return 0
+    if t.state[slot] == RESULT:
+        stamp(t, row, fragment, K_RESULT, np.uint32(0))
+    else:
+        stamp(t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, np.uint32(t.trees[shard[TREE], BIT]))
+    return 1
 
 
 @numba.njit(
