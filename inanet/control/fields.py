@@ -125,6 +125,7 @@ def check_plan(plan: NodePlan) -> NodePlan:
     _in_range("version", plan.version, 1, (1 << 63) - 1)
     _in_range("key", plan.key, 0, (1 << 64) - 1)
     _in_range("ranks", plan.ranks, 1, MAX_RANKS)
+    _in_range("window", plan.window, 0, (1 << 31) - 1)
     for place in plan.placements:
         _check_placement(place, plan.version)
     _need(len({place.tree for place in plan.placements}) == len(plan.placements), "a tree has two placements")

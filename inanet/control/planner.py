@@ -163,7 +163,8 @@ class Planner:
                     tuple(Retired(bit, mask) for bit, (mask, _) in sorted(ids.retired.items())),
                 )
             )
-        return NodePlan(self.job, self.version, self.key, self.ranks, tuple(placements))
+        own = stations(name).window
+        return NodePlan(self.job, self.version, self.key, self.ranks, tuple(placements), own)
 
     def _parent(self, tree: int, name: str, parent: str, stations: Callable[[str], Station]) -> Parent:
         station = stations(parent)
