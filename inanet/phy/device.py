@@ -23,7 +23,11 @@ class Device(Protocol):
 
     @property
     def rx_budget(self) -> int:
-        """Fragments that may be queued for this device before packets are lost; windows are shares of it."""
+        """Fragments that may be queued for this device before packets are lost; windows are shares of it.
+
+        Counted in the largest units the device receives: sockets with segmentation offload hold fewer
+        fragments that arrive one by one.
+        """
         ...
 
     def fileno(self) -> int:

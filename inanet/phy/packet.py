@@ -18,7 +18,7 @@ from inanet.phy.frames import FrameTable
 from inanet.phy.interfaces import Neighbours, examine
 from inanet.phy.mmsg import HEADER_WORDS, ReceiveTable, address_in_memory, request_buffer, transmit
 from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
-from inanet.phy.udp import FRAGMENTS, MAX_PAYLOAD, SEGMENTS, SUPERFRAMES, UdpDevice
+from inanet.phy.udp import FRAGMENTS, MAX_PAYLOAD, SEGMENTS, SUPERFRAMES, TRUESIZE, UdpDevice
 from inanet.phy.vnet import ETHERNET_BYTES, FRAME_BYTES, Unpacker, is_group
 from inanet.wire.batch import I64, PacketBatch, Transmission
 from inanet.wire.endpoint import address_of, show
@@ -29,8 +29,6 @@ PACKET_IGNORE_OUTGOING = 23
 ETH_P_IP = 0x0800
 #: receive buffer of the socket that holds the port; its filter lets nothing into it
 _LEAST_BUFFER = 4096
-#: what the kernel charges a receive buffer for a super-frame of 62 fragments (measured on loopback and veth)
-TRUESIZE = 67_000
 
 
 def open_packet_socket() -> socket.socket:
