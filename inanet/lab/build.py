@@ -15,10 +15,12 @@ from typing import Any
 
 from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
+from pyroute2.netlink.rtnl import TC_H_ROOT
 
 from inanet.control.exits import Failure
 from inanet.lab import namespaces, remains
 from inanet.lab.layout import (
+    HOST_INTERFACE,
     Bridge,
     Interface,
     Namespace,
@@ -216,12 +218,14 @@ def _(operation: Shaper, netlink: IPRoute) -> None:
             latency=round(operation.latency * 1e6),
         )
     elif _tbf(netlink, index) is not None:
-        netlink.tc("del", index=index, handle=_TBF_HANDLE)
+        netlink.tc("del", index=index, parent=TC_H_ROOT)
 
 
 @ensure.register
 def _(operation: Route, netlink: IPRoute) -> None:
-    if len(operation.gateways) == 1:
+    if not operation.gateways:
+        netlink.route("replace", dst=operation.network, oif=_index(netlink, HOST_INTERFACE))
+    elif len(operation.gateways) == 1:
         netlink.route("replace", dst=operation.network, gateway=operation.gateways[0])
     else:
         hops = [{"gateway": gateway} for gateway in operation.gateways]

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import sys
+import tomllib
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,19 +157,18 @@ def _show(label: str, line: str) -> None:
 
 def _overrides(settings: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Sections of keys from ``section.key=value``. Raises ``click.UsageError``."""
-    import tomllib
-
     overrides: dict[str, dict[str, Any]] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
         section, dot, name = key.partition(".")
         if not (equals and dot and section and name):
             raise click.UsageError(f"--set {setting}: write it like --set 'node.memory=\"2 GiB\"'")
+        keys = overrides.setdefault(section, {})
         try:
-            overrides.setdefault(section, {})[name] = tomllib.loads(f"value = {value}")["value"]
+            keys[name] = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             # quotes that the shell has taken away
-            overrides[section][name] = value
+            keys[name] = value
     return overrides
 
 

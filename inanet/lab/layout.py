@@ -75,11 +75,13 @@ class Shaper:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Packets to a network (CIDR text) leave to any of the gateways, each flow to one of them."""
+    """Packets to a network (CIDR text) leave to any of the gateways, each flow to one of them; without
+    gateways by :data:`HOST_INTERFACE`.
+    """
 
     namespace: str
     network: str
-    gateways: tuple[str, ...]
+    gateways: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +141,8 @@ def _host(topology: Topology, lab: str, host: Host, cidr: str) -> Iterator[Opera
     here = namespace(lab, host.name)
     yield Interface(here, HOST_INTERFACE, host.link.mtu, address=cidr)
     yield _shaper(here, HOST_INTERFACE, host.link)
+    # without a route the kernel refuses to send to a group unless the socket names an interface
+    yield Route(here, "224.0.0.0/4")
     if topology.fabric == "routed":
         gateway = ipaddress.IPv4Interface(cidr).network[_GATEWAY]
         yield Route(here, "0.0.0.0/0", (str(gateway),))
