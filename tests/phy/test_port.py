@@ -160,7 +160,7 @@ def test_udp_super_frames_pass_whole(wire: Wire, stack: ExitStack) -> None:
     offsets = np.arange(2000, dtype=np.int64) * ROW
     with wire.forwarding():
         # while it resolves a neighbour, the kernel holds three super-frames and discards the rest
-        echo(wire.left, RIGHT, b"resolve")
+        echo(wire.left, RIGHT, b"resolves")
         carry(sender, receiver, Transmission(receiver.endpoint, numbered(2000, ROW), offsets, ROW))
     assert receiver.counters()["rx_superframes"] == sender.counters()["tx_superframes"]
     # bursts of 237 packets: three full super-frames and a rest, eight times; then one and a rest
