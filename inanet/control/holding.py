@@ -1,8 +1,8 @@
 """The moment in which an aggregator may come back into the tree: no packet of any round is on its way (R5).
 
-Hosts are asked to begin no round from a certain one on. When all have said that they hold, and everything begun is
-finished and confirmed, the plan may change as if the job started. Hosts must not be held for long: if the moment does
-not come soon, they go on, and it is tried again later.
+Hosts are asked to begin no round from a certain one on. When all have said that they hold, and everything
+begun is finished and confirmed, the plan may change as if the job started. Hosts must not be held for long:
+if the moment does not come soon, they go on, and it is tried again later.
 """
 
 from collections.abc import Collection
@@ -31,7 +31,7 @@ class _Attempt:
 
 
 class Holding:
-    """Aggregators that wait for that moment, and the attempt that is being made. ``seconds``: how long hosts hold."""
+    """Aggregators that wait for that moment, and the attempt being made. ``seconds``: how long hosts hold."""
 
     def __init__(self, ledger: RoundLedger, seconds: float) -> None:
         self._ledger = ledger

@@ -79,7 +79,7 @@ class RoundLedger:
 
     @property
     def quiet(self) -> bool:
-        """Whether no packet of any round is on its way: what has been begun is finished and confirmed by all."""
+        """Whether no packet of any round is on its way: all that was begun is finished and confirmed."""
         return not self._rounds and not self._settling
 
     def enter(self, host: str, number: int, now: float, seconds: float) -> Round | None:

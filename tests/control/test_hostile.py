@@ -1,4 +1,4 @@
-"""Peers that know the token and say anything: the coordinator never raises, and what it says is always sendable."""
+"""Peers that know the token may say anything: the coordinator never raises, what it says can be sent."""
 
 import pytest
 from hypothesis import given, settings
