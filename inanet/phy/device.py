@@ -5,7 +5,7 @@ until the device takes fewer packets than it was offered; then it waits for what
 :meth:`Device.retry_fileno` says and goes on from there.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -81,6 +81,23 @@ class Device(Protocol):
         ...
 
 
+@runtime_checkable
+class GroupReceiver(Protocol):
+    """A device that can receive what is sent to a multicast group, in the same stream as its own packets."""
+
+    def join(self, group: int) -> int | None:
+        """Receive packets to ``group``, an endpoint; their source is the endpoint of whoever sent them.
+
+        Returns a descriptor that must be watched beside the device's own until the group is left, or ``None``.
+        Raises ``ValueError`` for an address that is no group.
+        """
+        ...
+
+    def leave(self, group: int) -> None:
+        """Undo :meth:`join`; stop watching the descriptor first."""
+        ...
+
+
 def check_transmission(transmission: Transmission) -> None:
     """Refuse what would read outside the arena.
 
@@ -116,3 +133,8 @@ def aligned_offsets(lengths: I64) -> tuple[I64, int]:
     padded = (lengths + 3) & ~np.int64(3)
     ends = np.cumsum(padded)
     return ends - padded, int(ends[-1]) if len(ends) else 0
+
+
+def is_group(endpoint: int) -> bool:
+    """Whether an endpoint's address is an IPv4 multicast group (224.0.0.0/4)."""
+    return endpoint >> 44 == 0xE

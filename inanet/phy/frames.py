@@ -6,6 +6,7 @@ The frame layout is that of :mod:`inanet.phy.vnet`.
 import numba
 import numpy as np
 
+from inanet.phy.device import is_group
 from inanet.phy.mmsg import address_in_memory
 from inanet.phy.vnet import (
     ETHERNET_BYTES,
@@ -17,7 +18,6 @@ from inanet.phy.vnet import (
     UDP,
     UDP_BYTES,
     internet_sum,
-    is_group,
     put16,
 )
 from inanet.wire.batch import I64, U8, U64

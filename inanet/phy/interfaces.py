@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from inanet.phy.vnet import is_group
+from inanet.phy.device import is_group
 
 _SIOCGIFFLAGS = 0x8913
 _SIOCGIFMTU = 0x8921

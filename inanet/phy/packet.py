@@ -14,12 +14,13 @@ from collections.abc import Callable
 import numpy as np
 
 from inanet.phy.bpf import DROP_ALL, attach, udp_filter
+from inanet.phy.device import is_group
 from inanet.phy.frames import FrameTable
 from inanet.phy.interfaces import Neighbours, examine
 from inanet.phy.mmsg import HEADER_WORDS, ReceiveTable, address_in_memory, request_buffer, transmit
 from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
 from inanet.phy.udp import FRAGMENTS, MAX_PAYLOAD, SEGMENTS, SUPERFRAMES, TRUESIZE, UdpDevice
-from inanet.phy.vnet import ETHERNET_BYTES, FRAME_BYTES, Unpacker, is_group
+from inanet.phy.vnet import ETHERNET_BYTES, FRAME_BYTES, Unpacker
 from inanet.wire.batch import I64, PacketBatch, Transmission
 from inanet.wire.endpoint import address_of, show
 

@@ -9,6 +9,7 @@ import socket
 
 import numpy as np
 
+from inanet.phy.device import is_group
 from inanet.phy.mmsg import (
     IP_MTU_DISCOVER,
     IP_PMTUDISC_DO,
@@ -17,14 +18,17 @@ from inanet.phy.mmsg import (
     ReceiveTable,
     SendTable,
     expand,
+    kernel_drops,
     request_buffer,
     segment_sizes,
+    system_error,
 )
 from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
 from inanet.wire.batch import PacketBatch
-from inanet.wire.endpoint import endpoint
+from inanet.wire.endpoint import address_of, endpoint, show
 from inanet.wire.xagg import ROW_BYTES
 
+_IP_MULTICAST_ALL = 49
 #: super-frames per system call
 SUPERFRAMES = 32
 #: segments of a super-frame; kernels before 6.9 take no more
@@ -42,8 +46,8 @@ class UdpDevice(SocketDevice):
 
     Binds to loopback unless told otherwise; port 0 lets the kernel choose. ``rcvbuf`` and ``sndbuf`` are
     bytes as in ``setsockopt`` (the kernel grants twice that, within ``net.core.rmem_max``/``wmem_max`` for
-    unprivileged users). ``reuse`` lets several sockets bind one multicast group and port. Raises ``OSError``
-    naming the address when binding fails.
+    unprivileged users). Sends to multicast groups as to any endpoint, in super-frames; see :meth:`join` for
+    receiving. Raises ``OSError`` naming the address when binding fails.
     """
 
     headroom = 28
@@ -56,12 +60,9 @@ class UdpDevice(SocketDevice):
         *,
         rcvbuf: int = RCVBUF,
         sndbuf: int = SNDBUF,
-        reuse: bool = False,
     ) -> None:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
-            if reuse:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             request_buffer(sock, SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf)
             request_buffer(sock, SO_SNDBUFFORCE, socket.SO_SNDBUF, sndbuf)
             # never fragment: a lost IP fragment would cost the whole packet, and a wrong MTU should be heard
@@ -71,6 +72,10 @@ class UdpDevice(SocketDevice):
                 sock.bind((address, port))
             except OSError as error:
                 raise OSError(error.errno, f"cannot bind UDP {address}:{port}: {error.strerror}") from error
+            # groups: out of the interface that peers know, no further than the segment, to members on this host too
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
             merging = _merge_on_receive(sock)
             super().__init__(
                 sock,
@@ -83,6 +88,9 @@ class UdpDevice(SocketDevice):
             sock.close()
             raise
         self._counts["gro"] = int(merging)
+        #: sockets of joined groups, by endpoint, and which socket is read next
+        self._groups: dict[int, socket.socket] = {}
+        self._turn = 0
 
     @property
     def rx_budget(self) -> int:
@@ -98,37 +106,96 @@ class UdpDevice(SocketDevice):
         return max(self.rcvbuf // TRUESIZE, 1) * FRAGMENTS
 
     def _unpack(self, count: int) -> PacketBatch:
-        table = self._in
-        total = int(segment_sizes(table.headers, table.words, table.control, count, table.sizes))
-        offsets, lengths = np.empty(total, np.int64), np.empty(total, np.int64)
-        sources = np.empty(total, np.uint64)
-        expand(table.headers, table.names, count, table.stride, table.sizes, offsets, lengths, sources)
-        return self._received(PacketBatch(table.arena, offsets, lengths, sources), count)
+        return self._received(unpack(self._in, count), count)
 
-    def join_group(self, group: str, interface: str) -> None:
-        """Receive what is sent to a multicast group, and send to groups, through the interface with this
-        address.
+    def receive(self) -> PacketBatch | None:
+        """One ``recvmmsg`` on this socket or, in turn, on that of a group that was joined.
 
-        The device must be bound to the group itself or to 0.0.0.0: Linux delivers by destination, so a socket
-        bound to a unicast address never gets multicast. Raises ``ValueError`` in that case and ``OSError``
-        for an interface that does not exist.
+        Packets to a group have the endpoint of whoever sent them as their source, as any others.
         """
-        bound = self._socket.getsockname()[0]
-        if bound not in (group, "0.0.0.0"):
+        sockets = len(self._groups) + 1
+        for _ in range(sockets):
+            turn, self._turn = self._turn, (self._turn + 1) % sockets
+            batch = super().receive() if turn == 0 else self._receive_group(list(self._groups)[turn - 1])
+            if batch is not None:
+                return batch
+        return None
+
+    def _receive_group(self, group: int) -> PacketBatch | None:
+        count = self._in.receive(self._groups[group].fileno())
+        if count < 0:
+            raise system_error(-count, f"receiving at {show(group)}")
+        return self._unpack(count) if count else None
+
+    def join(self, group: int) -> int:
+        """Receive what is sent to ``group``, an endpoint, through the interface that has this device's address.
+
+        Linux delivers by destination, and a socket bound to a unicast address never gets multicast: so a group is a
+        second socket. Returns its descriptor, **which must be watched beside** :meth:`fileno`;
+        :meth:`receive` reads both. Its buffer is its own, as large as this device's. Joining twice is one
+        membership. Raises ``ValueError`` for an address that is no group and ``OSError`` naming the group.
+        """
+        if not is_group(group):
             raise ValueError(
-                f"device bound to {bound} cannot receive group {group}: bind to {group} or 0.0.0.0"
+                f"{show(group)} is not a multicast group; groups are 224.0.0.0 to 239.255.255.255"
             )
-        own = socket.inet_aton(interface)
-        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, socket.inet_aton(group) + own)
-        self.send_groups_through(interface)
+        if group not in self._groups:
+            self._groups[group] = _group_socket(group, address_of(self._endpoint)[0], self.rcvbuf // 2)
+        return self._groups[group].fileno()
 
-    def send_groups_through(self, interface: str) -> None:
-        """Send multicast through the interface with this address, one hop far, to members on this host as
-        well.
-        """
-        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(interface))
-        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
-        self._socket.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
+    def leave(self, group: int) -> None:
+        """Undo :meth:`join`; stop watching the descriptor first. Raises ``KeyError`` if it was not joined."""
+        sock = self._groups.pop(group)
+        self._turn = 0
+        self._overflow += kernel_drops(sock)
+        sock.close()
+
+    def counters(self) -> dict[str, int]:
+        """As for all sockets; ``kernel_overflow`` is that of this socket and all groups together."""
+        counters = super().counters()
+        counters["kernel_overflow"] += sum(kernel_drops(sock) for sock in self._groups.values())
+        return counters
+
+    def close(self) -> None:
+        """Close all sockets; counters stay readable."""
+        for group in list(self._groups):
+            self.leave(group)
+        super().close()
+
+
+def _group_socket(group: int, interface: str, rcvbuf: int) -> socket.socket:
+    """A socket that receives a group's packets from the interface with this address; others may join as well."""
+    address, port = address_of(group)
+    sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        request_buffer(sock, SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf)
+        try:
+            sock.bind((address, port))
+            membership = socket.inet_aton(address) + socket.inet_aton(interface)
+            sock.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, membership)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"cannot join {address}:{port} on the interface with {interface}: {error.strerror}",
+            ) from error
+        # only this interface's memberships count, not those of other sockets on this host
+        sock.setsockopt(socket.IPPROTO_IP, _IP_MULTICAST_ALL, 0)
+        _merge_on_receive(sock)
+        sock.setblocking(False)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def unpack(table: ReceiveTable, count: int) -> PacketBatch:
+    """The packets of ``count`` received datagrams and super-frames."""
+    total = int(segment_sizes(table.headers, table.words, table.control, count, table.sizes))
+    offsets, lengths = np.empty(total, np.int64), np.empty(total, np.int64)
+    sources = np.empty(total, np.uint64)
+    expand(table.headers, table.names, count, table.stride, table.sizes, offsets, lengths, sources)
+    return PacketBatch(table.arena, offsets, lengths, sources)
 
 
 def _merge_on_receive(sock: socket.socket) -> bool:

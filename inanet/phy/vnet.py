@@ -219,8 +219,3 @@ class Unpacker:
     def counters(self) -> dict[str, int]:
         """Frames refused so far, by reason: ``rx_malformed``, ``rx_foreign``, ``rx_bad_checksum``."""
         return {f"rx_{reason.name.lower()}": int(self._refused[reason]) for reason in Refusal}
-
-
-def is_group(endpoint: int) -> bool:
-    """Whether an endpoint's address is an IPv4 multicast group (224.0.0.0/4)."""
-    return endpoint >> 44 == 0xE

@@ -1,7 +1,10 @@
 """Base of the decorators: a device around a device that passes everything on unchanged."""
 
-from inanet.phy.device import Device
+import errno
+
+from inanet.phy.device import Device, GroupReceiver
 from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.endpoint import show
 
 
 class Wrapper:
@@ -35,6 +38,23 @@ class Wrapper:
     def retry_fileno(self) -> int | None:
         """See :meth:`inanet.phy.device.Device.retry_fileno`."""
         return self._device.retry_fileno()
+
+    def join(self, group: int) -> int | None:
+        """See :meth:`inanet.phy.device.GroupReceiver.join`. Raises ``OSError`` if the wrapped device cannot."""
+        return self._group_receiver(group).join(group)
+
+    def leave(self, group: int) -> None:
+        """See :meth:`inanet.phy.device.GroupReceiver.leave`."""
+        self._group_receiver(group).leave(group)
+
+    def _group_receiver(self, group: int) -> GroupReceiver:
+        if not isinstance(self._device, GroupReceiver):
+            raise OSError(
+                errno.EOPNOTSUPP,
+                f"{type(self._device).__name__} at {show(self.endpoint)} cannot receive the group {show(group)}: "
+                "use unicast, or the udp device",
+            )
+        return self._device
 
     def timer(self) -> float | None:
         """See :meth:`inanet.phy.device.Device.timer`."""

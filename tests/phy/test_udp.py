@@ -13,9 +13,10 @@ from pyroute2 import IPRoute
 
 from inanet.phy.mmsg import SOL_UDP, UDP_SEGMENT, SendTable
 from inanet.phy.udp import FRAGMENTS, TRUESIZE, UdpDevice
+from inanet.phy.wrapper import Wrapper
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import address_of, endpoint
-from tests.phy.helpers import DEADLINE, carry, closed_port, contents, numbered, read_until
+from tests.phy.helpers import DEADLINE, ScriptedDevice, carry, closed_port, contents, numbered, read_until
 
 OpenUdp = Callable[..., UdpDevice]
 ROW = 1052
@@ -298,20 +299,86 @@ def test_closing(open_udp: OpenUdp) -> None:
         device.send(rows(closed_port(), 1))
 
 
-def test_groups(open_udp: OpenUdp) -> None:
-    group = "239.255.73.1"
-    first = open_udp(group, 0, reuse=True)
-    port = address_of(first.endpoint)[1]
-    second = open_udp(group, port, reuse=True)
-    for member in (first, second):
-        member.join_group(group, "127.0.0.1")
-    sender = open_udp()
-    sender.send_groups_through("127.0.0.1")
-    transmission = rows(endpoint(group, port), 150)
-    assert sender.send(transmission) == 150
-    for member in (first, second):
-        got = read_until(member, 150)
-        assert [packet for _, packet in got] == contents(transmission)
-        assert {source for source, _ in got} == {sender.endpoint}
-    with pytest.raises(ValueError, match="bind to 239"):
-        sender.join_group(group, "127.0.0.1")
+def receive_all(device: UdpDevice, descriptors: list[int], count: int) -> list[tuple[int, bytes]]:
+    """As read_until, watching several descriptors."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    got: list[tuple[int, bytes]] = []
+    while len(got) < count:
+        assert poll.poll(DEADLINE * 1000), f"{len(got)} of {count}: {device.counters()}"
+        while (batch := device.receive()) is not None:
+            got += zip(map(int, batch.sources), contents(batch), strict=True)
+    return got
+
+
+def test_groups_and_own_packets_come_in_one_stream(open_udp: OpenUdp) -> None:
+    members = [open_udp(), open_udp()]
+    parent, other = open_udp(), open_udp()
+    group = free_group()
+    joined = [member.join(group) for member in members]
+    assert [member.join(group) for member in members] == joined
+    down, direct = rows(group, 150), numbered(70, 36, 9)
+    assert parent.send(down) == 150
+    for member in members:
+        repairs = Transmission(member.endpoint, direct, np.arange(70, dtype=np.int64) * 36, 36)
+        assert other.send(repairs) == parent.send(repairs) == 70
+    for member, descriptor in zip(members, joined, strict=True):
+        got = receive_all(member, [member.fileno(), descriptor], 290)
+        assert member.receive() is None
+        # super-frames arrive as such, and who sent a packet is known whatever it was sent to
+        assert [p for source, p in got if source == parent.endpoint and len(p) == ROW] == contents(down)
+        assert sum(source == parent.endpoint for source, _ in got) == 220
+        assert sum(source == other.endpoint for source, _ in got) == 70
+        assert member.counters()["rx_superframes"] == 5
+        assert member.counters()["rx_packets"] == 290
+    assert parent.counters()["tx_superframes"] == 3 + 4 // 2
+
+
+def test_after_leaving_a_group_nothing_more_comes_of_it(open_udp: OpenUdp) -> None:
+    member, stays, sender, group = open_udp(), open_udp(), open_udp(), free_group()
+    member.join(group)
+    descriptor = stays.join(group)
+    member.leave(group)
+    assert sender.send(rows(group, 10)) == 10
+    assert len(receive_all(stays, [descriptor], 10)) == 10
+    assert member.receive() is None
+    carry(sender, member, rows(member.endpoint, 10))
+    with pytest.raises(KeyError):
+        member.leave(group)
+
+
+def test_drops_of_a_group_are_counted(open_udp: OpenUdp) -> None:
+    member, sender, group = open_udp(rcvbuf=1), open_udp(), free_group()
+    descriptor = member.join(group)
+    assert sender.send(rows(group, 62 * 8)) == 62 * 8
+    arrived = len(receive_all(member, [descriptor], 62))
+    lost = 8 - arrived // 62
+    assert member.counters()["kernel_overflow"] == lost > 0
+    member.leave(group)
+    assert member.counters()["kernel_overflow"] == lost
+    member.close()
+    assert member.counters()["kernel_overflow"] == lost
+
+
+def test_what_is_no_group_cannot_be_joined(open_udp: OpenUdp) -> None:
+    device = open_udp()
+    for address in ("127.0.0.1", "223.255.255.255", "240.0.0.0"):
+        with pytest.raises(ValueError, match="is not a multicast group"):
+            device.join(endpoint(address, 7000))
+
+
+def free_group() -> int:
+    """A group endpoint with a port that nobody uses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("239.255.73.1", 0))
+        return endpoint(*probe.getsockname())
+
+
+def test_decorators_pass_groups_on(open_udp: OpenUdp) -> None:
+    wrapped = Wrapper(open_udp())
+    group = free_group()
+    assert wrapped.join(group) is not None
+    wrapped.leave(group)
+    with pytest.raises(OSError, match=r"ScriptedDevice at 127\.0\.0\.1:7000 cannot receive the group 239\."):
+        Wrapper(ScriptedDevice()).join(group)
