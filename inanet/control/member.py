@@ -357,6 +357,10 @@ class Member:
             view = self._jobs.get(message.job)
             if view is not None and view.layouts.pop(message.tensor, None) is not None:
                 self.node.drop_layout(message.job, message.tensor)
+            for opened in self._opened.values():
+                if opened.tensor == message.tensor:
+                    # begun meanwhile: it goes to the node again with the layout that follows
+                    opened.tensor = None
         elif isinstance(message, Hold):
             self._hold_before = message.before
             self._out.append(Held(job=message.job, nonce=message.nonce))
