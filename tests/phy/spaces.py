@@ -3,6 +3,7 @@
 import ctypes
 import os
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TypeVar
@@ -10,6 +11,7 @@ from typing import TypeVar
 from pyroute2 import IPRoute
 
 from tests.phy.conftest import CLONE_NEWNET, lacking
+from tests.phy.helpers import DEADLINE
 
 Answer = TypeVar("Answer")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -92,3 +94,15 @@ def cable(
 
     one.run(make)
     other.run(lambda: other.setup(other_name, other_address))
+    one.run(lambda: _await_carrier(name))
+    other.run(lambda: _await_carrier(other_name))
+
+
+def _await_carrier(name: str) -> None:
+    """The kernel starts queues in the background when a cable is plugged in, and loses what is sent before."""
+    end = time.monotonic() + DEADLINE
+    with IPRoute() as netlink:
+        index = netlink.link_lookup(ifname=name)[0]
+        while netlink.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
+            if time.monotonic() > end:
+                raise AssertionError(f"{name} does not come up")

@@ -330,9 +330,10 @@ def test_groups_and_own_packets_come_in_one_stream(open_udp: OpenUdp) -> None:
         assert [p for source, p in got if source == parent.endpoint and len(p) == ROW] == contents(down)
         assert sum(source == parent.endpoint for source, _ in got) == 220
         assert sum(source == other.endpoint for source, _ in got) == 70
-        assert member.counters()["rx_superframes"] == 5
+        assert member.counters()["rx_superframes"] == 3 + 2 + 2
         assert member.counters()["rx_packets"] == 290
-    assert parent.counters()["tx_superframes"] == 3 + 4 // 2
+    # the down direction left once, however many members there are
+    assert parent.counters()["tx_superframes"] == 3 + 2 * 2
 
 
 def test_after_leaving_a_group_nothing_more_comes_of_it(open_udp: OpenUdp) -> None:
