@@ -439,6 +439,10 @@ class Node:
         if state.round is None or is_newer(h.round, state.round):
             if child < 0 or not self._open_for(state, h.round):
                 stale = self._is_over(state, h.round)
+                if stale and child < 0:
+                    # these slots were made after that round: nothing below can lack a result of it
+                    self._say(state, link, Kind.DONE, down=True, round_=h.round)
+                    return
                 self._drop(Drop.STALE_ROUND if stale else Drop.NOT_OPEN)
                 return
         receiver = state.from_children.get(child) if child >= 0 else state.from_parent
