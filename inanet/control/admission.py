@@ -100,8 +100,11 @@ class Admission:
 
     def _check_role(self, hello: Hello) -> None:
         known: Collection[str] = self._topology.roots
-        if hello.role != "ps":
-            known = self._topology.workers if hello.role == "worker" else self._topology.aggregators
+        if hello.role == "worker":
+            known = self._topology.workers
+        elif hello.role == "aggregator":
+            # further roots are aggregators: a fabric has one coordinator, in its first parameter server
+            known = {*self._topology.aggregators, *self._topology.roots}
         if hello.name not in known:
             names = listing(sorted(known)[:20]) or "none"
             raise Refused(f"{hello.role} {hello.name!r} is not in the topology; that role has {names}")
