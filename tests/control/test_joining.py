@@ -135,7 +135,7 @@ def test_hosts_with_several_ranks_join_as_one() -> None:
         ({"token": "wröng"}, "has another token"),
         ({"name": "w77"}, "worker 'w77' is not in the topology; that role has w0, w1, w2 and w3"),
         ({"name": "a0"}, "worker 'a0' is not in the topology"),
-        ({"role": "aggregator"}, "aggregator 'w1' is not in the topology; that role has a0 and a1"),
+        ({"role": "aggregator"}, "aggregator 'w1' is not in the topology; that role has a0, a1 and ps"),
         ({"role": "ps"}, "ps 'w1' is not in the topology"),
         ({"ranks": ()}, "brings no rank"),
         ({"ranks": (1, 1)}, "names a rank twice"),
