@@ -61,7 +61,8 @@ def tcp(world: int, directory: Path, message: int) -> Iterator[Team]:
     port_file = directory / f"tcp-{message}"
     module = "inanet.bench.peers.tcp"
     server = subprocess.Popen(
-        python(module, "server", str(port_file), str(world), str(message)), env=python_environment()
+        python(module, "server", str(port_file), str(world), str(message), "127.0.0.1", "stream"),
+        env=python_environment(),
     )
     try:
         stop = time.monotonic() + START

@@ -7,7 +7,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,17 @@ def serve(
         print(json.dumps(answer), flush=True)
 
 
+class Sample(NamedTuple):
+    """One all-reduce, as measured."""
+
+    #: of the slowest rank, from the barrier on
+    seconds: float
+    #: processor time of all ranks and helpers
+    cpu: float
+    #: that of the helpers alone
+    helped: float
+
+
 @dataclass(slots=True)
 class Team:
     """All ranks of one peer, seen from the parent."""
@@ -63,8 +75,9 @@ class Team:
         """Raises :class:`Failure` naming the peer if a rank does not start."""
         self._answers(deadline, "starting")
 
-    def run(self, size: int, deadline: float = 120.0) -> tuple[float, float]:
-        """One all-reduce: seconds of the slowest rank, processor seconds of all ranks and helpers."""
+    def run(self, size: int, deadline: float = 120.0) -> Sample:
+        """One all-reduce of ``size`` bytes. Raises :class:`Failure` for a wrong sum, or for a rank that ends or is
+        not done in ``deadline`` seconds."""
         before = sum(cpu_seconds(pid) for pid in self.helpers)
         for process in self.processes:
             assert process.stdin is not None
@@ -74,7 +87,7 @@ class Team:
         helped = sum(cpu_seconds(pid) for pid in self.helpers) - before
         if any("wrong" in answer for answer in answers):
             raise Failure(f"{self.name}: wrong sum for {size} B")
-        return max(a["seconds"] for a in answers), sum(a["cpu"] for a in answers) + helped
+        return Sample(max(a["seconds"] for a in answers), sum(a["cpu"] for a in answers) + helped, helped)
 
     def _answers(self, deadline: float, what: str) -> list[dict[str, Any]]:
         stop = time.monotonic() + deadline
@@ -117,9 +130,7 @@ class Team:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its threads so far."""
-    import os
-    from pathlib import Path
-
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time of a process's threads so far, to the nanosecond; user and system time together."""
+    return (
+        sum(int(task.read_text().split()[0]) for task in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+    )

@@ -1,10 +1,12 @@
 """Sums over TCP in a server process: a plain parameter server, and TCP-Agg with messages of any size.
 
-Every rank has one connection with TCP_NODELAY. It sends its tensor in messages; the server adds message k of all ranks
-as it comes and sends the sum back when it has all of them, so that sending, adding and receiving overlap. The loops are
-compiled and call the C library's ``recv`` and ``send`` themselves: no Python runs per message, on either side.
+Every rank has one connection with TCP_NODELAY. It sends its tensor in messages; the server adds what comes and sends
+sums back once it has them from all ranks, so that sending, adding and receiving overlap. A *plain* parameter server
+waits for the whole tensor of every rank first: push, then pull. The loops are compiled and call the C library's ``recv``
+and ``send`` themselves: no Python runs per message, on either side. A message is what one ``send`` carries; one ``recv``
+takes as many as there are, for nothing forces a good TCP server to ask for them one by one.
 
-``server PORT_FILE WORLD MESSAGE`` or ``rank RANK WORLD HOST PORT MESSAGE`` (message in bytes).
+``server PORT_FILE WORLD MESSAGE HOST stream|plain`` or ``rank RANK WORLD HOST PORT MESSAGE`` (message in bytes).
 """
 
 import ctypes
@@ -31,19 +33,42 @@ _poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
 _poll.restype = ctypes.c_int
 _DONTWAIT, _NOSIGNAL = 0x40, 0x4000
 _POLLIN, _POLLOUT = 1, 4
+#: Milliseconds without a byte after which the other side counts as gone; the parent has a deadline of its own.
+_PATIENCE = 120_000
+#: Bytes the server asks for at once: fits the cache of a core beside the sums they are added to.
+_INBOX = 1 << 18
 
 
 @numba.njit(nogil=True)
-def _serve_round(fds: Any, polls: Any, total: int, message: int, sums: Any, inbox: Any) -> int:
-    """One all-reduce of ``total`` floats: receive, add, send back, for all ranks at once; 0, or -1 if a rank is gone."""
+def _add(sums: Any, front: int, inbox: Any, first: int, count: int) -> int:
+    """Add ``count`` received values from index ``first`` on; those from ``front`` on are the first of this round and
+    replace what is there. Returns the new front."""
+    values = inbox[: count * 4].view(np.float32)
+    old = min(max(front - first, 0), count)
+    target = sums[first : first + old]
+    source = values[:old]
+    for j in range(len(target)):
+        target[j] += source[j]
+    sums[first + old : first + count] = values[old:]
+    return max(front, first + count)
+
+
+@numba.njit(nogil=True)
+def _serve_round(fds: Any, polls: Any, total: int, message: int, plain: bool, sums: Any, inbox: Any) -> int:
+    """One all-reduce of ``total`` floats: receive, add, send back, for all ranks at once; 0, or -1 if a rank is gone.
+
+    ``inbox`` is uint8[ranks, bytes]; the head of a row holds the bytes of a value that has not come as a whole.
+    """
     world = len(fds)
     size = total * 4
     got = np.zeros(world, np.int64)
     sent = np.zeros(world, np.int64)
     added = np.zeros(world, np.int64)
-    done = 0
+    front = done = 0
     while done < world:
         complete = added.min() * 4
+        if plain and complete < size:
+            complete = 0
         for i in range(world):
             polls[i, 0] = fds[i]
             events = 0
@@ -52,34 +77,28 @@ def _serve_round(fds: Any, polls: Any, total: int, message: int, sums: Any, inbo
             if sent[i] < complete:
                 events |= _POLLOUT
             polls[i, 1] = events
-        if _poll(polls.ctypes, world, 10000) <= 0:
+        if _poll(polls.ctypes, world, _PATIENCE) <= 0:
             return -1
         for i in range(world):
             ready = polls[i, 1] >> 16
             if ready & _POLLIN and got[i] < size:
-                while got[i] < size:
-                    start = got[i] - added[i] * 4
-                    want = min(message - start, size - got[i])
-                    n = _recv(fds[i], inbox[i, start:].ctypes, want, _DONTWAIT)
-                    if n <= 0:
-                        if n == 0:
-                            return -1
-                        break
+                start = got[i] - added[i] * 4
+                n = _recv(
+                    fds[i], inbox[i, start:].ctypes, min(inbox.shape[1] - start, size - got[i]), _DONTWAIT
+                )
+                if n == 0:
+                    return -1
+                if n > 0:
                     got[i] += n
-                    if n < want:
-                        break
-                    first = added[i]
-                    count = (got[i] - first * 4) >> 2
-                    values = inbox[i].view(np.float32)
-                    if first == added.max() and count and first + count > added.max():
-                        for j in range(count):
-                            sums[first + j] = values[j]
-                    else:
-                        for j in range(count):
-                            sums[first + j] += values[j]
-                    added[i] = first + count
-            if ready & _POLLOUT or added.min() * 4 > sent[i]:
-                limit = added.min() * 4
+                    front = _add(sums, front, inbox[i], added[i], (start + n) >> 2)
+                    count = (start + n) >> 2
+                    added[i] += count
+                    for j in range(start + n - count * 4):
+                        inbox[i, j] = inbox[i, count * 4 + j]
+            limit = added.min() * 4
+            if plain and limit < size:
+                limit = 0
+            if sent[i] < limit:
                 raw = sums.view(np.uint8)
                 while sent[i] < limit:
                     n = _send(
@@ -103,7 +122,7 @@ def _exchange(fd: int, polls: Any, out: Any, result: Any, message: int) -> int:
     while got < size:
         polls[0, 0] = fd
         polls[0, 1] = _POLLIN | (_POLLOUT if sent < size else 0)
-        if _poll(polls.ctypes, 1, 10000) <= 0:
+        if _poll(polls.ctypes, 1, _PATIENCE) <= 0:
             return -1
         ready = polls[0, 1] >> 16
         if ready & _POLLOUT:
@@ -129,6 +148,9 @@ class TcpRank:
     """One rank."""
 
     def __init__(self, host: str, port: int, message: int) -> None:
+        # compiled before anybody waits for it
+        nothing = np.zeros(0, np.uint8)
+        _exchange(0, np.zeros((1, 2), np.int32), nothing, nothing, 1)
         self._socket = socket.create_connection((host, port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._message = message
@@ -148,8 +170,11 @@ class TcpRank:
         return array
 
 
-def run_server(port_file: Path, world: int, message: int, host: str = "127.0.0.1") -> None:
-    """Serve rounds until a rank closes its connection."""
+def run_server(port_file: Path, world: int, message: int, host: str, plain: bool) -> None:
+    """Serve rounds until a rank closes its connection. The port it listens on is written to ``port_file``."""
+    nobody, polls, nothing = np.zeros(0, np.int32), np.zeros((0, 2), np.int32), np.zeros((0, 0), np.uint8)
+    # compiled before anybody waits for it
+    _serve_round(nobody, polls, 0, message, plain, np.zeros(0, np.float32), nothing)
     with socket.create_server((host, 0)) as server:
         partial = port_file.with_suffix(".partial")
         partial.write_text(str(server.getsockname()[1]))
@@ -159,7 +184,7 @@ def run_server(port_file: Path, world: int, message: int, host: str = "127.0.0.1
         rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     fds = np.array([rank.fileno() for rank in ranks], np.int32)
     polls = np.zeros((world, 2), np.int32)
-    inbox = np.zeros((world, message), np.uint8)
+    inbox = np.zeros((world, _INBOX), np.uint8)
     sums = np.zeros(1, np.float32)
     while True:
         heads = [rank.recv(8, socket.MSG_WAITALL) for rank in ranks]
@@ -168,13 +193,14 @@ def run_server(port_file: Path, world: int, message: int, host: str = "127.0.0.1
         total = int.from_bytes(heads[0], "little")
         if len(sums) < total:
             sums = np.zeros(total, np.float32)
-        if _serve_round(fds, polls, total, message, sums[:total], inbox):
+        if total and _serve_round(fds, polls, total, message, plain, sums[:total], inbox):
             return
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "server":
-        run_server(Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+        port_file, address, style = Path(sys.argv[2]), sys.argv[5], sys.argv[6]
+        run_server(port_file, int(sys.argv[3]), int(sys.argv[4]), address, style == "plain")
     else:
         me, everybody = int(sys.argv[2]), int(sys.argv[3])
         serve(me, everybody, TcpRank(sys.argv[4], int(sys.argv[5]), int(sys.argv[6])))
