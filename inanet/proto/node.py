@@ -204,27 +204,25 @@ class Node:
 
     def _start_waiting(self, job: Job, tensor: int, now: float) -> None:
         """Start the next round of a tensor where slots are free for it, and see to it that they become free elsewhere."""
-        states = [state for state in job.shards_of(tensor) if state.waiting]
-        for state in states:
-            if not self._is_committed(state) and state.ready_due is None:
-                state.ready_due, state.ready_interval = now, self.timing.retransmit
-                self._wake(now)
-        for state in states:
+        for state in job.shards_of(tensor):
             while state.waiting and self._is_committed(state):
                 collective = state.waiting[0]
                 number = collective.round & 0xFFFFFFFF
                 takes_part = not self._is_over(state, number)
                 if takes_part and not collective.decided:
                     if not self._may_decide(job, collective):
-                        return
+                        break
                     collective.decide()
                 state.waiting.popleft()
                 if takes_part and (state.data or collective.uses_prologue):
                     engine.open_round(self._tables, state.row, number)
                     state.start(number, self.timing)
                     state.collective = collective
-            if not state.waiting:
+            if not state.waiting or self._is_committed(state):
                 state.ready_due = None
+            elif state.ready_due is None:
+                state.ready_due, state.ready_interval = now, self.timing.retransmit
+                self._wake(now)
 
     def _may_decide(self, job: Job, collective: Collective) -> bool:
         """Whether every earlier round of the tensor is over at this host, well or badly."""

@@ -286,20 +286,24 @@ def take_contribution(
     if verdict != OK:
         return verdict
     slot = shard[SLOT0] + fragment
-    claim(t, slot, np.uint32(arena[o + 3]))
-    if t.state[slot] == RESULT:
+    round_ = np.uint32(arena[o + 3])
+    untouched = t.state[slot] == FREE or t.round[slot] != round_
+    if t.state[slot] == RESULT and not untouched:
         if kind != K_RESULT:
             report(events, used, E_ANSWER, row, fragment, child)
         return DUPLICATE
     attempt = np.uint8(np.uint32(arena[o + 4]) >> np.uint32(24))
     if kind == K_RESULT:
+        claim(t, slot, round_)
         return adopt(t, arena, o, row, fragment, attempt, events, used, counts)
-    if attempt != t.attempt[slot]:
-        if newer8(t.attempt[slot], attempt):
+    known = np.uint8(0) if untouched else t.attempt[slot]
+    if attempt != known:
+        if newer8(known, attempt):
             return STALE_ATTEMPT
         if t.trees[tree, IS_ROOT]:
             report(events, used, E_AMNESIA, row, fragment, np.int64(attempt))
         return FUTURE_ATTEMPT
+    claim(t, slot, round_)
     host = np.uint32(np.uint32(1) << np.uint32(child))
     present = effective(t, tree, t.bitmap[slot])
     if present & host:
