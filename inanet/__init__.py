@@ -7,10 +7,11 @@
 Names are loaded on first use, so that ``import inanet`` costs nothing.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inanet.client.job import Handle as Handle
+    from inanet.client.handle import Handle as Handle
     from inanet.client.job import Job as Job
     from inanet.client.job import connect as connect
     from inanet.control.errors import AgentUnavailable as AgentUnavailable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from inanet.control.errors import RoundTimeout as RoundTimeout
     from inanet.control.errors import WorkerLostError as WorkerLostError
 
-_CLIENT = ("Handle", "Job", "connect")
+_CLIENT = {"Handle": "inanet.client.handle", "Job": "inanet.client.job", "connect": "inanet.client.job"}
 _ERRORS = (
     "AgentUnavailable",
     "FabricError",
@@ -40,12 +41,13 @@ _ERRORS = (
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CLIENT:
-        from inanet.client import job
+    module = _CLIENT.get(name) or ("inanet.control.errors" if name in _ERRORS else None)
+    if module is None:
+        raise AttributeError(f"module 'inanet' has no attribute {name!r}")
+    # kept, so that the next use does not come here
+    value = globals()[name] = getattr(import_module(module), name)
+    return value
 
-        return getattr(job, name)
-    if name in _ERRORS:
-        from inanet.control import errors
 
-        return getattr(errors, name)
-    raise AttributeError(f"module 'inanet' has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_CLIENT, *_ERRORS})

@@ -1,1 +1,1 @@
-"""The library that a training process imports. It knows the worker agent's socket and nothing of the network."""
+"""What a training process imports. It knows the worker agent's socket and nothing of the network."""

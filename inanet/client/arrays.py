@@ -7,48 +7,79 @@ import numpy as np
 from numpy.typing import NDArray
 
 SUPPORTED = "float32, float16, bfloat16, int32, int64"
-_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16", "int32": "i32", "int64": "i64"}
+# by dtype: asking a dtype for its name costs more than all the rest. Foreign byte orders are other dtypes.
+_FORMATS = {
+    np.dtype(np.float32): "f32",
+    np.dtype(np.float16): "f16",
+    np.dtype(np.int32): "i32",
+    np.dtype(np.int64): "i64",
+}
+_ADVICE = {
+    "float64": "reduce a float32 copy: sums travel as 32-bit integers and would lose half of its precision",
+    "complex64": "reduce array.view(numpy.float32), whose sum and mean are the same numbers",
+    "complex128": "reduce the real and imaginary parts as float32",
+    "bool": "reduce an int32 copy, with max for any and min for all",
+    "uint16": "if it holds the bits of bfloat16, reduce array.view(ml_dtypes.bfloat16)",
+}
 
 
 def as_array(data: Any) -> tuple[NDArray[Any], str]:
     """A writable view of ``data`` and its format (``f32 f16 bf16 i32 i64``); bfloat16 as its uint16 bits.
 
-    Takes numpy arrays, CPU tensors through DLPack, and anything with the buffer protocol; any shape and strides.
-    Raises ``TypeError`` for other objects and other dtypes, ``ValueError`` for read-only memory.
+    Takes numpy arrays, CPU tensors of torch or any other library with DLPack, and anything with the buffer
+    protocol; any shape and strides. torch is used if the program has imported it, and never imported here.
+    Raises ``TypeError`` for other objects and dtypes, saying what to do, and ``ValueError`` for read-only
+    memory.
     """
-    array = _view(data)
-    name = array.dtype.name
-    if name == "uint16":
-        name = "bfloat16" if _is_bfloat16(data) else name
-    if name not in _NAMES or not array.dtype.isnative:
-        advice = "; convert it to float32 first" if array.dtype.kind == "f" else ""
-        raise TypeError(f"dtype {array.dtype} cannot be reduced; supported: {SUPPORTED}{advice}")
+    array, brain = _view(data)
+    form = "bf16" if brain else _FORMATS.get(array.dtype)
+    if form is None:
+        raise TypeError(_unsupported(array.dtype))
     if not array.flags.writeable:
         raise ValueError("the array is read-only, but a collective writes its result into it; pass a copy")
-    if name == "bfloat16" and array.dtype.name != "uint16":
-        array = array.view(np.uint16)
-    return array, _NAMES[name]
+    return array.view(np.uint16) if brain else array, form
 
 
-def _is_bfloat16(data: Any) -> bool:
-    return "bfloat16" in str(getattr(data, "dtype", ""))
+def _unsupported(dtype: np.dtype[Any]) -> str:
+    order = "" if dtype.isnative else " in foreign byte order"
+    advice = _ADVICE.get(dtype.name, "reduce a copy of another dtype")
+    return f"dtype {dtype.name}{order} cannot be reduced: {advice}. Supported: {SUPPORTED}"
 
 
-def _view(data: Any) -> NDArray[Any]:
+def _view(data: Any) -> tuple[NDArray[Any], bool]:
+    """An array on the same memory, and whether it holds bfloat16."""
     if isinstance(data, np.ndarray):
-        return data
+        known = data.dtype in _FORMATS
+        # numpy itself has no bfloat16; packages that add it name their dtype so
+        return np.asarray(data), not known and data.dtype.name == "bfloat16" and data.dtype.isnative
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(data, torch.Tensor):
-        if data.device.type != "cpu":
-            raise TypeError(f"tensor on {data.device}: only CPU memory can be shared; use tensor.cpu()")
-        plain = data.detach()
-        view = plain.view(torch.int16).numpy() if plain.dtype is torch.bfloat16 else plain.numpy()
-        return view.view(np.uint16) if plain.dtype is torch.bfloat16 else view
+        return _view_tensor(torch, data)
     if hasattr(data, "__dlpack__"):
-        return np.from_dlpack(data)
+        try:
+            view = np.from_dlpack(data)
+        except (BufferError, RuntimeError, ValueError) as error:
+            kind = type(data).__name__
+            raise TypeError(
+                f"numpy cannot look into this {kind} through DLPack: {error}; pass a numpy array"
+            ) from None
+        return view, False
     try:
-        return np.asarray(memoryview(data))
+        return np.asarray(memoryview(data)), False
     except TypeError:
+        kind = type(data).__name__
+        raise TypeError(f"{kind} is no array and has neither DLPack nor the buffer protocol") from None
+
+
+def _view_tensor(torch: Any, tensor: Any) -> tuple[NDArray[Any], bool]:
+    if tensor.device.type != "cpu":
         raise TypeError(
-            f"{type(data).__name__} is neither an array, nor has DLPack or the buffer protocol"
-        ) from None
+            f"the tensor is on {tensor.device}, and only CPU memory can be shared; pass tensor.cpu()"
+        )
+    plain = tensor.detach()
+    try:
+        if plain.dtype is torch.bfloat16:
+            return plain.view(torch.int16).numpy(), True
+        return plain.numpy(), False
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"this tensor cannot be reduced: {error}. Supported: dense, {SUPPORTED}") from None

@@ -1,58 +1,136 @@
-"""Memory shared with the agent: segments that are reused, and arrays that live in them."""
+"""Memory shared with the agent: arrays that users ask for, and staging for arrays that live elsewhere."""
 
+import mmap
+import threading
+import weakref
+from bisect import bisect_right
+from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.control.session import Segment
+from inanet.control import segments
 
-_PAGE = 4096
-#: segments kept for later rounds beyond those in use
-_KEPT = 16
+_PAGE = mmap.PAGESIZE
+#: free staging pieces kept for later rounds; more are in use only while as many collectives are on their way
+_KEPT = 64
+#: a free piece serves requests down to its size divided by this, or any request if it is small
+_WASTE = 4
+_SMALL = 1 << 20
 
 
 def rounded(size: int) -> int:
-    """Size class of a request: whole pages, at most an eighth more than asked for, so that sizes repeat."""
+    """Bytes to allocate for a request: whole pages, at most an eighth too many, so that sizes repeat."""
     pages = max(1, -(-size // _PAGE))
     step = 1 << max(0, pages.bit_length() - 4)
     return -(-pages // step) * step * _PAGE
 
 
-class Block:
-    """A segment the agent knows as ``number``; ``base`` is the address of its first byte."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Shared memory that the agent knows as ``number``, freed with its last array. ``root``: uint8[size]."""
 
-    def __init__(self, number: int, segment: Segment) -> None:
-        self.number = number
-        self.segment = segment
-        self.bytes: NDArray[np.uint8] = np.frombuffer(segment.memory, np.uint8)
-        self.base = self.bytes.ctypes.data
+    number: int
+    root: NDArray[np.uint8]
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return self.segment.size
+        return self.root.size
 
-    def offset_of(self, array: NDArray[Any]) -> int | None:
-        """Where a contiguous array lies in this block; None if it does not."""
-        start = array.ctypes.data - self.base
-        return start if 0 <= start and start + array.nbytes <= self.size else None
+    def view(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+        """An array at the beginning of the piece."""
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        return self.root[:size].view(dtype).reshape(shape)
 
 
-class Pool:
-    """Free blocks by size class; keeps a few, so that memory does not grow with the number of rounds."""
+class Memory:
+    """All memory that one job shares with its agent. Threads may use it at the same time.
+
+    Pieces die with their last reference, in whatever thread and at whatever moment that happens; their
+    numbers are only noted then (:meth:`dead`), because nothing may be sent or locked inside of a garbage
+    collection.
+    """
 
     def __init__(self) -> None:
-        self._free: list[Block] = []
+        self._lock = threading.Lock()
+        self._next = 1
+        self._free: list[Piece] = []
+        #: address ranges of arrays handed out, sorted: first byte, byte after the last, number
+        self._ranges: list[tuple[int, int, int]] = []
+        self._buried: deque[int] = deque()
+        self._dead: list[int] = []
+        #: pieces that exist
+        self.alive = 0
 
-    def take(self, size: int) -> Block | None:
-        """A free block of the right size class, most recently used first."""
-        for index in range(len(self._free) - 1, -1, -1):
-            if self._free[index].size == size:
-                return self._free.pop(index)
-        return None
+    def create(self, size: int, *, findable: bool) -> tuple[Piece, int]:
+        """A new piece of at least ``size`` bytes, and its descriptor, which the caller closes.
 
-    def give(self, block: Block) -> Block | None:
-        """Keep a block; returns the oldest one if there are too many."""
-        self._free.append(block)
-        return self._free.pop(0) if len(self._free) > _KEPT else None
+        ``findable`` pieces are recognised by :meth:`find`. Raises ``OSError`` if the system has no memory
+        left.
+        """
+        fd, mapping = segments.create(rounded(size))
+        # views of an array refer to the one they come from: it dies, and is noted, before it is unmapped
+        root = np.frombuffer(mapping, np.uint8)
+        with self._lock:
+            number = self._next
+            self._next += 1
+            self.alive += 1
+            if findable:
+                self._forget_buried()
+                first = root.ctypes.data
+                self._ranges.insert(bisect_right(self._ranges, (first,)), (first, first + root.size, number))
+        weakref.finalize(root, self._buried.append, number).atexit = False
+        return Piece(number, root), fd
+
+    def find(self, array: NDArray[Any]) -> tuple[int, int] | None:
+        """The number of the piece that a C-contiguous array lies in, if any, and its offset in bytes."""
+        first = array.__array_interface__["data"][0]
+        with self._lock:
+            self._forget_buried()
+            index = bisect_right(self._ranges, (first, 1 << 64)) - 1
+            if index < 0:
+                return None
+            start, end, number = self._ranges[index]
+        return (number, first - start) if first + array.nbytes <= end else None
+
+    def _forget_buried(self) -> None:
+        gone = set()
+        while self._buried:
+            gone.add(self._buried.popleft())
+        if gone:
+            # their addresses may belong to any other array by now
+            self._ranges = [entry for entry in self._ranges if entry[2] not in gone]
+            self._dead += gone
+
+    def take(self, size: int) -> Piece | None:
+        """The smallest free piece that is large enough without being much too large, if any."""
+        limit = max(rounded(size) * _WASTE, _SMALL)
+        with self._lock:
+            fitting = [piece for piece in self._free if size <= piece.size <= limit]
+            if not fitting:
+                return None
+            best = min(fitting, key=lambda piece: piece.size)
+            self._free = [piece for piece in self._free if piece is not best]
+            return best
+
+    def give(self, piece: Piece) -> None:
+        """Keep a piece for later; if there are too many, the one longest unused goes."""
+        with self._lock:
+            self._free.append(piece)
+            if len(self._free) > _KEPT:
+                del self._free[0]
+
+    def dead(self) -> list[int]:
+        """Numbers of pieces that died since the last call: the agent may unmap them."""
+        if not self._buried and not self._dead:
+            return []
+        with self._lock:
+            self._forget_buried()
+            numbers, self._dead = self._dead, []
+            self.alive -= len(numbers)
+        return numbers

@@ -1,8 +1,19 @@
 """What a training script may have to catch. All carry the job, the rank and the round they concern."""
 
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
 
 class InaError(RuntimeError):
-    """Base of all errors of inanet. ``round`` is 0 outside of a round; ``ranks`` are other ranks that matter."""
+    """Base of all errors of inanet.
+
+    ``job``, ``rank`` (of the process that got the error, -1 if it has none yet) and ``round`` (0 outside of a
+    round) say where it happened, ``ranks`` which ranks it is about, ``reason`` the sentence without the
+    where.
+    """
+
+    #: attributes of this kind of error beyond those of all, for the way from the agent to the process
+    DETAILS: tuple[str, ...] = ()
 
     def __init__(
         self, message: str, *, job: str = "", rank: int = -1, round: int = 0, ranks: tuple[int, ...] = ()
@@ -12,20 +23,42 @@ class InaError(RuntimeError):
             where += f", rank {rank}"
         if round:
             where += f", round {round}"
-        super().__init__(f"{where}: {message}" if where else message)
+        super().__init__(f"{where.lstrip(', ')}: {message}" if where else message)
         self.reason = message
         self.job = job
         self.rank = rank
         self.round = round
         self.ranks = ranks
 
+    def details(self) -> dict[str, Any]:
+        """The attributes named in :attr:`DETAILS`."""
+        return {name: getattr(self, name) for name in self.DETAILS}
+
+    def at(self, *, job: str, rank: int, round: int = 0) -> Self:
+        """The same error for another place; ``round`` only if it has none of its own.
+
+        An exception that is raised more than once, in several threads perhaps, must be a new one every time.
+        """
+        return type(self)(
+            self.reason, job=job, rank=rank, round=self.round or round, ranks=self.ranks, **self.details()
+        )
+
 
 class AgentUnavailable(InaError):
-    """No worker agent answers on the socket, or the connection to it broke."""
+    """No worker agent answers on the socket, or the connection to it broke.
+
+    ``searched`` has the paths that were tried.
+    """
+
+    DETAILS = ("searched",)
+
+    def __init__(self, message: str, *, searched: tuple[str, ...] = (), **where: Any) -> None:
+        super().__init__(message, **where)
+        self.searched = searched
 
 
 class JoinTimeout(InaError):
-    """The job did not get all its members in time; the message names who is missing."""
+    """The job did not get all its members in time; the message says who is missing, ``ranks`` where known."""
 
 
 class JoinRefused(InaError):
@@ -33,11 +66,31 @@ class JoinRefused(InaError):
 
 
 class NonFiniteError(InaError):
-    """A rank's array holds NaN or infinity; the message names rank, tensor and element."""
+    """A rank's array holds NaN or infinity: ``tensor`` on ``ranks``, which names one rank.
+
+    ``index`` is the element in the flattened tensor; None where only the message has it.
+    """
+
+    DETAILS = ("tensor", "index")
+
+    def __init__(self, message: str, *, tensor: str = "", index: int | None = None, **where: Any) -> None:
+        super().__init__(message, **where)
+        self.tensor = tensor
+        self.index = index
 
 
 class MismatchError(InaError):
-    """Ranks called different collectives; the message has both values of what differs."""
+    """Ranks called different collectives: they differ in ``field``, which has ``values`` on ``ranks``.
+
+    ``field`` is empty and ``values`` are, too, where only the message has them: disagreement between hosts.
+    """
+
+    DETAILS = ("field", "values")
+
+    def __init__(self, message: str, *, field: str = "", values: Sequence[str] = (), **where: Any) -> None:
+        super().__init__(message, **where)
+        self.field = field
+        self.values = tuple(values)
 
 
 class OverflowRefused(InaError):
@@ -45,11 +98,11 @@ class OverflowRefused(InaError):
 
 
 class WorkerLostError(InaError):
-    """A rank of the job is gone; every other rank gets this error."""
+    """A rank of the job is gone; every other rank gets this error. ``ranks`` are those that are gone."""
 
 
 class RoundTimeout(InaError):
-    """A round was not complete in time; the message names the ranks that were waited for."""
+    """A round was not complete in time; ``ranks`` are those that were waited for, where known."""
 
 
 class FabricError(InaError):
@@ -69,7 +122,24 @@ BY_CAUSE: dict[str, type[InaError]] = {
 
 
 def error_of(
-    cause: str, message: str, *, job: str, rank: int, round: int = 0, ranks: tuple[int, ...] = ()
+    cause: str,
+    message: str,
+    *,
+    job: str,
+    rank: int,
+    round: int = 0,
+    ranks: tuple[int, ...] = (),
+    details: Mapping[str, Any] | None = None,
 ) -> InaError:
-    """The typed error for a cause; :class:`FabricError` for causes that need no type of their own."""
-    return BY_CAUSE.get(cause, FabricError)(message, job=job, rank=rank, round=round, ranks=ranks)
+    """The typed error for a cause; :class:`FabricError` for causes that need no type of their own.
+
+    ``details`` are attributes of that type; those it does not have are left out.
+    """
+    kind = BY_CAUSE.get(cause, FabricError)
+    known = {name: value for name, value in (details or {}).items() if name in kind.DETAILS}
+    return kind(message, job=job, rank=rank, round=round, ranks=ranks, **known)
+
+
+def cause_of(error: InaError) -> str:
+    """The inverse of :func:`error_of`; ``fabric`` for errors that have no cause of their own."""
+    return next((cause for cause, kind in BY_CAUSE.items() if type(error) is kind), "fabric")

@@ -1,14 +1,29 @@
 """The conversation between a training process and the worker agent of its host, over a Unix socket.
 
-Frames are a 4-byte big-endian length and a msgpack map with the key ``t``; a ``memory`` frame travels with one file
-descriptor (SCM_RIGHTS). Tensors never travel: both sides map the memfd. Neither pydantic nor the data plane is
-imported here, because training processes import this.
+Frames are a 4-byte big-endian length and a msgpack map with the key ``t``; a ``memory`` frame travels with
+one file descriptor (SCM_RIGHTS). Tensors never travel: both sides map the memfd, see
+:mod:`inanet.control.segments`.
+
+=========== ========= ========================================================================================
+``t``       direction other keys
+=========== ========= ========================================================================================
+``hello``   to agent  protocol, job, rank, world, local_world: the first frame
+``welcome`` from      (none): the job has all its ranks
+``waiting`` from      text, ranks, seq: who is waited for, in collective ``seq`` or, if that is 0, to join
+``memory``  to agent  id, size (bytes), and the file descriptor of a memfd sealed against shrinking
+``release`` to agent  id: the process does not use this memory any more
+``reduce``  to agent  seq (1, 2, ...), name, dtype, shape, op, mode, factor, propagate, memory (id),
+                      offset (bytes)
+``result``  from      seq; if it failed also cause, message, round, ranks, details
+``failed``  from      cause, message, round, ranks, details: the job is over for this process
+``stats``   both      to agent: (none); from: figures
+``bye``     to agent  (none): the process leaves in good order
+=========== ========= ========================================================================================
+
+Neither pydantic nor the data plane is imported here, because training processes import this.
 """
 
-import fcntl
-import mmap
-import os
-from dataclasses import dataclass
+import reprlib
 from typing import Any
 
 import msgpack
@@ -17,9 +32,9 @@ import msgpack
 PROTOCOL = 1
 #: longest frame either side accepts
 FRAME_LIMIT = 64 << 10
-_F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
-_F_SEAL_SEAL, _F_SEAL_SHRINK = 1, 2
-SEALS = _F_SEAL_SHRINK | _F_SEAL_SEAL
+#: collectives that one process may have on their way, and pieces of memory that it may share
+MOST_AHEAD = 256
+MOST_SEGMENTS = 4096
 
 
 class SessionError(ValueError):
@@ -27,7 +42,7 @@ class SessionError(ValueError):
 
 
 def pack(kind: str, **fields: Any) -> bytes:
-    """One frame."""
+    """One frame. Raises :class:`SessionError` if it is longer than :data:`FRAME_LIMIT`."""
     body: bytes = msgpack.packb({"t": kind, **fields})
     if len(body) > FRAME_LIMIT:
         raise SessionError(f"a {kind} message of {len(body)} B exceeds {FRAME_LIMIT} B; use a shorter name")
@@ -68,60 +83,13 @@ def _parse(body: bytes) -> dict[str, Any]:
     return message
 
 
-def field(message: dict[str, Any], name: str, kind: type, *, low: int | None = None, high: int | None = None) -> Any:
-    """A field of exactly this type and, for numbers, within ``low`` to ``high``; else :class:`SessionError`."""
-    value = message.get(name)
+def field(
+    message: dict[str, Any], name: str, kind: type[Any], *, low: int | None = None, high: int | None = None
+) -> Any:
+    """A field of exactly this type, a number within ``low`` to ``high``; else :class:`SessionError`."""
+    value: Any = message.get(name)
     if type(value) is not kind:
-        raise SessionError(f"{message['t']}.{name} is {value!r}, not {kind.__name__}")
+        raise SessionError(f"{message['t']}.{name} is {reprlib.repr(value)}, not {kind.__name__}")
     if (low is not None and value < low) or (high is not None and value > high):
         raise SessionError(f"{message['t']}.{name} = {value} is not between {low} and {high}")
     return value
-
-
-@dataclass(slots=True)
-class Segment:
-    """Shared memory: a sealed memfd and its mapping."""
-
-    fd: int
-    size: int
-    memory: mmap.mmap
-
-    @classmethod
-    def create(cls, size: int) -> "Segment":
-        """New memory that can never shrink, so that the agent cannot be hit by SIGBUS.
-
-        Raises ``OSError`` when the system has none left.
-        """
-        fd = os.memfd_create("inanet", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, size)
-            fcntl.fcntl(fd, _F_ADD_SEALS, SEALS)
-            return cls(fd, size, mmap.mmap(fd, size))
-        except BaseException:
-            os.close(fd)
-            raise
-
-    @classmethod
-    def adopt(cls, fd: int, size: int) -> "Segment":
-        """Map memory that somebody else made. Owns ``fd`` from now on, also on failure.
-
-        Raises :class:`SessionError` if it could shrink or is smaller than said.
-        """
-        try:
-            if fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK == 0:
-                raise SessionError("shared memory is not sealed against shrinking")
-            if size < 1 or os.fstat(fd).st_size < size:
-                raise SessionError(f"shared memory has {os.fstat(fd).st_size} B, not the {size} B announced")
-            return cls(fd, size, mmap.mmap(fd, size))
-        except OSError as error:
-            os.close(fd)
-            raise SessionError(f"cannot map shared memory: {error}") from None
-        except SessionError:
-            os.close(fd)
-            raise
-
-    def close(self) -> None:
-        """Close the descriptor; the mapping goes with its last array."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1

@@ -1,0 +1,247 @@
+"""The local ranks of one job: the k-th collective of each is round k, which starts with the last of them."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from numpy.typing import NDArray
+
+from inanet.control.errors import FabricError, InaError, JoinRefused, MismatchError, WorkerLostError
+from inanet.proto.plan import TensorSpec
+
+if TYPE_CHECKING:
+    from inanet.aio.local import Backend
+    from inanet.aio.local_session import Session
+
+_log: Any = structlog.get_logger("inanet.local")
+
+
+class State(Enum):
+    """Where a group is. It only goes forward."""
+
+    #: local ranks are missing
+    FORMING = auto()
+    #: all are here, the backend joins
+    JOINING = auto()
+    JOINED = auto()
+    #: every call gets the same error
+    OVER = auto()
+
+
+@dataclass(slots=True)
+class _Round:
+    """Who called a round, and since when somebody waits for it."""
+
+    since: float
+    calls: "dict[int, tuple[TensorSpec, NDArray[Any]]]" = field(default_factory=dict)
+
+
+class Group:
+    """The sessions of one job on this host. ``over`` is called once if it ends after it began to join."""
+
+    def __init__(
+        self, job: str, world: int, local_world: int, backend: "Backend", over: "Callable[[Group, str], None]"
+    ) -> None:
+        self.job = job
+        self.world = world
+        self.local_world = local_world
+        self.state = State.FORMING
+        #: whether the backend was asked to join
+        self.known = False
+        self.sessions: dict[int, Session] = {}
+        self._backend = backend
+        self._over = over
+        self._error: InaError | None = None
+        self._departed: set[int] = set()
+        self._rounds: dict[int, _Round] = {}
+        self._progress = ""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a collective is on its way."""
+        return bool(self._rounds)
+
+    # ------------------------------------------------------------ joining
+
+    def enter(self, session: "Session", rank: int, world: int, local_world: int) -> None:
+        """A local rank arrives; the last one makes the group JOINING. Raises ``JoinRefused``."""
+        if (self.world, self.local_world) != (world, local_world):
+            raise JoinRefused(
+                f"rank {rank} says that the job has {world} ranks, {local_world} of them on this host; "
+                f"others on this host said {self.world} and {self.local_world}"
+            )
+        if rank in self.sessions:
+            raise JoinRefused(f"rank {rank} is connected already: process {self.sessions[rank].pid}")
+        if self.state is not State.FORMING:
+            raise JoinRefused(f"all {self.local_world} ranks of this host are connected already")
+        self.sessions[rank] = session
+        if len(self.sessions) == self.local_world:
+            self.state = State.JOINING
+
+    def progress(self, text: str) -> None:
+        """Tell the local ranks who is missing elsewhere."""
+        self._progress = text
+        for session in self.sessions.values():
+            session.waiting(0, text, ())
+
+    def welcome(self) -> None:
+        """All ranks of the job are there."""
+        if self.state is State.JOINING:
+            self.state = State.JOINED
+            for session in self.sessions.values():
+                session.welcome()
+
+    # ------------------------------------------------------------ rounds
+
+    def call(self, session: "Session", spec: TensorSpec, view: NDArray[Any]) -> None:
+        """One local rank's part in its next round."""
+        if self.state is State.JOINED and self._departed:
+            text = f"{_show(self._departed)} of this host left the job, rank {session.rank} goes on"
+            self.end(WorkerLostError(text, ranks=tuple(sorted(self._departed))), text)
+        if self.state is not State.JOINED:
+            error = self._error or FabricError("a collective was called before the job was joined")
+            session.result(session.rounds, error)
+            return
+        number = session.rounds
+        round_ = self._rounds.get(number)
+        if round_ is None:
+            round_ = self._rounds[number] = _Round(asyncio.get_running_loop().time())
+        round_.calls[session.rank] = spec, view
+        if len(round_.calls) == self.local_world:
+            self._start(number, round_)
+
+    def _start(self, number: int, round_: _Round) -> None:
+        ranks = sorted(round_.calls)
+        spec = round_.calls[ranks[0]][0]
+        try:
+            for rank in ranks[1:]:
+                differs = difference(spec, round_.calls[rank][0])
+                if differs is not None:
+                    self._disagree(number, spec, (ranks[0], rank), differs)
+                    return
+            future = self._backend.submit(self.job, number, spec, [round_.calls[rank][1] for rank in ranks])
+        except InaError as error:
+            self._answer(number, error)
+        except Exception as error:
+            self._answer(number, _broken(error))
+        else:
+            if future.done():
+                self._done(number, future)
+            else:
+                future.add_done_callback(lambda done: self._done(number, done))
+
+    def _disagree(
+        self, number: int, spec: TensorSpec, ranks: tuple[int, int], differs: tuple[str, str, str]
+    ) -> None:
+        name, one, other = differs
+        text = f"{name} is {one} on rank {ranks[0]} but {other} on rank {ranks[1]}"
+        error = MismatchError(
+            f"ranks do not agree: {text}; all ranks must reduce the same tensors in the same order",
+            field=name,
+            values=(one, other),
+            round=number,
+            ranks=ranks,
+        )
+        try:
+            self._backend.mismatch(self.job, number, spec, ranks[1], text)
+        finally:
+            self._answer(number, error)
+
+    def _done(self, number: int, future: "asyncio.Future[None]") -> None:
+        if future.cancelled():
+            self._answer(number, FabricError("the agent gave the round up", round=number))
+            return
+        error = future.exception()
+        self._answer(number, error if error is None or isinstance(error, InaError) else _broken(error))
+
+    def _answer(self, number: int, error: InaError | None) -> None:
+        round_ = self._rounds.pop(number, None)
+        if round_ is None:
+            # the group has ended in the meantime
+            return
+        for rank in round_.calls:
+            session = self.sessions.get(rank)
+            if session is not None:
+                session.result(number, error)
+
+    def report(self, before: float) -> None:
+        """Tell those who have waited since ``before`` (the loop's time) for whom."""
+        if self.state is State.FORMING:
+            self.tell_missing()
+        elif self.state is State.JOINING and self._progress:
+            self.progress(self._progress)
+        for number, round_ in self._rounds.items():
+            if round_.since <= before:
+                late = set(self.sessions) - set(round_.calls)
+                text = "waiting for other hosts"
+                if late:
+                    text = f"{_show(late)} of this host did not call it yet"
+                for rank in round_.calls:
+                    self.sessions[rank].waiting(number, text, tuple(sorted(late)))
+
+    def tell_missing(self) -> None:
+        """Tell the local ranks how many are there, and who is missing, known only if all ranks are local."""
+        missing = set(range(self.world)) - set(self.sessions) if self.world == self.local_world else set()
+        text = f"joined {len(self.sessions)} of {self.local_world} ranks of this host"
+        text += f", missing: {_show(missing)}" if missing else ""
+        for session in self.sessions.values():
+            session.waiting(0, text, tuple(sorted(missing)))
+
+    # ------------------------------------------------------------ the end
+
+    def leave(self, session: "Session", why: str) -> None:
+        """A process has left in good order (``why`` is empty) or not. Nobody may wait for it in vain."""
+        rank = session.rank
+        if self.sessions.get(rank) is not session:
+            return
+        del self.sessions[rank]
+        if self.state in (State.FORMING, State.OVER):
+            # before joining, somebody else may take its place
+            return
+        self._departed.add(rank)
+        if why or self._rounds or self.state is State.JOINING:
+            text = f"rank {rank} is gone: {why or 'it left while others were in a collective with it'}"
+            self.end(WorkerLostError(text, ranks=(rank,)), text)
+        elif not self.sessions:
+            self.end(WorkerLostError("all ranks of this host have left"), "all ranks of the host have left")
+
+    def end(self, error: InaError, reason: str) -> None:
+        """The job is over for all local ranks, with this error."""
+        began, self.state = self.state is not State.FORMING, State.OVER
+        if self._error is not None:
+            return
+        self._error = error
+        for number in list(self._rounds):
+            self._answer(number, error)
+        for session in self.sessions.values():
+            session.fail(error)
+        if began:
+            self._over(self, reason)
+
+
+def difference(first: TensorSpec, second: TensorSpec) -> tuple[str, str, str] | None:
+    """The first field in which two collectives differ, with both values in words; None if they agree."""
+    if first == second:
+        return None
+    for name in ("name", "dtype", "shape", "op", "mode", "factor", "propagate"):
+        one, other = getattr(first, name), getattr(second, name)
+        if one != other:
+            return name, _word(one), _word(other)
+    raise AssertionError("specs differ in a field that is not compared")
+
+
+def _word(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return name.lower() if name is not None else repr(value)
+
+
+def _show(ranks: set[int]) -> str:
+    return f"rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, sorted(ranks)))}"
+
+
+def _broken(error: BaseException) -> FabricError:
+    _log.error("a round failed in the agent", exc_info=error)
+    return FabricError(f"the worker agent failed: {type(error).__name__}: {error}; its log has the details")

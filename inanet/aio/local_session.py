@@ -1,0 +1,266 @@
+"""One training process, as the agent sees it: its messages, its shared memory, its answers."""
+
+import array
+import asyncio
+import os
+import socket
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from inanet.control import segments
+from inanet.control.errors import FabricError, InaError, cause_of
+from inanet.control.fields import check_spec
+from inanet.control.session import MOST_AHEAD, MOST_SEGMENTS, SessionError, Unpacker, pack
+from inanet.control.session import field as get
+from inanet.proto.plan import ExponentMode, TensorSpec
+
+if TYPE_CHECKING:
+    from inanet.aio.local import LocalServer
+    from inanet.aio.local_group import Group
+
+_MODES = {"carried": ExponentMode.CARRIED, "prologue": ExponentMode.PROLOGUE, "fixed": ExponentMode.FIXED}
+#: dtype of the views handed to the backend
+_DTYPES = {name: np.dtype(kind) for name, kind in [
+    ("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16), ("i32", np.int32), ("i64", np.int64)
+]}  # fmt: skip
+#: seconds in which a process must say who it is
+_HELLO_SECONDS = 10.0
+#: descriptors taken with one message; a process sends one
+_MOST_FDS = 4
+#: bytes of answers that a process may leave unread
+_OUT_LIMIT = 1 << 20
+#: what of a sentence and of a list of ranks goes into a frame
+_TEXT_LIMIT = 8192
+_RANKS_LIMIT = 1024
+_log: Any = structlog.get_logger("inanet.local")
+
+
+class Session:
+    """Reads and answers one process. ``group`` and ``rank`` are set by the server's ``hello``."""
+
+    def __init__(self, server: "LocalServer", connection: socket.socket, pid: int) -> None:
+        self.pid = pid
+        self.group: Group | None = None
+        self.rank = -1
+        #: collectives called so far
+        self.rounds = 0
+        self._unanswered = 0
+        self._server = server
+        self._socket = connection
+        self._unpacker = Unpacker()
+        self._fds: list[int] = []
+        self._segments: dict[int, Any] = {}
+        self._out = bytearray()
+        self._open = True
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(connection.fileno(), self._readable)
+        self._silent = self._loop.call_later(_HELLO_SECONDS, self.close, "it did not say who it is")
+
+    # ------------------------------------------------------------ messages in
+
+    def _readable(self) -> None:
+        try:
+            data, ancillary, flags, _ = self._socket.recvmsg(
+                1 << 16, socket.CMSG_SPACE(_MOST_FDS * 4), socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(error.strerror or str(error))
+            return
+        self._fds += _descriptors(ancillary)
+        if not data:
+            self.close(f"process {self.pid} ended")
+            return
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise FabricError(
+                    "the worker agent of this host cannot take shared memory: it has no file descriptors "
+                    "left; raise its limit (LimitNOFILE)"
+                )
+            for message in self._unpacker.feed(data):
+                self._act(message)
+                if not self._open:
+                    return
+            if len(self._fds) > _MOST_FDS:
+                raise SessionError("file descriptors without a message that needs them")
+        except InaError as error:
+            _log.warning("refused a training process", pid=self.pid, rank=self.rank, reason=error.reason)
+            self.fail(error)
+            self.close(f"process {self.pid} was refused: {error.reason}")
+        except SessionError as error:
+            _log.warning(
+                "training process breaks the protocol", pid=self.pid, rank=self.rank, reason=str(error)
+            )
+            self.fail(FabricError(f"this process broke the agent's protocol: {error}"))
+            self.close(f"process {self.pid} broke the protocol: {error}")
+
+    def _act(self, message: dict[str, Any]) -> None:
+        kind = message["t"]
+        if self.group is None and kind != "hello":
+            raise SessionError(f"{kind} before hello")
+        if kind == "reduce":
+            self._reduce(message)
+        elif kind == "memory":
+            self._adopt(message)
+        elif kind == "release":
+            self._segments.pop(get(message, "id", int), None)
+        elif kind == "stats":
+            self.send(pack("stats", figures=self._server.figures()))
+        elif kind == "hello" and self.group is None:
+            self._silent.cancel()
+            self._server.hello(self, message)
+        elif kind == "bye":
+            self.close("")
+        else:
+            raise SessionError(f"unexpected {kind}")
+
+    def _adopt(self, message: dict[str, Any]) -> None:
+        if not self._fds:
+            raise SessionError("memory without a file descriptor")
+        fd = self._fds.pop(0)
+        try:
+            number = get(message, "id", int, low=1)
+            size = get(message, "size", int, low=1, high=1 << 47)
+            if number in self._segments:
+                raise SessionError(f"memory {number} exists")
+            if len(self._segments) >= MOST_SEGMENTS:
+                raise SessionError(f"more than {MOST_SEGMENTS} pieces of shared memory")
+            self._segments[number] = segments.adopt(fd, size)
+        finally:
+            os.close(fd)
+
+    def _reduce(self, message: dict[str, Any]) -> None:
+        assert self.group is not None
+        spec = _spec_of(message)
+        view = self._view(message, spec)
+        if get(message, "seq", int) != self.rounds + 1:
+            raise SessionError(f"collective {message['seq']} does not follow {self.rounds}")
+        if self._unanswered >= MOST_AHEAD:
+            raise SessionError(f"more than {MOST_AHEAD} collectives on their way")
+        self.rounds += 1
+        self._unanswered += 1
+        self.group.call(self, spec, view)
+
+    def _view(self, message: dict[str, Any], spec: TensorSpec) -> NDArray[Any]:
+        """The 1-D view of shared memory that a reduce message speaks of."""
+        number = get(message, "memory", int)
+        offset = get(message, "offset", int, low=0)
+        memory = self._segments.get(number)
+        dtype = _DTYPES[spec.dtype]
+        if memory is None or offset % dtype.itemsize or offset + spec.elements * dtype.itemsize > len(memory):
+            raise SessionError(f"{spec.elements} {spec.dtype} at {offset} do not lie inside memory {number}")
+        return np.frombuffer(memory, dtype, spec.elements, offset)
+
+    # ------------------------------------------------------------ answers out
+
+    def result(self, seq: int, error: InaError | None) -> None:
+        """Answer one collective."""
+        self._unanswered -= 1
+        self.send(pack("result", seq=seq) if error is None else pack("result", seq=seq, **_fields(error)))
+
+    def welcome(self) -> None:
+        """The job is complete."""
+        self.send(pack("welcome"))
+
+    def waiting(self, seq: int, text: str, ranks: tuple[int, ...]) -> None:
+        """Tell who is waited for in a collective, or to join (``seq`` 0)."""
+        self.send(pack("waiting", seq=seq, text=text[:_TEXT_LIMIT], ranks=list(ranks[:_RANKS_LIMIT])))
+
+    def fail(self, error: InaError) -> None:
+        """Tell the process that its job is over."""
+        self.send(failed_frame(error))
+
+    def send(self, frame: bytes) -> None:
+        """Send without waiting; what the process does not read in time costs it its session."""
+        if not self._open:
+            return
+        if not self._out:
+            try:
+                frame = frame[self._socket.send(frame) :]
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                # not at once: the caller may be in the middle of something with this session
+                self._loop.call_soon(self.close, error.strerror or str(error))
+                return
+        if frame:
+            if not self._out:
+                self._loop.add_writer(self._socket.fileno(), self._writable)
+            self._out += frame
+            if len(self._out) > _OUT_LIMIT:
+                self._loop.call_soon(self.close, f"process {self.pid} does not read its answers")
+
+    def _writable(self) -> None:
+        try:
+            del self._out[: self._socket.send(self._out)]
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self.close(error.strerror or str(error))
+            return
+        if not self._out:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def close(self, why: str) -> None:
+        """End the session; ``why`` is empty if the process left in good order. Idempotent."""
+        if not self._open:
+            return
+        self._open = False
+        self._silent.cancel()
+        self._loop.remove_reader(self._socket.fileno())
+        if self._out:
+            self._loop.remove_writer(self._socket.fileno())
+        self._socket.close()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
+        self._segments.clear()
+        self._server.gone(self, why)
+
+
+def failed_frame(error: InaError) -> bytes:
+    """What tells a process that its job is over."""
+    return pack("failed", **_fields(error))
+
+
+def _fields(error: InaError) -> dict[str, Any]:
+    return {
+        "cause": cause_of(error),
+        "message": error.reason[:_TEXT_LIMIT],
+        "round": error.round,
+        "ranks": list(error.ranks[:_RANKS_LIMIT]),
+        "details": error.details(),
+    }
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return list(fds)
+
+
+def _spec_of(message: dict[str, Any]) -> TensorSpec:
+    dtype, op, mode = (get(message, name, str) for name in ("dtype", "op", "mode"))
+    shape = get(message, "shape", list)
+    if mode not in _MODES or any(type(extent) is not int for extent in shape):
+        raise SessionError(f"impossible mode {mode!r} or shape {shape}")
+    exact = dtype in ("i32", "i64") or op in ("max", "min")
+    spec = TensorSpec(
+        name=get(message, "name", str),
+        dtype=dtype,
+        shape=tuple(shape),
+        op=op,
+        mode=ExponentMode.NONE if exact else _MODES[mode],
+        factor=0.0 if exact else get(message, "factor", float),
+        propagate=get(message, "propagate", bool),
+    )
+    try:
+        return check_spec(spec)
+    except ValueError as error:
+        raise SessionError(str(error)) from None

@@ -1,0 +1,303 @@
+"""What a process and its agent say to each other, for any number of threads.
+
+There is no reader thread. Whoever waits reads: the first thread that waits reads for all and hands over when
+it has what it waited for; the others sleep on a condition. So a process with one thread pays for no hand-over
+between threads.
+"""
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from inanet.client.connection import Connection
+from inanet.control.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, error_of
+from inanet.control.session import MOST_AHEAD, SessionError, pack
+from inanet.control.session import field as get
+
+#: seconds between two log messages about who is waited for
+_LOG_SECONDS = 5.0
+_BYE_SECONDS = 1.0
+_log = logging.getLogger("inanet")
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What became of collective ``seq``. ``memory`` is kept alive until the agent has answered."""
+
+    name: str
+    memory: Any
+    seq: int = 0
+    finished: bool = False
+    error: InaError | None = None
+    #: who is waited for, as far as the agent has said
+    awaited: str = ""
+    awaited_ranks: tuple[int, ...] = ()
+
+    def finish(self, error: InaError | None) -> None:
+        """The answer is here."""
+        self.memory = None
+        self.error = error
+        self.finished = True
+
+
+class Conversation:
+    """One connection to the agent. Once it, or the job, is over, everything raises what ``broken`` says."""
+
+    def __init__(self, connection: Connection, job: str, rank: int) -> None:
+        self.job = job
+        self.rank = rank
+        self.broken: InaError | None = None
+        self.joined = False
+        self.awaited = ""
+        self.awaited_ranks: tuple[int, ...] = ()
+        self.figures: dict[str, int] = {}
+        #: answers to ``stats`` so far
+        self.answers = 0
+        self._connection = connection
+        self._pending: dict[int, Outcome] = {}
+        self._seq = 0
+        self._logged = time.monotonic()
+        self._closed = False
+        self._renew_locks()
+        _open.add(self)
+
+    def _renew_locks(self) -> None:
+        self._sending = threading.Lock()
+        #: guards everything that messages change; held while nobody reads, never while sending
+        self._turn = threading.Condition(threading.Lock())
+        self._reading = False
+
+    # ------------------------------------------------------------ sending
+
+    def say(self, kind: str, fd: int | None = None, **fields: Any) -> None:
+        """Send one message, and a descriptor with it. Raises what :attr:`broken` says."""
+        frame = pack(kind, **fields)
+        with self._sending:
+            self._send(frame, fd)
+
+    def reduce(self, outcome: Outcome, seconds: float, **fields: Any) -> None:
+        """Send a collective; its number is the number of calls so far.
+
+        Waits up to ``seconds`` while too many are on their way, then raises
+        :class:`~inanet.control.errors.RoundTimeout`.
+        """
+        with self._sending:
+            if len(self._pending) >= MOST_AHEAD:
+                self._make_room(seconds)
+            seq = self._seq + 1
+            frame = pack("reduce", seq=seq, **fields)
+            self._seq = outcome.seq = seq
+            with self._turn:
+                self.check()
+                self._pending[seq] = outcome
+            self._send(frame, None)
+
+    def _make_room(self, seconds: float) -> None:
+        with self._turn:
+            oldest = next(iter(self._pending.values()), None)
+        if oldest is not None and not self.wait_for(lambda: oldest.finished, seconds):
+            raise self.late(oldest, seconds)
+
+    def _send(self, frame: bytes, fd: int | None) -> None:
+        self.check()
+        try:
+            self._connection.send(frame, fd)
+        except OSError as error:
+            raise self._lose(error) from None
+        except BaseException:
+            # interrupted in the middle of a frame
+            self.end(
+                AgentUnavailable("sending to the worker agent was interrupted", job=self.job, rank=self.rank)
+            )
+            raise
+
+    def check(self) -> None:
+        """Raise if the conversation is over."""
+        if self.broken is not None:
+            raise self.broken.at(job=self.job, rank=self.rank)
+
+    # ------------------------------------------------------------ waiting
+
+    def wait_for(self, settled: Callable[[], bool], seconds: float) -> bool:
+        """Read until ``settled``; False if it is not after ``seconds`` or when the conversation is over."""
+        deadline = time.monotonic() + seconds
+        with self._turn:
+            while not settled() and self.broken is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                if self._reading:
+                    self._turn.wait(left)
+                else:
+                    self._read(left)
+            return settled()
+
+    def poll(self) -> None:
+        """Act on the messages that are here already, without waiting."""
+        with self._turn:
+            if not self._reading and self.broken is None:
+                self._read(0.0)
+
+    def _read(self, seconds: float) -> None:
+        """Receive once and act on it. Called, and left, with the lock held; free in between."""
+        self._reading = True
+        self._turn.release()
+        messages: list[dict[str, Any]] = []
+        failure = None
+        try:
+            messages = self._connection.receive(seconds)
+        except OSError as error:
+            failure = error
+        finally:
+            self._turn.acquire()
+            self._reading = False
+            # also without messages: somebody else must read on if this thread does not
+            self._turn.notify_all()
+        try:
+            for message in messages:
+                self._act(message)
+        except SessionError as error:
+            failure = ConnectionError(f"it does not speak this version's language: {error}")
+        if failure is not None:
+            self._end(self._gone(failure))
+
+    def late(self, outcome: Outcome, seconds: float) -> RoundTimeout:
+        """The error for a collective that is not finished after ``seconds``."""
+        text = f"no result after {seconds:g} s"
+        if outcome.awaited:
+            text += f"; {outcome.awaited}"
+        return RoundTimeout(
+            text, job=self.job, rank=self.rank, round=outcome.seq, ranks=outcome.awaited_ranks
+        )
+
+    # ------------------------------------------------------------ messages
+
+    def _act(self, message: dict[str, Any]) -> None:
+        kind = message["t"]
+        if kind == "result":
+            outcome = self._pending.pop(get(message, "seq", int), None)
+            if outcome is not None:
+                outcome.finish(self._error(message, outcome) if "cause" in message else None)
+        elif kind == "waiting":
+            self._note(get(message, "seq", int), get(message, "text", str), _ranks(message))
+        elif kind == "welcome":
+            self.joined = True
+        elif kind == "stats":
+            self.figures = get(message, "figures", dict)
+            self.answers += 1
+        elif kind == "failed":
+            self._end(self._error(message, None))
+        else:
+            raise SessionError(f"unknown message {kind!r}")
+
+    def _note(self, seq: int, text: str, ranks: tuple[int, ...]) -> None:
+        outcome = self._pending.get(seq)
+        if outcome is not None:
+            outcome.awaited, outcome.awaited_ranks = text, ranks
+        elif seq == 0:
+            self.awaited, self.awaited_ranks = text, ranks
+        now = time.monotonic()
+        if now - self._logged >= _LOG_SECONDS:
+            self._logged = now
+            where = f", round {seq}" if seq else ""
+            _log.warning("job %r, rank %d%s: %s", self.job, self.rank, where, text)
+
+    def _error(self, message: dict[str, Any], outcome: Outcome | None) -> InaError:
+        error = error_of(
+            get(message, "cause", str),
+            get(message, "message", str),
+            job=self.job,
+            rank=self.rank,
+            round=get(message, "round", int) or (outcome.seq if outcome is not None else 0),
+            ranks=_ranks(message),
+            details=get(message, "details", dict),
+        )
+        if isinstance(error, NonFiniteError) and outcome is not None and not error.tensor:
+            error.tensor = outcome.name
+        return error
+
+    # ------------------------------------------------------------ the end
+
+    def _gone(self, error: OSError) -> AgentUnavailable:
+        text = f"the worker agent is gone: {error.strerror or error}; the job is over for this process"
+        return AgentUnavailable(
+            text, job=self.job, rank=self.rank, searched=(os.fspath(self._connection.path),)
+        )
+
+    def _lose(self, error: OSError) -> InaError:
+        """The connection broke; what the agent said last is still read, for it may tell why."""
+        self.wait_for(lambda: False, _BYE_SECONDS)
+        self.end(self._gone(error))
+        assert self.broken is not None
+        return self.broken.at(job=self.job, rank=self.rank)
+
+    def end(self, error: InaError) -> None:
+        """The job is over for this process: everything that waits, and everything later, gets this error."""
+        with self._turn:
+            self._end(error)
+
+    def _end(self, error: InaError) -> None:
+        if self.broken is None:
+            self.broken = error
+        for outcome in self._pending.values():
+            outcome.finish(self.broken.at(job=self.job, rank=self.rank, round=outcome.seq))
+        self._pending.clear()
+        self._turn.notify_all()
+
+    def close(self) -> None:
+        """Leave in good order; whoever waits gets an error. Closing twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        _open.discard(self)
+        open_ = self.broken is None
+        self.end(AgentUnavailable("the job was closed", job=self.job, rank=self.rank))
+        # a thread that cannot get its frame out must not keep this one from closing
+        if open_ and self._sending.acquire(timeout=_BYE_SECONDS):
+            try:
+                self._connection.send(pack("bye"), seconds=_BYE_SECONDS)
+            except OSError:
+                # it is gone already: nobody to say good-bye to
+                pass
+            finally:
+                self._sending.release()
+        self._connection.shut()
+        with self._turn:
+            self._turn.wait_for(lambda: not self._reading, _BYE_SECONDS)
+        with self._sending:
+            self._connection.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's connection, whose end would otherwise go unnoticed."""
+        self._renew_locks()
+        self._closed = True
+        self._connection.close()
+        self.end(
+            AgentUnavailable(
+                "this process was forked; connect again in the child", job=self.job, rank=self.rank
+            )
+        )
+
+
+def _ranks(message: dict[str, Any]) -> tuple[int, ...]:
+    ranks = get(message, "ranks", list)
+    if any(type(rank) is not int for rank in ranks):
+        raise SessionError(f"{message['t']}.ranks are not numbers")
+    return tuple(ranks)
+
+
+_open: "weakref.WeakSet[Conversation]" = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for conversation in list(_open):
+        conversation.abandon()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,472 @@
+"""The server against processes that do not keep to the conversation, and with the socket file."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import inanet
+from inanet.aio import local_session
+from inanet.aio.local import LocalServer
+from inanet.control import segments
+from inanet.control.session import MOST_AHEAD, PROTOCOL, Unpacker, pack
+from tests.client.agent import PATIENCE, Agent, LoopbackBackend, error_from, run_all
+
+HELLO = {"protocol": PROTOCOL, "job": "train", "rank": 0, "world": 1, "local_world": 1}
+REDUCE: dict[str, Any] = {
+    "seq": 1,
+    "name": "w",
+    "dtype": "f32",
+    "shape": [4],
+    "op": "sum",
+    "mode": "carried",
+    "factor": 0.0,
+    "propagate": False,
+    "memory": 1,
+    "offset": 0,
+}
+
+
+class Raw:
+    """A process that says what it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.socket.settimeout(PATIENCE)
+        self.socket.connect(str(path))
+        self._unpacker = Unpacker()
+        self._messages: list[dict[str, Any]] = []
+
+    def say(self, kind: str, *fds: int, **fields: Any) -> None:
+        socket.send_fds(self.socket, [pack(kind, **fields)], list(fds))
+
+    def share(self, **fields: Any) -> None:
+        """A page of memory with the number 1, unless it is said to be something else."""
+        fd, _ = segments.create(4096)
+        self.say("memory", fd, **{"id": 1, "size": 4096} | fields)
+        os.close(fd)
+
+    def hear(self, *kinds: str) -> dict[str, Any]:
+        """The next message of one of these kinds."""
+        while True:
+            while self._messages:
+                message = self._messages.pop(0)
+                if message["t"] in kinds:
+                    return message
+            data = self.socket.recv(1 << 16)
+            assert data, f"no {kinds}"
+            self._messages += self._unpacker.feed(data)
+
+    def end(self) -> str:
+        """Why the server has ended the session."""
+        message = self.hear("failed")
+        with contextlib.suppress(ConnectionResetError):
+            assert self.socket.recv(1) == b""
+        return str(message["message"])
+
+
+@pytest.fixture
+def raw(agent: Agent) -> Iterator[Raw]:
+    """Connected, and silent."""
+    process = Raw(agent.path)
+    yield process
+    process.socket.close()
+
+
+@pytest.fixture
+def joined(raw: Raw) -> Raw:
+    """The only rank of a job."""
+    raw.say("hello", **HELLO)
+    raw.hear("welcome")
+    return raw
+
+
+def leaves_the_server_intact(agent: Agent) -> None:
+    """Nothing of the bad process remains, and a good one is served."""
+    agent.until(lambda: not agent.server._sessions and not agent.server._groups)
+    with agent.connect() as job:
+        job.barrier()
+
+
+class TestBrokenProtocol:
+    """Whatever a process says, it alone suffers, and is told why."""
+
+    @pytest.mark.parametrize(
+        ("data", "sentence"),
+        [
+            (b"\xff\xff\xff\xff", "4294967295 B exceeds 65536"),
+            (b"\x00\x00\x00\x03abc", "not msgpack"),
+            (b"GET / HTTP/1.1\r\n\r\n", "exceeds"),
+            (pack("dance"), "dance before hello"),
+            (pack("reduce", **REDUCE), "reduce before hello"),
+            (pack("hello", **HELLO | {"rank": "0"}), "hello.rank is '0', not int"),
+            (pack("hello", **HELLO | {"rank": 1}), "hello.rank = 1 is not between 0 and 0"),
+            (pack("hello", **HELLO | {"world": 1 << 40}), "hello.world"),
+            (pack("hello", **HELLO | {"local_world": 2}), "hello.local_world"),
+            (pack("hello", **HELLO | {"protocol": 99}), f"speaks protocol 99, the agent {PROTOCOL}"),
+            (pack("hello", **HELLO) * 2, "unexpected hello"),
+        ],
+    )
+    def test_strangers(self, agent: Agent, raw: Raw, data: bytes, sentence: str) -> None:
+        raw.socket.sendall(data)
+        assert sentence in raw.end()
+        leaves_the_server_intact(agent)
+
+    @pytest.mark.parametrize(
+        ("wrong", "sentence"),
+        [
+            ({"seq": 2}, "collective 2 does not follow 0"),
+            ({"seq": 0}, "collective 0 does not follow 0"),
+            ({"dtype": "f64"}, "dtype 'f64' is not one of"),
+            ({"op": "avg"}, "op 'avg' is not one of"),
+            ({"mode": "none"}, "impossible mode 'none'"),
+            ({"mode": "fixed"}, "factor: positive with mode FIXED"),
+            ({"mode": "fixed", "factor": float("nan")}, "factor"),
+            ({"factor": 1}, "reduce.factor is 1, not float"),
+            ({"propagate": 1}, "reduce.propagate is 1, not bool"),
+            ({"name": "a\nb"}, "name"),
+            ({"shape": [4.0]}, "shape"),
+            ({"shape": [True]}, "shape"),
+            ({"shape": [-4]}, "extents"),
+            ({"shape": [1 << 48]}, "extents"),
+            ({"shape": [1 << 30, 1 << 30]}, "2^40 elements"),
+            ({"shape": [1] * 100}, "dimensions"),
+            ({"shape": [1025]}, "1025 f32 at 0 do not lie inside memory 1"),
+            ({"offset": 4084}, "4 f32 at 4084 do not lie inside"),
+            ({"offset": 2}, "4 f32 at 2 do not lie inside"),
+            ({"offset": -4}, "reduce.offset = -4"),
+            ({"offset": 1 << 63}, "do not lie inside"),
+            ({"memory": 2}, "inside memory 2"),
+        ],
+    )
+    def test_impossible_collectives(
+        self, agent: Agent, joined: Raw, wrong: dict[str, Any], sentence: str
+    ) -> None:
+        joined.share()
+        joined.say("reduce", **REDUCE | wrong)
+        assert sentence in joined.end()
+        assert agent.backend.rounds == []
+        leaves_the_server_intact(agent)
+
+    @pytest.mark.parametrize("missing", REDUCE)
+    def test_incomplete_collectives(self, joined: Raw, missing: str) -> None:
+        joined.share()
+        joined.say("reduce", **{name: value for name, value in REDUCE.items() if name != missing})
+        assert missing in joined.end()
+
+    def test_collectives_up_to_the_edge_of_memory(self, agent: Agent, joined: Raw) -> None:
+        joined.share()
+        for seq, (shape, offset) in enumerate([([1024], 0), ([4], 4080), ([0], 4096), ([], 4092)], start=1):
+            joined.say("reduce", **REDUCE | {"seq": seq, "shape": shape, "offset": offset})
+            assert joined.hear("result") == {"t": "result", "seq": seq}
+
+    def test_collectives_before_the_welcome(self, agent: Agent, raw: Raw) -> None:
+        raw.say("hello", **HELLO | {"world": 2, "local_world": 2})
+        raw.share()
+        raw.say("reduce", **REDUCE)
+        assert "before the job was joined" in raw.hear("result")["message"]
+
+    def test_too_many_collectives_at_once(self, agent: Agent, joined: Raw) -> None:
+        agent.backend.held = True
+        joined.share()
+        for seq in range(1, MOST_AHEAD + 2):
+            joined.say("reduce", **REDUCE | {"seq": seq})
+        assert f"more than {MOST_AHEAD} collectives" in joined.end()
+
+    @pytest.mark.parametrize(
+        ("fields", "sentence"),
+        [
+            ({"size": 4097}, "has 4096 B, not the 4097 B announced"),
+            ({"size": 0}, "memory.size = 0"),
+            ({"size": 1 << 60}, "memory.size"),
+            ({"id": 0}, "memory.id = 0"),
+            ({"id": "1"}, "memory.id is '1'"),
+        ],
+    )
+    def test_memory_that_is_not_what_it_is_said_to_be(
+        self, agent: Agent, joined: Raw, fields: dict[str, Any], sentence: str
+    ) -> None:
+        joined.share(**fields)
+        assert sentence in joined.end()
+        leaves_the_server_intact(agent)
+
+    def test_memory_that_could_shrink(self, agent: Agent, joined: Raw) -> None:
+        fd = os.memfd_create("loose", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, 4096)
+        joined.say("memory", fd, id=1, size=4096)
+        os.close(fd)
+        assert "not sealed against shrinking" in joined.end()
+        leaves_the_server_intact(agent)
+
+    def test_memory_without_a_descriptor(self, joined: Raw) -> None:
+        joined.say("memory", id=1, size=4096)
+        assert "without a file descriptor" in joined.end()
+
+    def test_memory_with_a_number_that_is_taken(self, joined: Raw) -> None:
+        joined.share()
+        joined.share()
+        assert "memory 1 exists" in joined.end()
+
+    def test_more_memory_than_allowed(self, joined: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local_session, "MOST_SEGMENTS", 2)
+        for number in (1, 2, 3):
+            joined.share(id=number)
+        assert "more than 2 pieces" in joined.end()
+
+    def test_released_memory_is_gone(self, agent: Agent, joined: Raw) -> None:
+        joined.share()
+        joined.say("release", id=1)
+        joined.say("release", id=77)
+        joined.say("reduce", **REDUCE)
+        assert "do not lie inside memory 1" in joined.end()
+
+    def test_descriptors_that_nobody_asked_for(self, agent: Agent, joined: Raw) -> None:
+        before = len(os.listdir("/proc/self/fd"))
+        # the server may close before the last of them
+        with contextlib.suppress(BrokenPipeError):
+            for _ in range(6):
+                joined.say("stats", *[0] * 4)
+        assert "without a message that needs them" in joined.end()
+        agent.until(lambda: not agent.server._sessions)
+        # this process is both sides: one connection, two descriptors less
+        assert len(os.listdir("/proc/self/fd")) == before - 1
+
+    def test_more_descriptors_than_a_message_may_have(self, agent: Agent, joined: Raw) -> None:
+        joined.say("stats", *[0] * 20)
+        joined.end()
+        leaves_the_server_intact(agent)
+
+    def test_a_frame_in_many_pieces(self, agent: Agent, joined: Raw) -> None:
+        joined.share()
+        frame = pack("reduce", **REDUCE)
+        for index in range(len(frame)):
+            joined.socket.sendall(frame[index : index + 1])
+        assert joined.hear("result")["seq"] == 1
+
+    def test_one_that_does_not_read(self, agent: Agent, joined: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local_session, "_OUT_LIMIT", 1 << 14)
+        with contextlib.suppress(OSError):
+            for _ in range(200_000):
+                joined.say("stats")
+        agent.until(lambda: not agent.server._sessions)
+        assert "does not read" in agent.backend.left.get(timeout=PATIENCE)[1]
+
+    def test_one_that_says_nothing(self, agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(local_session, "_HELLO_SECONDS", 0.01)
+        silent = Raw(agent.path)
+        assert silent.socket.recv(1) == b""
+        silent.socket.close()
+
+
+class TestVictims:
+    """A process that breaks the protocol ends the job for its ranks, not in silence."""
+
+    def test_other_local_ranks_are_told(self, agent: Agent) -> None:
+        bad = Raw(agent.path)
+        bad.say("hello", **HELLO | {"rank": 1, "world": 2, "local_world": 2})
+        with agent.connect("train", 0, 2) as good:
+            handle = good.all_reduce_async(np.ones(1, np.float32))
+            bad.socket.sendall(b"\xff" * 4)
+            error = error_from(handle.wait)
+        bad.socket.close()
+        assert isinstance(error, inanet.WorkerLostError)
+        assert error.ranks == (1,)
+        assert f"rank 1 is gone: process {os.getpid()} broke the protocol" in error.reason
+
+
+class TestDescriptors:
+    """An agent that has no file descriptors left."""
+
+    SCRIPT = """
+import asyncio, resource, sys
+from pathlib import Path
+from inanet.aio.local import LocalServer
+from tests.client.agent import LoopbackBackend
+
+async def main():
+    server = LocalServer(Path(sys.argv[1]), LoopbackBackend())
+    await server.start()
+    used = len(__import__("os").listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + int(sys.argv[2]), used + 100))
+    print("ready", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    await server.close()
+
+asyncio.run(main())
+"""
+
+    @pytest.fixture
+    def limited(self, tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+        """Starts an agent in a process that may open only so many descriptors more."""
+        processes = []
+
+        def start(more: int) -> Path:
+            path = tmp_path / "limited.sock"
+            process = subprocess.Popen(
+                [sys.executable, "-c", self.SCRIPT, str(path), str(more)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=Path(__file__).parents[2],
+            )
+            processes.append(process)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            return path
+
+        yield start
+        for process in processes:
+            process.communicate(timeout=PATIENCE)
+            assert process.returncode == 0
+
+    def test_processes_are_turned_away_with_the_reason(self, limited: Callable[[int], Path]) -> None:
+        path = limited(3)
+        jobs = [inanet.connect(f"job{i}", rank=0, world=1, local_world=1, socket=path) for i in range(3)]
+        for _ in range(3):
+            error = error_from(lambda: inanet.connect("more", rank=0, world=1, local_world=1, socket=path))
+            assert isinstance(error, inanet.FabricError)
+            assert "no file descriptors left; raise its limit" in str(error)
+        for job in jobs:
+            job.close()
+        with self.once_there_is_room(path) as again:
+            assert again.stats() == {"rounds": 0}
+
+    def once_there_is_room(self, path: Path) -> inanet.Job:
+        """Connected when the agent has noticed that others have left."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                return inanet.connect("again", rank=0, world=1, local_world=1, socket=path)
+            except inanet.FabricError:
+                assert time.monotonic() < deadline
+
+    def test_shared_memory_that_cannot_be_taken(self, limited: Callable[[int], Path]) -> None:
+        path = limited(1)
+        with inanet.connect("train", rank=0, world=1, local_world=1, socket=path) as job:
+            error = error_from(job.barrier)
+        assert "no file descriptors left; raise its limit" in str(error)
+
+
+class TestAdmission:
+    """Who may connect."""
+
+    def test_the_socket_is_private_unless_told_otherwise(self, start: Callable[..., Agent]) -> None:
+        assert stat.S_IMODE(start().path.stat().st_mode) == 0o600
+
+    def test_a_mode_is_not_cut_by_the_umask(self, start: Callable[..., Agent]) -> None:
+        previous = os.umask(0o077)
+        try:
+            assert stat.S_IMODE(start(mode=0o666).path.stat().st_mode) == 0o666
+        finally:
+            os.umask(previous)
+
+    @pytest.mark.parametrize("mode", [0o600, 0o666])
+    def test_other_users_are_refused_whatever_the_file_mode(
+        self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch, mode: int
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        error = error_from(start(mode=mode).connect)
+        assert isinstance(error, inanet.JoinRefused)
+        assert f"user id {os.getuid()} may not use this agent; add it to local.allow_users" in str(error)
+
+    def test_users_on_the_list_are_served(
+        self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with start(users=[os.getuid()]).connect() as job:
+            job.barrier()
+
+
+class TestSocketFile:
+    """The file is this server's, or it keeps its hands off it."""
+
+    async def opened(self, path: Path) -> LocalServer:
+        server = LocalServer(path, LoopbackBackend())
+        await server.start()
+        return server
+
+    async def test_it_is_made_with_its_directory_and_removed(self, tmp_path: Path) -> None:
+        path = tmp_path / "run" / "worker.sock"
+        server = await self.opened(path)
+        assert path.is_socket()
+        assert list(path.parent.iterdir()) == [path]
+        await server.close()
+        await server.close()
+        assert list(path.parent.iterdir()) == []
+
+    async def test_a_live_one_is_not_stolen(self, tmp_path: Path) -> None:
+        path = tmp_path / "worker.sock"
+        server = await self.opened(path)
+        with pytest.raises(OSError, match="a running process listens there"):
+            await self.opened(path)
+        assert path.is_socket()
+        await server.close()
+
+    async def test_a_stale_one_is_replaced(self, tmp_path: Path) -> None:
+        path = tmp_path / "worker.sock"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+        server = await self.opened(path)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(path))
+        await server.close()
+
+    async def test_a_file_of_another_kind_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "worker.sock"
+        path.write_text("precious")
+        with pytest.raises(OSError, match="exists and is no socket"):
+            await self.opened(path)
+        assert path.read_text() == "precious"
+
+    async def test_one_that_took_its_place_is_left_alone(self, tmp_path: Path) -> None:
+        path = tmp_path / "worker.sock"
+        server = await self.opened(path)
+        path.unlink()
+        other = await self.opened(path)
+        await server.close()
+        assert path.is_socket()
+        await other.close()
+
+    async def test_many_starting_at_once_leave_one(self, tmp_path: Path) -> None:
+        path = tmp_path / "worker.sock"
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(str(path))
+
+        def start() -> bool:
+            async def attempt() -> bool:
+                server = LocalServer(path, LoopbackBackend())
+                try:
+                    await server.start()
+                except OSError:
+                    return False
+                started.append(server)
+                return True
+
+            return asyncio.run(attempt())
+
+        started: list[LocalServer] = []
+        outcomes = await asyncio.to_thread(run_all, lambda _: start(), 8)
+        assert outcomes.count(True) == 1
+        assert path.is_socket()
+        # its loop is gone; only the file and the descriptors are left
+        for server in started:
+            listener = server._listener
+            assert listener._socket is not None
+            listener._socket.close()
+            assert listener._spare is not None
+            os.close(listener._spare)
+
+    async def test_a_path_where_no_file_can_be(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(OSError, match=r"Not a directory|File exists"):
+            await self.opened(tmp_path / "file" / "worker.sock")
