@@ -36,7 +36,9 @@ async def serve(config: AggConfig, context: Context[AggConfig]) -> None:
     context.measure(station.samples)
     running = asyncio.create_task(uplink.run())
     stopping = asyncio.create_task(context.stopping.wait())
-    welcome = asyncio.create_task(uplink.until(lambda: member.welcomed, "Welcome", config.control.join_timeout))
+    welcome = asyncio.create_task(
+        uplink.until(lambda: member.welcomed, "Welcome", config.control.join_timeout)
+    )
     tasks = (running, stopping, welcome)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

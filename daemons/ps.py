@@ -40,7 +40,7 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         await coordination.start(str(config.control.listen))
         context.ready(f"coordinating at {coordination.address}", control=coordination.address)
         await context.stopping.wait()
-        while coordination.jobs_running and context.remaining > 0.5:
+        while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
             await asyncio.sleep(0.05)
     finally:
         await coordination.close("the coordinator was asked to stop")

@@ -42,7 +42,7 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
         await server.start()
         context.ready(f"serving {config.local.socket}")
         await context.stopping.wait()
-        while server.busy and context.remaining > 0.5:
+        while server.busy and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
             await asyncio.sleep(0.05)
     finally:
         await server.close()

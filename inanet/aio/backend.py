@@ -37,7 +37,9 @@ class _Membership:
 class FabricBackend:
     """See :class:`inanet.aio.local.Backend`. ``lost(job, error)`` is called when a whole job is lost."""
 
-    def __init__(self, station: Station, coordinator: str, *, join: float, lost: Callable[[str, InaError], None]) -> None:
+    def __init__(
+        self, station: Station, coordinator: str, *, join: float, lost: Callable[[str, InaError], None]
+    ) -> None:
         self._station = station
         self._coordinator = coordinator
         self._join_seconds = join
@@ -93,9 +95,16 @@ class FabricBackend:
     def _woken(self, mine: _Membership) -> None:
         self._station.driver.kick()
         member = mine.member
-        if member is not None and member.joined and member.failed is not None and self._jobs.get(mine.name) is mine:
+        if (
+            member is not None
+            and member.joined
+            and member.failed is not None
+            and self._jobs.get(mine.name) is mine
+        ):
             failed = member.failed
-            self._lost(mine.name, error_of(failed.cause, failed.message, job="", rank=-1, ranks=failed.missing))
+            self._lost(
+                mine.name, error_of(failed.cause, failed.message, job="", rank=-1, ranks=failed.missing)
+            )
 
     def submit(
         self, job: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
@@ -147,7 +156,9 @@ class FabricBackend:
             future.set_exception(OverflowRefused(failed.message, round=round_))
         else:
             ranks = failed.missing or (() if failed.rank is None else (failed.rank,))
-            future.set_exception(error_of(failed.cause, failed.message, job="", rank=-1, round=round_, ranks=ranks))
+            future.set_exception(
+                error_of(failed.cause, failed.message, job="", rank=-1, round=round_, ranks=ranks)
+            )
 
     def mismatch(self, job: str, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
         """Tell the other hosts that ranks here disagree."""
@@ -174,4 +185,3 @@ class FabricBackend:
         """Counters of the host's node, drops by reason as ``drop_<reason>``."""
         node = self._station.node
         return node.stats() | {f"drop_{reason}": n for reason, n in node.drops_by_reason().items()}
-

@@ -6,12 +6,14 @@ says so.
 """
 
 import asyncio
+import errno
 from collections.abc import Callable, Iterator
 
-from inanet.phy.device import Device
+from inanet.phy.device import Device, GroupReceiver
 from inanet.proto.events import NodeEvent
 from inanet.proto.node import Node
 from inanet.wire.batch import Transmission
+from inanet.wire.endpoint import show
 
 #: batches taken in one callback of the event loop
 READ_BUDGET = 8
@@ -35,6 +37,8 @@ class Driver:
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
         self._kick: asyncio.Handle | None = None
+        #: descriptors of joined groups that are watched beside the device's own
+        self._groups: dict[int, int] = {}
         self._closed = False
         #: batches processed; a watchdog can see progress in it
         self.batches = 0
@@ -48,6 +52,26 @@ class Driver:
         """The node may have something to send or to say: its plan, a layout or a round was changed from outside."""
         if self._kick is None and not self._closed:
             self._kick = self._loop.call_soon(self._kicked)
+
+    def join(self, group: int) -> None:
+        """Also receive what is sent to a multicast group, an endpoint. Raises ``OSError`` if the device cannot."""
+        if not isinstance(self.device, GroupReceiver):
+            raise OSError(
+                errno.EOPNOTSUPP,
+                f"{show(self.device.endpoint)} cannot receive the group {show(group)}: use unicast, or the udp device",
+            )
+        descriptor = self.device.join(group)
+        if descriptor is not None and group not in self._groups:
+            self._groups[group] = descriptor
+            self._loop.add_reader(descriptor, self._readable)
+
+    def leave(self, group: int) -> None:
+        """Undo :meth:`join`."""
+        assert isinstance(self.device, GroupReceiver)
+        descriptor = self._groups.pop(group, None)
+        if descriptor is not None:
+            self._loop.remove_reader(descriptor)
+        self.device.leave(group)
 
     def _kicked(self) -> None:
         self._kick = None
@@ -145,7 +169,8 @@ class Driver:
         if self._closed:
             return
         self._closed = True
-        self._loop.remove_reader(self.device.fileno())
+        for descriptor in (self.device.fileno(), *self._groups.values()):
+            self._loop.remove_reader(descriptor)
         if self._pending is not None:
             self._unwatch()
         for handle in (self._timer, self._kick):

@@ -3,12 +3,12 @@
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 
 from inanet.aio.driver import Driver
-from inanet.control.addresses import Resolved, resolve
+from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, resolve
 from inanet.control.config import AnyConfig
 from inanet.control.config import Node as NodeConfig
 from inanet.control.member import Identity, Member
@@ -16,7 +16,6 @@ from inanet.control.observe.metrics import Sample
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
-from inanet.phy.sockets import SocketDevice
 from inanet.phy.timerfd import TimerFd
 from inanet.proto.events import NodeEvent
 from inanet.proto.node import Node
@@ -26,26 +25,60 @@ from inanet.wire.drops import Drop
 from inanet.wire.endpoint import show
 from inanet.wire.xagg import PAYLOAD_BYTES
 
+
+class Bare(Device, Protocol):
+    """A device that puts headers of ``headroom`` bytes before each packet."""
+
+    @property
+    def headroom(self) -> int:
+        """IP and transport headers, in bytes."""
+        ...
+
+
 _log: Any = structlog.get_logger("inanet.station")
 
 
-def _open_socket(node: NodeConfig, listen: Resolved) -> SocketDevice:
-    """The bare device that ``[node]`` asks for. Imports only what is used: raw sockets bring kernels of their own."""
-    buffers = {"rcvbuf": node.receive_buffer, "sndbuf": node.send_buffer}
+def _interface_of(address: str) -> str:
+    """Name of the interface that has an address. Raises :class:`AddressError`."""
+    if is_loopback(address):
+        return "lo"
+    present = interfaces()
+    for name, owned in present.items():
+        if owned == address:
+            return name
+    listed = ", ".join(f"{name} ({owned})" for name, owned in present.items())
+    raise AddressError(
+        f"transport packet needs an interface whose first address is {address}; there are {listed}: set node.listen to "
+        "one of them"
+    )
+
+
+def _open_bare(node: NodeConfig, listen: Resolved) -> Bare:
+    """The device that ``[node]`` asks for. Imports only what is used, as each brings compiled kernels of its own."""
+    rcvbuf, sndbuf = node.receive_buffer, node.send_buffer
     if node.transport == "rawip":
         from inanet.phy.rawip import RawIpDevice
 
-        return RawIpDevice(listen.address, **buffers)
+        return RawIpDevice(listen.address, rcvbuf=rcvbuf, sndbuf=sndbuf)
+    if node.transport == "packet":
+        from inanet.phy.packet import PacketDevice
+
+        interface = _interface_of(listen.address)
+        return PacketDevice(interface, listen.address, listen.port, rcvbuf=rcvbuf, sndbuf=sndbuf)
+    if node.transport == "tun":
+        from inanet.phy.tun import TunDevice
+
+        return TunDevice(listen.address, listen.port)
     from inanet.phy.udp import UdpDevice
 
-    return UdpDevice(listen.address, listen.port, **buffers)
+    return UdpDevice(listen.address, listen.port, rcvbuf=rcvbuf, sndbuf=sndbuf)
 
 
 async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
     """The device that ``[node]`` asks for, at its rate, with the impairments of ``[impair]`` around it."""
     node = config.node
     listen = await asyncio.to_thread(resolve, node.listen)
-    bare = _open_socket(node, listen)
+    bare = _open_bare(node, listen)
     device: Device = bare
     _log.info("data plane", endpoint=show(device.endpoint), origin=listen.origin, rx_window=device.rx_budget)
     if node.rate is not None:

@@ -69,7 +69,9 @@ class Uplink:
                 else:
                     patience -= loop.time() - started
                     if patience <= 0:
-                        self._give_up("coordinator_lost", f"no welcome from {self.address} within {self._join:g} s")
+                        self._give_up(
+                            "coordinator_lost", f"no welcome from {self.address} within {self._join:g} s"
+                        )
                         return
         finally:
             self._changed.set()
@@ -120,7 +122,9 @@ class Uplink:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise DeadlineError(f"{self.member.identity.name}: waiting for {what} from {self.address}", seconds) from None
+            raise DeadlineError(
+                f"{self.member.identity.name}: waiting for {what} from {self.address}", seconds
+            ) from None
 
     async def leave(self, reason: str) -> None:
         """Say good-bye and close."""

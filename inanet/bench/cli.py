@@ -80,21 +80,52 @@ def allreduce(as_json: bool, system: str, check: int, **options: object) -> None
 
 
 @bench.command()
-@click.option("--workers", default=4, show_default=True, type=click.IntRange(2, 8), help="Ranks.")
+@click.option(
+    "--table",
+    "tables",
+    multiple=True,
+    type=click.Choice(("local", "star")),
+    help="Only these tables; local comes with ingest, star needs root. [default: all that can be had here]",
+)
+@click.option(
+    "--topology",
+    "topologies",
+    multiple=True,
+    help="Topologies of the star table. [default: 2, 4 and 8 hosts]",
+)
+@click.option("--workers", default=4, show_default=True, type=click.IntRange(2, 8), help="Ranks of local.")
 @click.option(
     "--size",
     "sizes",
     multiple=True,
     callback=lambda c, p, v: tuple(_bytes(c, p, x) for x in v),
-    help="Bytes per rank; may be repeated. [default: 4 KiB, 1 MiB, 97 MiB]",
+    help="Bytes per rank; may be repeated, star takes the largest. [default: 4 KiB, 1 MiB, 97 MiB]",
 )
-@click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("-n", "repetitions", default=3, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option(
+    "--plot", type=click.Path(dir_okay=False, writable=True), help="Draw the rows into this PNG file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def compare(workers: int, sizes: tuple[int, ...], repetitions: int, as_json: bool) -> None:
-    """Every peer and every system in one run."""
-    from inanet.bench.compare import local, table
+def compare(
+    tables: tuple[str, ...],
+    topologies: tuple[str, ...],
+    workers: int,
+    sizes: tuple[int, ...],
+    repetitions: int,
+    plot: str | None,
+    as_json: bool,
+) -> None:
+    """Every peer and every system in one run, repetitions interleaved."""
+    from inanet.bench.compare import run, table
 
-    result = local(workers, sizes or (1 << 12, 1 << 20, 97 << 20), repetitions)
+    def say(text: str) -> None:
+        click.echo(f"# {text}", err=True)
+
+    result = run(tables, workers, sizes or (1 << 12, 1 << 20, 97 << 20), repetitions, topologies, say)
+    if plot is not None:
+        from inanet.bench.plot import draw
+
+        draw(result["rows"], plot)
     if as_json:
         click.echo(json.dumps(result))
         return

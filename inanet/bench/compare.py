@@ -1,6 +1,7 @@
 """``ina bench compare``: every peer and every system on one machine in one run, repetitions interleaved.
 
-Tables: ``local``, four ranks on one host; ``ingest``, what one core of an aggregator takes in, every check on.
+Tables: ``local``, ranks on one host; ``ingest``, what one core of an aggregator carries, every check on and results
+sent; ``star``, hosts behind a switch (:mod:`inanet.bench.star`).
 """
 
 import importlib.util
@@ -15,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from inanet.bench.measure import median
-from inanet.bench.peers.rank import Team
+from inanet.bench.peers import openmpi
+from inanet.bench.peers.rank import Sample, Team
 from inanet.control.exits import Failure
 from inanet.demo.fabric import Fabric, python, python_environment
 
@@ -24,11 +26,13 @@ START = 120.0
 
 
 @contextmanager
-def _team(name: str, commands: Sequence[Sequence[str]], helpers: Sequence[int] = ()) -> Iterator[Team]:
+def _team(
+    name: str, commands: Sequence[Sequence[str]], helpers: Sequence[int] = (), servers: Sequence[int] = ()
+) -> Iterator[Team]:
     processes = [
         subprocess.Popen(
             command,
-            env=python_environment(),
+            env=openmpi.environment(python_environment()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -36,7 +40,7 @@ def _team(name: str, commands: Sequence[Sequence[str]], helpers: Sequence[int] =
         )
         for command in commands
     ]
-    team = Team(name, processes, helpers)
+    team = Team(name, processes, helpers, servers)
     try:
         team.wait_ready(START)
         yield team
@@ -52,6 +56,15 @@ def gloo(world: int, directory: Path) -> Iterator[Team]:
         python("inanet.bench.peers.gloo", str(rank), str(world), str(rendezvous)) for rank in range(world)
     ]
     with _team("gloo", commands) as team:
+        yield team
+
+
+@contextmanager
+def mpi(world: int, directory: Path) -> Iterator[Team]:
+    """Open MPI, with its own choice of algorithms and shared memory (``bench`` extra)."""
+    place = directory / "openmpi"
+    place.mkdir()
+    with _team("openmpi", [openmpi.command(world, place)]) as team:
         yield team
 
 
@@ -75,7 +88,7 @@ def tcp(world: int, directory: Path, message: int) -> Iterator[Team]:
             python(module, "rank", str(rank), str(world), "127.0.0.1", port, str(message))
             for rank in range(world)
         ]
-        with _team(f"tcp-agg-{message}", commands, [server.pid]) as team:
+        with _team(f"tcp-agg-{message}", commands, servers=[server.pid]) as team:
             yield team
     finally:
         server.terminate()
@@ -100,8 +113,9 @@ def xagg(world: int, one_host: bool, memory: str) -> Iterator[Team]:
             )
             for rank in range(world)
         ]
-        helpers = [process.pid for process in fabric.processes.values()]
-        with _team("xagg", commands, helpers) as team:
+        servers = [fabric.processes["ps"].pid]
+        helpers = [process.pid for name, process in fabric.processes.items() if name != "ps"]
+        with _team("xagg", commands, helpers, servers) as team:
             yield team
 
 
@@ -122,6 +136,7 @@ class System:
 #: Contestants of the ``local`` table; systems to come register themselves here.
 LOCAL: tuple[System, ...] = (
     System("gloo", gloo, needs="torch"),
+    System("openmpi", mpi, needs="mpi4py"),
     System("tcp-agg-1k", lambda world, directory: tcp(world, directory, 1 << 10)),
     System("tcp-agg-1m", lambda world, directory: tcp(world, directory, 1 << 20)),
     System("xagg-shm", lambda world, _: xagg(world, True, "shared")),
@@ -138,8 +153,7 @@ def local(
 ) -> dict[str, Any]:
     """Ranks on one host, all contestants alive at once, one repetition of each in turn."""
     skipped = [system.name for system in systems if system.missing]
-    samples: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    load = []
+    samples: dict[tuple[str, int], list[Sample]] = {}
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inanet-compare-")))
         teams = {
@@ -153,16 +167,39 @@ def local(
                     sample = team.run(size)
                     if repetition:
                         samples.setdefault((name, size), []).append(sample)
-            load.append(os.getloadavg()[0])
     rows = [_row("local", name, world, size, runs, samples) for (name, size), runs in samples.items()]
-    return {
-        "schema": 1,
-        "ok": True,
-        "rows": rows,
-        "skipped": skipped,
-        "cores": os.cpu_count(),
-        "load": max(load, default=0.0),
+    rows += _ingest(rows, world, max(sizes), samples)
+    return {"rows": rows, "skipped": skipped}
+
+
+#: What the ``ingest`` table compares: sums of all ranks in one server process.
+_SERVERS = ("tcp-agg-1k", "tcp-agg-1m", "xagg-udp")
+
+
+def _ingest(
+    local: list[dict[str, Any]], world: int, size: int, samples: dict[tuple[str, int], list[Sample]]
+) -> Iterator[dict[str, Any]]:
+    """Contributions per second of the server's processor time, results to every rank included, at the largest size.
+
+    ``seconds`` is that processor time; the ratio to TCP with 1 KB messages is the paper's (XAgg, section VI-B).
+    """
+    servers = {
+        name: median([sample.served for sample in samples[name, size]])
+        for name in _SERVERS
+        if (name, size) in samples
     }
+    for row in local:
+        name = row["system"]
+        if row["bytes"] == size and servers.get(name):
+            reference = servers.get("tcp-agg-1k")
+            yield row | {
+                "table": "ingest",
+                "seconds": servers[name],
+                "algbw_bps": size * world * 8 / servers[name],
+                "ratio_to_gloo": None,
+                "ratio_to_tcp_agg_1k": reference / servers[name] if reference else None,
+                "cpu_s_per_gb": servers[name] / (size * world / 1e9),
+            }
 
 
 def _row(
@@ -170,8 +207,8 @@ def _row(
     name: str,
     world: int,
     size: int,
-    runs: list[tuple[float, float]],
-    samples: dict[tuple[str, int], list[tuple[float, float]]],
+    runs: list[Sample],
+    samples: dict[tuple[str, int], list[Sample]],
 ) -> dict[str, Any]:
     seconds = median([run[0] for run in runs])
     reference = samples.get(("gloo", size))
@@ -187,18 +224,57 @@ def _row(
         "ratio_to_gloo": seconds / median([run[0] for run in reference]) if reference else None,
         "ratio_to_limit": None,
         "cpu_s_per_gb": median([run[1] for run in runs]) / (size * world / 1e9),
+        "samples": [run.seconds for run in runs],
     }
+
+
+def run(
+    tables: Sequence[str],
+    workers: int,
+    sizes: Sequence[int],
+    repetitions: int,
+    topologies: Sequence[str],
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Every table asked for, one after the other; ``say`` hears what happens. Returns what ``--json`` prints.
+
+    ``tables`` of "local" (with "ingest") and "star"; no tables: all that can be had here. Needs root for "star", and
+    raises :class:`Failure` without it if it was asked for.
+    """
+    result: dict[str, Any] = {"schema": 1, "ok": True, "rows": [], "skipped": [], "cores": os.cpu_count()}
+    star_here = os.geteuid() == 0 and importlib.util.find_spec("pyroute2") is not None
+    wanted = tuple(tables) or (("local", "star") if star_here else ("local",))
+    if not tables and not star_here:
+        result["skipped"].append("star: needs root and the 'net' extra")
+    if "local" in wanted:
+        say(f"local: {workers} ranks on this host")
+        part = local(workers, sizes, repetitions)
+        result["rows"] += part["rows"]
+        result["skipped"] += [f"{name}: not installed (bench extra)" for name in part["skipped"]]
+    if "star" in wanted:
+        from inanet.bench.star import STARS, star
+
+        for topology in topologies or STARS:
+            say(f"star: {topology}")
+            result["rows"] += star(topology, max(sizes), repetitions)
+    result["load"] = os.getloadavg()[0]
+    return result
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """Rows for people."""
     yield f"# {result['cores']} cores, load {result['load']:.1f}; medians of interleaved repetitions"
-    yield "# table  system               n        bytes        ms   Gbit/s  vs gloo  CPU s/GB"
+    yield "# ingest: processor time of the process that adds up, its ms and Gbit/s those of one core; * short of CPU"
+    yield "# table  system             n        bytes        ms   Gbit/s  vs gloo vs limit  CPU s/GB"
     for row in result["rows"]:
-        ratio = f"{row['ratio_to_gloo']:8.3f}" if row["ratio_to_gloo"] is not None else "       -"
         yield (
-            f"  {row['table']:<7}{row['system']:<18}{row['n']:4d} {row['bytes']:12d} {row['seconds'] * 1e3:9.2f} "
-            f"{row['algbw_bps'] / 1e9:8.2f} {ratio} {row['cpu_s_per_gb']:9.2f}"
+            f"  {row['table']:<7}{row['system']:<16}{row['n']:4d} {row['bytes']:12d} {row['seconds'] * 1e3:9.2f} "
+            f"{row['algbw_bps'] / 1e9:8.2f} {_ratio(row['ratio_to_gloo'])} {_ratio(row['ratio_to_limit'])} "
+            f"{row['cpu_s_per_gb']:9.2f}{' *' if row.get('short_of_cpu') else ''}"
         )
-    for name in result["skipped"]:
-        yield f"# {name}: not installed (pip install 'inanet[bench]')"
+    for reason in result["skipped"]:
+        yield f"# skipped {reason}"
+
+
+def _ratio(value: float | None) -> str:
+    return f"{value:8.3f}" if value is not None else "       -"

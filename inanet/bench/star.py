@@ -1,5 +1,6 @@
 """The tables of ``ina bench compare`` that need a network: hosts behind a switch, in a lab made for the run."""
 
+import importlib.util
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,7 +93,7 @@ def _tcp(name: str, message: int, style: str) -> Callable[[Stage], Team]:
         team = stage.per_rank(
             lambda rank: python(module, "rank", str(rank.rank), world, address, port, str(message))
         )
-        return Team(name, team, [server.pid])
+        return Team(name, team, servers=[server.pid])
 
     return start
 
@@ -113,8 +114,11 @@ def _xagg(stage: Stage) -> Team:
         numbers = (rank.rank, rank.world, rank.local_world)
         return python("inanet.bench.peers.xagg", *map(str, numbers), socket, "shared")
 
-    helpers = [process.pid for process in stage.daemons.processes.values()]
-    return Team("xagg-udp", stage.per_rank(command), helpers)
+    daemons = {host: process.pid for host, process in stage.daemons.processes.items()}
+    workers = {rank.host for rank in stage.ranks}
+    helpers = [pid for host, pid in daemons.items() if host in workers]
+    servers = [pid for host, pid in daemons.items() if host not in workers]
+    return Team("xagg-udp", stage.per_rank(command), helpers, servers)
 
 
 #: Contestants and how each starts on a lab; systems to come register themselves here.
@@ -166,13 +170,21 @@ def _stage(name: str) -> Iterator[Stage]:
         yield Stage(lab, daemons, directory)
 
 
+def available() -> tuple[str, ...]:
+    """The contestants whose packages are installed."""
+    lacking = set() if importlib.util.find_spec("torch") else {"gloo"}
+    lacking |= set() if openmpi.installed() else {"openmpi"}
+    return tuple(system for system in SYSTEMS if system not in lacking)
+
+
 def star(
-    name: str, size: int = 97 << 20, repetitions: int = 3, systems: Sequence[str] = tuple(SYSTEMS)
+    name: str, size: int = 97 << 20, repetitions: int = 3, systems: Sequence[str] = ()
 ) -> list[dict[str, Any]]:
     """One topology: all contestants alive at once, one repetition of each in turn, one warm-up. Needs root.
 
-    Returns rows; ``systems`` names entries of :data:`SYSTEMS`.
+    Returns rows; ``systems`` names entries of :data:`SYSTEMS`, by default the available ones.
     """
+    systems = systems or available()
     samples: dict[str, list[tuple[Sample, float]]] = {system: [] for system in systems}
     with _stage(name) as stage, ExitStack() as stack:
         teams = {}
@@ -212,6 +224,7 @@ def _row(
         "ratio_to_gloo": seconds / gloo if gloo else None,
         "ratio_to_limit": seconds / limit if limit else None,
         "cpu_s_per_gb": median([sample.cpu for sample, _ in runs]) / (size * n / 1e9),
+        "server_cpu_s_per_gb": median([sample.served for sample, _ in runs]) / (size * n / 1e9),
         "samples": [sample.seconds for sample, _ in runs],
         "idle": idle,
         "short_of_cpu": idle < SHORT_OF_CPU,

@@ -59,7 +59,8 @@ class Node(Section):
     )
     #: where data packets arrive; a node is known to its peers by this address, so it must be one address
     listen: DataAddress = HostPort("127.0.0.1", 0)
-    transport: Literal["udp", "rawip"] = "udp"
+    #: ``packet``: past the kernel's IP stack; ``tun``: ``listen`` is an address of the node's own
+    transport: Literal["udp", "rawip", "packet", "tun"] = "udp"
     #: asked of the kernel for each data socket; what it grants limits the windows of the senders
     receive_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 4 << 20
     send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 128 << 10

@@ -233,7 +233,9 @@ class Member:
         elif isinstance(event, events.RoundCommitted):
             view = self._jobs.get(event.job)
             layout = view.layouts.get(event.tensor) if view is not None else None
-            if layout is not None and any(s.shard == event.shard and s.part is Part.DATA for s in layout.shards):
+            if layout is not None and any(
+                s.shard == event.shard and s.part is Part.DATA for s in layout.shards
+            ):
                 self._out.append(Finished(job=event.job, round=event.round))
         else:
             self._out.append(PeerSilent(job=event.job, name=event.name, seconds=event.seconds))

@@ -36,6 +36,8 @@ QUEUE = 4096
 #: the address is the node's alone, so any port will do
 DEFAULT_PORT = 7401
 MTU = 1500
+#: bytes before each received frame, so that what follows its 38 bytes of headers is aligned to words
+_LEAD = 2
 #: IPv4 and UDP headers of each packet
 _HEADROOM = 28
 
@@ -90,8 +92,8 @@ class TunPort:
         self.mtu = mtu
         self._arena = np.zeros(SUPERFRAMES * FRAME_BYTES, np.uint8)
         rows = memoryview(self._arena)
-        self._rows = [[rows[i * FRAME_BYTES : (i + 1) * FRAME_BYTES]] for i in range(SUPERFRAMES)]
-        self._offsets: I64 = np.arange(SUPERFRAMES, dtype=np.int64) * FRAME_BYTES
+        self._rows = [[rows[i * FRAME_BYTES + _LEAD : (i + 1) * FRAME_BYTES]] for i in range(SUPERFRAMES)]
+        self._offsets: I64 = np.arange(SUPERFRAMES, dtype=np.int64) * FRAME_BYTES + _LEAD
         self._dropped = 0
 
     def _offload(self) -> bool:

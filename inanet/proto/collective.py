@@ -118,7 +118,13 @@ class Collective:
         return position - start
 
     def encode(
-        self, shard: Shard, start: int, stop: int, rows: NDArray[np.int32], slot0: int, misfit: NDArray[np.uint8]
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        rows: NDArray[np.int32],
+        slot0: int,
+        misfit: NDArray[np.uint8],
     ) -> None:
         """Fill payload and checksum of the rows of fragments ``start`` to ``stop - 1``.
 
@@ -195,4 +201,3 @@ class Collective:
     def overflow(self) -> int:
         """First element whose exact integer sum does not fit the dtype, or -1."""
         return self.state.format.overflow
-

@@ -154,7 +154,11 @@ FREE, COLLECT, SENT, RESULT = int(State.FREE), int(State.COLLECT), int(State.SEN
 SLOT0, COUNT_, FOLD = int(ShardColumn.SLOT0), int(ShardColumn.COUNT), int(ShardColumn.FOLD)
 TREE, JOB, SHARD = int(ShardColumn.TREE), int(ShardColumn.JOB), int(ShardColumn.SHARD)
 ACTIVE, COMMITTED = int(ShardColumn.ACTIVE), int(ShardColumn.COMMITTED)
-UP_LOGGED, DOWN_LOGGED, GROUP0 = int(ShardColumn.UP_LOGGED), int(ShardColumn.DOWN_LOGGED), int(ShardColumn.GROUP0)
+UP_LOGGED, DOWN_LOGGED, GROUP0 = (
+    int(ShardColumn.UP_LOGGED),
+    int(ShardColumn.DOWN_LOGGED),
+    int(ShardColumn.GROUP0),
+)
 LIVE, RETIRED, BIT = int(TreeColumn.LIVE), int(TreeColumn.RETIRED), int(TreeColumn.BIT)
 PARENT_ENDPOINT, IS_ROOT = int(TreeColumn.PARENT_ENDPOINT), int(TreeColumn.IS_ROOT)
 JOB_ID, VERSION = int(JobColumn.JOB), int(JobColumn.VERSION)
@@ -163,19 +167,25 @@ _LAST_GROUP_SIZE_MASK = (1 << GROUP_SHIFT) - 1
 
 
 @numba.njit("boolean(uint32, uint32)", cache=True, nogil=True, _nrt=False, inline="always")
-def newer32(a: int, b: int) -> bool:
+def newer32(a: int, b: int) -> Any:
     """Serial-number arithmetic on rounds."""
     return a != b and np.uint32(a - b) < np.uint32(0x80000000)
 
 
 @numba.njit("boolean(uint8, uint8)", cache=True, nogil=True, _nrt=False, inline="always")
-def newer8(a: int, b: int) -> bool:
+def newer8(a: int, b: int) -> Any:
     """Serial-number arithmetic on plan versions and attempts."""
     return a != b and np.uint8(a - b) < np.uint8(0x80)
 
 
-@numba.njit("uint32(uint32, uint32, uint32, uint32, uint32, uint64)", cache=True, nogil=True, _nrt=False, inline="always")
-def tag_of(w0: int, w1: int, w2: int, w3: int, w4: int, key: int) -> int:
+@numba.njit(
+    "uint32(uint32, uint32, uint32, uint32, uint32, uint64)",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+    inline="always",
+)
+def tag_of(w0: int, w1: int, w2: int, w3: int, w4: int, key: int) -> Any:
     """:func:`inanet.wire.xagg.header_tag` over five header words."""
     h = np.uint64(key)
     m = np.uint64(0x9E3779B97F4A7C15)
@@ -195,7 +205,13 @@ def tag_of(w0: int, w1: int, w2: int, w3: int, w4: int, key: int) -> int:
     return np.uint32(h & np.uint64(0xFFFFFFFF))
 
 
-@numba.njit("void(int64[:, ::1], int64[::1], int64, int64, int64, int64)", cache=True, nogil=True, _nrt=False, inline="always")
+@numba.njit(
+    "void(int64[:, ::1], int64[::1], int64, int64, int64, int64)",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+    inline="always",
+)
 def report(events: Any, used: Any, code: int, row: int, a: int, b: int) -> None:
     """Append one event; the array is sized so that a batch cannot overflow it."""
     i = used[0]
@@ -228,7 +244,9 @@ def blank(t: Tables, slot: int) -> None:
     t.rows[slot, 0] = 0
 
 
-@numba.njit(numba.void(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
+@numba.njit(
+    numba.void(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always"
+)
 def claim(t: Tables, slot: int, round_: int) -> None:
     """Reset a slot when a packet of another round than its own is the first to touch it."""
     if t.state[slot] == FREE or t.round[slot] != round_:
@@ -246,7 +264,8 @@ def claim(t: Tables, slot: int, round_: int) -> None:
 @numba.njit(
     numba.void(types.int32[:, ::1], types.int64, types.int32[::1], types.int64, types.int64, types.boolean),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
     inline="always",
 )
 def fold(rows: Any, slot: int, arena: Any, offset: int, how: int, first: bool) -> None:
@@ -271,20 +290,28 @@ def seal(t: Tables, slot: int, fold_: int) -> None:
 
 
 @numba.njit("boolean(int32[:, ::1], int64)", cache=True, nogil=True, _nrt=False)
-def row_is_sound(rows: Any, slot: int) -> bool:
+def row_is_sound(rows: Any, slot: int) -> Any:
     """Whether a row's payload still matches its linear checksum (R3)."""
     return np.uint32(rows[slot, CHECK]) == np.uint32(row_checksum(rows[slot], HEAD, CHECK - HEAD))
 
 
 @numba.njit(
-    numba.void(TABLES, types.int64, types.int64, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always"
+    numba.void(TABLES, types.int64, types.int64, types.int64, types.uint32),
+    cache=True,
+    nogil=True,
+    _nrt=False,
+    inline="always",
 )
 def stamp(t: Tables, row: int, fragment: int, kind: int, host: int) -> None:
     """Write the header of a slot's row for its next hop; ``kind`` includes the flags in its high nibble."""
     shard = t.shards[row]
     job_row = shard[JOB]
     slot = shard[SLOT0] + fragment
-    w0 = np.uint32(0xA1) | np.uint32(kind) << np.uint32(8) | np.uint32(t.jobs[job_row, JOB_ID]) << np.uint32(16)
+    w0 = (
+        np.uint32(0xA1)
+        | np.uint32(kind) << np.uint32(8)
+        | np.uint32(t.jobs[job_row, JOB_ID]) << np.uint32(16)
+    )
     w1 = np.uint32(host)
     w2 = np.uint32(fragment)
     w3 = np.uint32(t.round[slot])
@@ -305,7 +332,8 @@ def stamp(t: Tables, row: int, fragment: int, kind: int, host: int) -> None:
 @numba.njit(
     numba.void(TABLES, types.int64, types.int64, types.int64, types.int64[:, ::1], types.int64[::1]),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def emit_up(t: Tables, row: int, fragment: int, kind: int, events: Any, used: Any) -> None:
     """Emit stage towards the parent: stamp the row and log the fragment, once a round; a restart is sent again."""
@@ -330,7 +358,8 @@ def emit_up(t: Tables, row: int, fragment: int, kind: int, events: Any, used: An
 @numba.njit(
     numba.void(TABLES, types.int64, types.int64, types.int64, types.int64[:, ::1], types.int64[::1]),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def emit_down(t: Tables, row: int, fragment: int, kind: int, events: Any, used: Any) -> None:
     """Emit stage towards the children, and towards the node's own sink: the slot now holds the result."""

@@ -35,14 +35,19 @@ class LocalTensor:
         if not self.spec.propagate:
             position, index = form.locate_nonfinite(arrays)
             if position >= 0:
-                return position, f"has {arrays[position][index]} at element {index} of tensor {self.spec.name!r}"
+                return (
+                    position,
+                    f"has {arrays[position][index]} at element {index} of tensor {self.spec.name!r}",
+                )
         exponents = form.initial_exponents()
         following = form.initial_exponents()
         carry = form.uses_exponents and self.spec.mode is ExponentMode.CARRIED
         if carry and self._carried is not None:
             exponents[:] = self._carried
-        prologue = form.uses_exponents and self.spec.mode is not ExponentMode.FIXED and not (
-            carry and self._carried is not None
+        prologue = (
+            form.uses_exponents
+            and self.spec.mode is not ExponentMode.FIXED
+            and not (carry and self._carried is not None)
         )
         for low in range(0, form.fragments, CHUNK):
             high = min(low + CHUNK, form.fragments)

@@ -54,7 +54,9 @@ class Tree:
             memory.child_endpoint[self.row, index] = child.endpoint
             known = self.down.get(index)
             if known is None or known.endpoint != child.endpoint:
-                known = self.down[index] = Link(child.name, child.endpoint, child.bit, child.window, since=version)
+                known = self.down[index] = Link(
+                    child.name, child.endpoint, child.bit, child.window, since=version
+                )
                 memory.taken[self.row, index] = 0
             known.window = child.window
             known.since = max(known.since, version - _HORIZON)

@@ -358,10 +358,10 @@ class Node:
     def _on_restart_event(self, state: ShardState, code: int, fragment: int, b: int, now: float) -> None:
         """A root starts a fragment again, unless a later packet of the batch has settled the matter."""
         slot = state.slot0 + fragment
-        over = self._is_committed(state) or self.memory.round[slot] != state.round
-        if over or self.memory.state[slot] == State.RESULT:
+        touched = self.memory.round[slot] == state.round
+        if self._is_committed(state) or (touched and self.memory.state[slot] == State.RESULT):
             return
-        attempt = int(self.memory.attempt[slot])
+        attempt = int(self.memory.attempt[slot]) if touched else 0
         if code == Event.RESTART:
             self._restart(state, fragment, attempt + 1, b, now)
         elif is_newer(b, attempt, bits=8):
@@ -434,15 +434,15 @@ class Node:
 
     def _on_sent(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
         """The neighbour has sent everything of a round: look at every group, or say DONE (again)."""
-        if state.round is None or is_newer(h.round, state.round):
-            if child < 0 or not self._open_for(state, h.round):
-                stale = self._is_over(state, h.round)
-                if stale and child < 0:
-                    # these slots were made after that round: nothing below can lack a result of it
-                    self._say(state, link, Kind.DONE, down=True, round_=h.round)
-                    return
-                self._drop(Drop.STALE_ROUND if stale else Drop.NOT_OPEN)
+        ahead = state.round is None or is_newer(h.round, state.round)
+        if ahead and (child < 0 or not self._open_for(state, h.round)):
+            stale = self._is_over(state, h.round)
+            if stale and child < 0:
+                # these slots were made after that round: nothing below can lack a result of it
+                self._say(state, link, Kind.DONE, down=True, round_=h.round)
                 return
+            self._drop(Drop.STALE_ROUND if stale else Drop.NOT_OPEN)
+            return
         receiver = state.from_children.get(child) if child >= 0 else state.from_parent
         over = h.round != state.round or receiver is None
         if over or (receiver is not None and (state.confirmed if child < 0 else receiver.done)):

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from inanet.phy.device import Device
 from inanet.phy.memory import MemoryNetwork
 from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
+from inanet.proto.formats import make_format
 from inanet.proto.node import Node
 from inanet.proto.plan import (
     Child,
@@ -31,7 +32,6 @@ from inanet.proto.plan import (
     TensorLayout,
     TensorSpec,
 )
-from inanet.proto.formats import make_format
 from inanet.proto.reliability import Timing
 from inanet.testing.clock import FakeClock
 
@@ -180,7 +180,9 @@ class VirtualFabric:
             node.add_layout(self.job, layout)
         return layout
 
-    def begin(self, spec: TensorSpec, arrays: Mapping[int, NDArray[Any]], workers: Sequence[str] | None = None) -> int:
+    def begin(
+        self, spec: TensorSpec, arrays: Mapping[int, NDArray[Any]], workers: Sequence[str] | None = None
+    ) -> int:
         """Start a round at some workers (default: all); ``arrays`` by rank. Returns its number."""
         layout = self.layout(spec)
         round_ = self.next_round
@@ -202,7 +204,9 @@ class VirtualFabric:
 
     def done(self, round_: int) -> bool:
         """Whether all workers that are alive have reported a round done."""
-        finished = {name for name, event in self.log if isinstance(event, RoundDone) and event.round == round_}
+        finished = {
+            name for name, event in self.log if isinstance(event, RoundDone) and event.round == round_
+        }
         return finished >= {name for name in self.ranks if name in self.nodes}
 
     def refusals(self) -> list[Refused]:
@@ -244,7 +248,9 @@ class VirtualFabric:
             timers += [node.timer() for node in self.nodes.values()]
             due = [at for at in timers if at is not None]
             if not due:
-                raise Stuck(f"nothing on its way and no timer set at {self.clock.now:.6f} s; {self.figures()}")
+                raise Stuck(
+                    f"nothing on its way and no timer set at {self.clock.now:.6f} s; {self.figures()}"
+                )
             self.clock.now = max(self.clock.now, min(due))
             if self.clock.now > stop:
                 raise Stuck(f"not done after {deadline} s of virtual time; {self.figures()}")

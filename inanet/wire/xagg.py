@@ -201,7 +201,9 @@ def decode(data: bytes, key: int) -> Packet:
         raise MalformedPacket("short", f"{len(data)} B, the shortest packet has {CONTROL_BYTES}")
     header = np.frombuffer(data[:HEADER_BYTES], HEADER)[0]
     if header["magic"] != MAGIC_VERSION:
-        raise MalformedPacket("bad_magic", f"first byte is {int(header['magic']):#04x}, not {MAGIC_VERSION:#04x}")
+        raise MalformedPacket(
+            "bad_magic", f"first byte is {int(header['magic']):#04x}, not {MAGIC_VERSION:#04x}"
+        )
     code = int(header["kind"]) & KIND_MASK
     if code not in Kind._value2member_map_:
         raise MalformedPacket("bad_type", f"kind {code}")

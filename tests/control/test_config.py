@@ -85,7 +85,7 @@ delay = "1"
         "first",
         "node.listen: 0.0.0.0 is no address to be known by; allowed: the address or interface that the other "
         "nodes reach",
-        "node.transport: 'upd' is unknown (did you mean 'udp'?); allowed: 'udp' or 'rawip'",
+        "node.transport: 'upd' is unknown (did you mean 'udp'?); allowed: 'udp', 'rawip', 'packet' or 'tun'",
         "node.receive_buffer: '4 mib' has the unknown unit 'mib' (did you mean 'MiB'?); allowed: a number "
         "and one of B, KiB, MiB, GiB, TiB, kB, MB, GB, TB, e.g. '64 MiB'",
         "node.send_buffer: 1 KiB is out of range; allowed: 64 KiB to 1 GiB",

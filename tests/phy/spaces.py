@@ -68,6 +68,15 @@ class Space:
                 netlink.addr("add", index=index, address=address, prefixlen=24)
             netlink.link("set", index=index, state="up", **attributes)
 
+    def bridge(self, name: str, ports: list[str]) -> None:
+        """Connect interfaces of the namespace of this thread by a switch."""
+        with IPRoute() as netlink:
+            netlink.link("add", ifname=name, kind="bridge")
+            index = netlink.link_lookup(ifname=name)[0]
+            for port in ports:
+                netlink.link("set", index=netlink.link_lookup(ifname=port)[0], master=index)
+        self.setup(name)
+
     def close(self) -> None:
         """Let go of the namespace."""
         os.close(self.fd)

@@ -81,6 +81,16 @@ def test_super_frames_stay_whole_both_ways(open_tun: OpenTun, peer: UdpDevice) -
     assert device.counters()["rx_superframes"] - device.counters()["rx_foreign"] == 3
 
 
+def test_packets_of_fragment_size_are_aligned(open_tun: OpenTun, peer: UdpDevice) -> None:
+    device = open_tun("10.76.1.2")
+    assert peer.send(rows(device.endpoint, 130)) == 130
+    seen = 0
+    while (batch := device.receive()) is not None:
+        seen += len(batch)
+        assert not (batch.offsets % 4).any()
+    assert seen == 130
+
+
 def test_two_devices_through_a_forwarding_host(open_tun: OpenTun, space: Space) -> None:
     space.run(forward_packets)
     one, other = open_tun("10.76.1.2"), open_tun("10.76.1.3")

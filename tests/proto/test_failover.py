@@ -98,9 +98,10 @@ def test_two_aggregators_die_one_after_the_other():
             base = fabric.nodes["ps"].stats()["contributions_in"]
             number = fabric.begin(spec, arrays)
             for limit in (300, 900):
-                fabric.run(lambda limit=limit: fabric.nodes["ps"].stats()["contributions_in"] >= base + limit)
+                goal = base + limit
+                fabric.run(lambda goal=goal: fabric.nodes["ps"].stats()["contributions_in"] >= goal)
                 next(actions)()
-            fabric.run(lambda: fabric.done(number))
+            fabric.run(lambda number=number: fabric.done(number))
         results.append(arrays[0].tobytes())
     assert results == reference(ExponentMode.CARRIED)
 

@@ -22,7 +22,14 @@ def impaired(seed, **shares):
     return wrap
 
 
-ALL_FIVE = {"drop": 0.05, "duplicate": 0.05, "reorder": 0.05, "corrupt": 0.05, "delay": (0.0, 0.003), "delayed": 0.05}
+ALL_FIVE = {
+    "drop": 0.05,
+    "duplicate": 0.05,
+    "reorder": 0.05,
+    "corrupt": 0.05,
+    "delay": (0.0, 0.003),
+    "delayed": 0.05,
+}
 
 
 def run_rounds(fabric: VirtualFabric, spec: TensorSpec, rounds: int = 3) -> list[bytes]:

@@ -12,7 +12,9 @@ DEEP = {"ps": None, "a0": "ps", "a1": "a0", "w0": "a1", "w1": "a1", "w2": "a0", 
 ONE_EACH = {f"w{i}": [i] for i in range(4)}
 
 
-def spec_of(count: int, op: str = "sum", mode: ExponentMode = ExponentMode.CARRIED, dtype: str = "f32") -> TensorSpec:
+def spec_of(
+    count: int, op: str = "sum", mode: ExponentMode = ExponentMode.CARRIED, dtype: str = "f32"
+) -> TensorSpec:
     return TensorSpec("t", dtype, (count,), op, mode, 1e8 if mode is ExponentMode.FIXED else 0.0)
 
 

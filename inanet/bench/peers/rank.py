@@ -56,10 +56,10 @@ class Sample(NamedTuple):
 
     #: of the slowest rank, from the barrier on
     seconds: float
-    #: processor time of all ranks and helpers
+    #: processor time of all ranks, helpers and servers
     cpu: float
-    #: that of the helpers alone
-    helped: float
+    #: that of the servers alone
+    served: float
 
 
 @dataclass(slots=True)
@@ -70,6 +70,8 @@ class Team:
     processes: list[subprocess.Popen[str]]
     #: processes beside the ranks whose processor time counts as well
     helpers: Sequence[int] = ()
+    #: and those of them that add up what all ranks send
+    servers: Sequence[int] = ()
 
     def wait_ready(self, deadline: float) -> None:
         """Raises :class:`Failure` naming the peer if a rank does not start."""
@@ -78,16 +80,22 @@ class Team:
     def run(self, size: int, deadline: float = 120.0) -> Sample:
         """One all-reduce of ``size`` bytes. Raises :class:`Failure` for a wrong sum, or for a rank that ends or is
         not done in ``deadline`` seconds."""
-        before = sum(cpu_seconds(pid) for pid in self.helpers)
+        helped, served = self._spent(self.helpers), self._spent(self.servers)
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps({"bytes": size}) + "\n")
             process.stdin.flush()
         answers = self._answers(deadline, f"an all-reduce of {size} B")
-        helped = sum(cpu_seconds(pid) for pid in self.helpers) - before
+        helped, served = self._spent(self.helpers) - helped, self._spent(self.servers) - served
         if any("wrong" in answer for answer in answers):
             raise Failure(f"{self.name}: wrong sum for {size} B")
-        return Sample(max(a["seconds"] for a in answers), sum(a["cpu"] for a in answers) + helped, helped)
+        return Sample(
+            max(a["seconds"] for a in answers), sum(a["cpu"] for a in answers) + helped + served, served
+        )
+
+    @staticmethod
+    def _spent(processes: Sequence[int]) -> float:
+        return sum(cpu_seconds(pid) for pid in processes)
 
     def _answers(self, deadline: float, what: str) -> list[dict[str, Any]]:
         stop = time.monotonic() + deadline

@@ -50,7 +50,9 @@ def read_header(arena: NDArray[np.int32], offset: int) -> Header:
 
 
 @numba.njit(
-    "void(int32[:, ::1], int64, uint32, uint32, uint32, uint32, uint32, uint64, int64)", cache=True, nogil=True
+    "void(int32[:, ::1], int64, uint32, uint32, uint32, uint32, uint32, uint64, int64)",
+    cache=True,
+    nogil=True,
 )
 def _seal_control(
     rows: Any, entry: int, w0: int, w1: int, w2: int, w3: int, w4: int, key: int, body: int

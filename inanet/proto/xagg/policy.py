@@ -15,13 +15,11 @@ from inanet.kernels.checksum import row_checksum
 from inanet.proto.engine import (
     ACTIVE,
     BIT,
-    CHECK,
     COLLECT,
     COMMITTED,
     COUNT_,
     FOLD,
     FREE,
-    HEAD,
     IS_ROOT,
     JOB,
     LIVE,
@@ -51,18 +49,32 @@ from inanet.proto.engine import (
     stamp,
     tag_of,
 )
+from inanet.proto.slots import CHECK, HEAD
 from inanet.wire.drops import Drop
 from inanet.wire.xagg import CONTROL_BYTES, LOST_BYTES, MAGIC_VERSION, ROW_BYTES, Kind
 
-K_DATA, K_EXPONENT, K_RESULT, K_RESTART = int(Kind.DATA), int(Kind.EXPONENT), int(Kind.RESULT), int(Kind.RESTART)
+K_DATA, K_EXPONENT, K_RESULT, K_RESTART = (
+    int(Kind.DATA),
+    int(Kind.EXPONENT),
+    int(Kind.RESULT),
+    int(Kind.RESTART),
+)
 K_SENT, K_LOST, K_CREDIT = int(Kind.SENT), int(Kind.LOST), int(Kind.CREDIT)
 OK, SHORT, OVERSIZED = int(Drop.OK), int(Drop.SHORT), int(Drop.OVERSIZED)
 BAD_MAGIC, BAD_TYPE, FOREIGN_JOB = int(Drop.BAD_MAGIC), int(Drop.BAD_TYPE), int(Drop.FOREIGN_JOB)
 BAD_TAG, BAD_CHECKSUM = int(Drop.BAD_TAG), int(Drop.BAD_CHECKSUM)
-UNKNOWN_SHARD, BAD_FRAGMENT, FOREIGN_HOST = int(Drop.UNKNOWN_SHARD), int(Drop.BAD_FRAGMENT), int(Drop.FOREIGN_HOST)
+UNKNOWN_SHARD, BAD_FRAGMENT, FOREIGN_HOST = (
+    int(Drop.UNKNOWN_SHARD),
+    int(Drop.BAD_FRAGMENT),
+    int(Drop.FOREIGN_HOST),
+)
 STALE_PLAN, FUTURE_PLAN = int(Drop.STALE_PLAN), int(Drop.FUTURE_PLAN)
 STALE_ROUND, NOT_OPEN = int(Drop.STALE_ROUND), int(Drop.NOT_OPEN)
-STALE_ATTEMPT, FUTURE_ATTEMPT, DUPLICATE = int(Drop.STALE_ATTEMPT), int(Drop.FUTURE_ATTEMPT), int(Drop.DUPLICATE)
+STALE_ATTEMPT, FUTURE_ATTEMPT, DUPLICATE = (
+    int(Drop.STALE_ATTEMPT),
+    int(Drop.FUTURE_ATTEMPT),
+    int(Drop.DUPLICATE),
+)
 E_CONTROL, E_GROUP_END, E_ANSWER = int(Event.CONTROL), int(Event.GROUP_END), int(Event.ANSWER)
 E_RESTART, E_AMNESIA, E_CORRUPT, E_OPENED = (
     int(Event.RESTART),
@@ -78,9 +90,13 @@ _BATCH_ARGS = (TABLES, types.int32[::1], types.int64, types.int64, types.int64)
 
 
 @numba.njit(
-    types.int64(TABLES, types.int32[::1], types.int64, types.int64), cache=True, nogil=True, _nrt=False, inline="always"
+    types.int64(TABLES, types.int32[::1], types.int64, types.int64),
+    cache=True,
+    nogil=True,
+    _nrt=False,
+    inline="always",
 )
-def parse(t: Tables, arena: Any, offset: int, length: int) -> int:
+def parse(t: Tables, arena: Any, offset: int, length: int) -> Any:
     """Length, magic, type, job, tag and checksum of one packet, each before anything that relies on it."""
     if length < _CONTROL or offset & 3:
         return SHORT
@@ -120,7 +136,7 @@ def parse(t: Tables, arena: Any, offset: int, length: int) -> int:
 
 
 @numba.njit(types.int64(types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
-def bit_index(host: int) -> int:
+def bit_index(host: int) -> Any:
     """Index of the only bit of ``host``; -1 if it has none or several."""
     if host == 0 or host & np.uint32(host - np.uint32(1)):
         return -1
@@ -130,8 +146,10 @@ def bit_index(host: int) -> int:
     return index
 
 
-@numba.njit(types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
-def effective(t: Tables, tree: int, bitmap: int) -> int:
+@numba.njit(
+    types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always"
+)
+def effective(t: Tables, tree: int, bitmap: int) -> Any:
     """Bitmap with every retired id in it replaced by the ids it stands for (R5)."""
     retired = np.uint32(t.trees[tree, RETIRED])
     done = np.uint32(0)
@@ -148,10 +166,11 @@ def effective(t: Tables, tree: int, bitmap: int) -> int:
 @numba.njit(
     types.int64(TABLES, types.int64, types.int64, types.uint32, types.int64, types.uint8),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
     inline="always",
 )
-def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, plan: int) -> int:
+def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, plan: int) -> Any:
     """Child index of an uplink packet, or minus the reason why it is none of ours."""
     child = bit_index(host)
     if child < 0:
@@ -170,10 +189,11 @@ def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, pl
 @numba.njit(
     types.int64(TABLES, types.int64, types.uint32, types.int64[:, ::1], types.int64[::1]),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
     inline="always",
 )
-def admit_round(t: Tables, row: int, round_: int, events: Any, used: Any) -> int:
+def admit_round(t: Tables, row: int, round_: int, events: Any, used: Any) -> Any:
     """Whether a shard takes packets of this round; a newer one opens it if the last one is committed (R4)."""
     active = np.uint32(t.shards[row, ACTIVE])
     if not t.shards[row, COMMITTED]:
@@ -200,7 +220,8 @@ def exponent_row(rows: Any, slot: int, exponent: int) -> None:
 @numba.njit(
     numba.void(TABLES, types.int64, types.int64, types.int64[:, ::1], types.int64[::1], types.int64[::1]),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts: Any) -> None:
     """Every live child is in: hand the fragment on, or start it again with the exponent somebody asked for."""
@@ -240,11 +261,12 @@ def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts:
         types.int64[::1],
     ),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def adopt(
     t: Tables, arena: Any, o: int, row: int, fragment: int, attempt: int, events: Any, used: Any, counts: Any
-) -> int:
+) -> Any:
     """A result takes a slot over, whoever it comes from (R4).
 
     One of an older attempt is the same, bit for bit, if this attempt has the exponent of the one before it.
@@ -274,11 +296,21 @@ def adopt(
         types.int64[::1],
     ),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def take_contribution(
-    t: Tables, arena: Any, o: int, row: int, fragment: int, child: int, kind: int, events: Any, used: Any, counts: Any
-) -> int:
+    t: Tables,
+    arena: Any,
+    o: int,
+    row: int,
+    fragment: int,
+    child: int,
+    kind: int,
+    events: Any,
+    used: Any,
+    counts: Any,
+) -> Any:
     """Admit, fold and emit one packet of a child (Algorithm 1, lines 5 to 13)."""
     shard = t.shards[row]
     tree = shard[TREE]
@@ -335,9 +367,12 @@ def take_contribution(
         types.int64[::1],
     ),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
-def take_result(t: Tables, arena: Any, o: int, row: int, fragment: int, events: Any, used: Any, counts: Any) -> int:
+def take_result(
+    t: Tables, arena: Any, o: int, row: int, fragment: int, events: Any, used: Any, counts: Any
+) -> Any:
     """One result from the parent: it overwrites whatever the slot held and goes on downwards (R4)."""
     shard = t.shards[row]
     round_ = np.uint32(arena[o + 3])
@@ -367,11 +402,20 @@ def take_result(t: Tables, arena: Any, o: int, row: int, fragment: int, events: 
         types.int64[::1],
     ),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def take(
-    t: Tables, arena: Any, index: int, offset: int, length: int, source: int, events: Any, used: Any, counts: Any
-) -> int:
+    t: Tables,
+    arena: Any,
+    index: int,
+    offset: int,
+    length: int,
+    source: int,
+    events: Any,
+    used: Any,
+    counts: Any,
+) -> Any:
     """One packet through the four stages; its drop reason, 0 if it was used."""
     verdict = parse(t, arena, offset, length)
     if verdict != OK:
@@ -433,7 +477,8 @@ def take(
         types.int64[::1],
     ),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def ingest(
     t: Tables,
@@ -453,9 +498,12 @@ def ingest(
 
 
 @numba.njit(
-    numba.void(TABLES, types.int64, types.int64, types.int64, types.uint8[::1], types.int64[:, ::1], types.int64[::1]),
+    numba.void(
+        TABLES, types.int64, types.int64, types.int64, types.uint8[::1], types.int64[:, ::1], types.int64[::1]
+    ),
     cache=True,
-    nogil=True, _nrt=False,
+    nogil=True,
+    _nrt=False,
 )
 def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: Any, used: Any) -> None:
     """A worker's own fragments ``first`` to ``last - 1``, already encoded in their rows, enter the emission log.
@@ -477,7 +525,10 @@ def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: 
 
 
 @numba.njit(
-    numba.void(TABLES, types.int64, types.int64[::1], types.uint8[::1], types.uint8[::1]), cache=True, nogil=True, _nrt=False
+    numba.void(TABLES, types.int64, types.int64[::1], types.uint8[::1], types.uint8[::1]),
+    cache=True,
+    nogil=True,
+    _nrt=False,
 )
 def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) -> None:
     """Empty slots for a later attempt with a new exponent, 0: the same one (R1); nothing is in them any more."""
@@ -507,7 +558,7 @@ def restamp(t: Tables, row: int) -> None:
 
 
 @numba.njit(types.int64(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
-def mend(t: Tables, row: int, fragment: int) -> int:
+def mend(t: Tables, row: int, fragment: int) -> Any:
     """Check a row in memory before it is sent again (R3): 0 sound, 1 its header was damaged and is written anew, 2 its
     payload is damaged. Only for slots that are SENT or RESULT.
     """
@@ -529,14 +580,19 @@ def mend(t: Tables, row: int, fragment: int) -> int:
     if t.state[slot] == RESULT:
         stamp(t, row, fragment, K_RESULT, np.uint32(0))
     else:
-        stamp(t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, np.uint32(t.trees[shard[TREE], BIT]))
+        stamp(
+            t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, np.uint32(t.trees[shard[TREE], BIT])
+        )
     return 1
 
 
 @numba.njit(
-    types.int64(TABLES, types.int64, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True, _nrt=False
+    types.int64(TABLES, types.int64, types.int64, types.int64, types.uint8[::1]),
+    cache=True,
+    nogil=True,
+    _nrt=False,
 )
-def missing_from_child(t: Tables, row: int, child: int, group: int, bits: Any) -> int:
+def missing_from_child(t: Tables, row: int, child: int, group: int, bits: Any) -> Any:
     """Which fragments of a group a child still owes: sets one bit each in ``bits`` (128 bytes), returns how many."""
     shard = t.shards[row]
     tree = shard[TREE]
@@ -556,8 +612,10 @@ def missing_from_child(t: Tables, row: int, child: int, group: int, bits: Any) -
     return missing
 
 
-@numba.njit(types.int64(TABLES, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True, _nrt=False)
-def missing_results(t: Tables, row: int, group: int, bits: Any) -> int:
+@numba.njit(
+    types.int64(TABLES, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True, _nrt=False
+)
+def missing_results(t: Tables, row: int, group: int, bits: Any) -> Any:
     """Which results of a group this node still lacks; as :func:`missing_from_child`."""
     shard = t.shards[row]
     round_ = np.uint32(shard[ACTIVE])
