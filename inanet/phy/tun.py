@@ -91,7 +91,7 @@ class TunPort:
             raise
         self.mtu = mtu
         self._arena = np.zeros(SUPERFRAMES * FRAME_BYTES, np.uint8)
-        rows = memoryview(self._arena)
+        rows = self._arena.data
         self._rows = [[rows[i * FRAME_BYTES + _LEAD : (i + 1) * FRAME_BYTES]] for i in range(SUPERFRAMES)]
         self._offsets: I64 = np.arange(SUPERFRAMES, dtype=np.int64) * FRAME_BYTES + _LEAD
         self._dropped = 0

@@ -78,7 +78,7 @@ class FrameBatch:
 @numba.njit("int64(uint8[::1], int64)", cache=True, nogil=True)
 def big16(arena: U8, at: int) -> int:
     """The big-endian 16-bit word at ``at``."""
-    return np.int64(arena[at]) << 8 | np.int64(arena[at + 1])
+    return int(arena[at]) << 8 | int(arena[at + 1])
 
 
 @numba.njit("void(uint8[::1], int64, int64)", cache=True, nogil=True)
@@ -92,9 +92,9 @@ def put16(arena: U8, at: int, value: int) -> None:
 def internet_sum(arena: U8, at: int, length: int, total: int) -> int:
     """Ones' complement sum of big-endian 16-bit words on top of ``total``, folded to 16 bits (RFC 1071)."""
     for i in range(at, at + length - 1, 2):
-        total += np.int64(arena[i]) << 8 | np.int64(arena[i + 1])
+        total += int(arena[i]) << 8 | int(arena[i + 1])
     if length & 1:
-        total += np.int64(arena[at + length - 1]) << 8
+        total += int(arena[at + length - 1]) << 8
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return total
