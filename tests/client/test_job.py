@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 import inanet
+from inanet.control.session import MOST_AHEAD
 from inanet.proto.plan import ExponentMode, TensorSpec
 from tests.client.agent import Agent, error_from, run_all
 
@@ -231,12 +232,22 @@ class TestAsync:
         assert arrays[0].tolist() == [2, 2, 2]
         assert len(agent.backend.rounds) == 2
 
-    def test_more_than_may_be_on_their_way(self, job: inanet.Job, agent: Agent) -> None:
-        arrays = [np.full(2, number, np.int32) for number in range(600)]
-        handles = [job.all_reduce_async(mine) for mine in arrays]
-        for handle in handles:
-            handle.wait()
-        assert len(agent.backend.rounds) == 600
+    def test_as_many_as_one_likes(self, job: inanet.Job, agent: Agent) -> None:
+        handles = [job.all_reduce_async(np.full(2, number, np.int32)) for number in range(600)]
+        assert [int(handle.wait()[0]) for handle in handles] == list(range(600))
+
+    def test_more_than_may_be_on_their_way_wait_for_room(self, job: inanet.Job, agent: Agent) -> None:
+        agent.backend.held = True
+        handles = [job.all_reduce_async(np.ones(1, np.int32)) for _ in range(MOST_AHEAD)]
+        job.timeout = 0.01
+        error = error_from(lambda: job.all_reduce_async(np.ones(1, np.int32)))
+        assert isinstance(error, inanet.RoundTimeout)
+        assert error.round == 1
+        agent.until(lambda: len(agent.backend.rounds) == MOST_AHEAD)
+        agent.do(lambda: agent.backend.futures[1].set_result(None))
+        handles[0].wait()
+        # the one that found no room does not count
+        assert job.all_reduce_async(np.ones(1, np.int32)).round == MOST_AHEAD + 1
 
     def test_waiting_gives_up_but_the_round_goes_on(self, job: inanet.Job, agent: Agent) -> None:
         agent.backend.held = True

@@ -1,7 +1,7 @@
 """The server against processes that do not keep to the conversation, and with the socket file."""
 
-import asyncio
 import contextlib
+import fcntl
 import os
 import socket
 import stat
@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.aio import local_session
+from inanet.aio import local_listener, local_session
 from inanet.aio.local import LocalServer
 from inanet.control import segments
 from inanet.control.session import MOST_AHEAD, PROTOCOL, Unpacker, pack
-from tests.client.agent import PATIENCE, Agent, LoopbackBackend, error_from, run_all
+from tests.client.agent import PATIENCE, Agent, LoopbackBackend, error_from
 
 HELLO = {"protocol": PROTOCOL, "job": "train", "rank": 0, "world": 1, "local_world": 1}
 REDUCE: dict[str, Any] = {
@@ -437,34 +437,27 @@ class TestSocketFile:
         assert path.is_socket()
         await other.close()
 
-    async def test_many_starting_at_once_leave_one(self, tmp_path: Path) -> None:
-        path = tmp_path / "worker.sock"
-        with socket.socket(socket.AF_UNIX) as dead:
-            dead.bind(str(path))
+    async def test_nobody_replaces_it_meanwhile(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Two servers that find a stale socket, and each replaces what it finds, would both believe to listen."""
+        listen = local_listener._listen
+        alone = []
 
-        def start() -> bool:
-            async def attempt() -> bool:
-                server = LocalServer(path, LoopbackBackend())
-                try:
-                    await server.start()
-                except OSError:
-                    return False
-                started.append(server)
-                return True
+        def watched(path: Path, mode: int) -> socket.socket:
+            directory = os.open(tmp_path, os.O_RDONLY)
+            try:
+                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                alone.append(True)
+            finally:
+                os.close(directory)
+            return listen(path, mode)
 
-            return asyncio.run(attempt())
-
-        started: list[LocalServer] = []
-        outcomes = await asyncio.to_thread(run_all, lambda _: start(), 8)
-        assert outcomes.count(True) == 1
-        assert path.is_socket()
-        # its loop is gone; only the file and the descriptors are left
-        for server in started:
-            listener = server._listener
-            assert listener._socket is not None
-            listener._socket.close()
-            assert listener._spare is not None
-            os.close(listener._spare)
+        monkeypatch.setattr(local_listener, "_listen", watched)
+        server = await self.opened(tmp_path / "worker.sock")
+        assert alone == [True]
+        await server.close()
 
     async def test_a_path_where_no_file_can_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
