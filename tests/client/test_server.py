@@ -440,7 +440,7 @@ class TestSocketFile:
     async def test_nobody_replaces_it_meanwhile(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Two servers that find a stale socket, and each replaces what it finds, would both believe to listen."""
+        """Two servers that find one stale socket, and each replace it, would both believe to listen."""
         listen = local_listener._listen
         alone = []
 
