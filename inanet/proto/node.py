@@ -68,6 +68,8 @@ class Node:
         self._misfit: NDArray[np.uint8] = np.zeros(CHUNK, np.uint8)
         self._bits: NDArray[np.uint8] = np.zeros(LOST_BODY_BYTES, np.uint8)
         self._next_timer: float | None = None
+        #: something has happened since :meth:`transmit` last found nothing more to send
+        self._stirred = False
         self.rows_sent = 0
         self._retransmissions = 0
         #: fragments of this host's own tensors, data and exponents, each counted once
@@ -99,6 +101,7 @@ class Node:
             job = Job(plan.job, self.memory.add_job(plan.job, plan.version, plan.key), plan)
             self._jobs[plan.job] = job
         job.plan = plan
+        self._stirred = True
         self.memory.jobs[job.row, JobColumn.VERSION] = plan.version & 0xFF
         self.memory.keys[job.row] = plan.key
         for placement in plan.placements:
@@ -198,6 +201,7 @@ class Node:
         if collective.refused:
             self._refuse(job, collective)
             return
+        self._stirred = True
         for state in job.shards_of(tensor):
             state.waiting.append(collective)
         self._start_waiting(job, tensor, now)
@@ -240,6 +244,7 @@ class Node:
         job = self._jobs.get(job_id)
         if job is None:
             return
+        self._stirred = True
         collective = job.collectives.pop(round_, None)
         number = round_ & 0xFFFFFFFF
         concerned = {state.shard.tensor for state in job.shards.values() if self._is_running(state, number)}
@@ -307,6 +312,7 @@ class Node:
         if len(self._reported) < need:
             self._reported = np.zeros((need, 4), np.int64)
         self._used[0] = 0
+        self._stirred = True
         arena = batch.arena[: len(batch.arena) & ~3].view(np.int32)
         policy.ingest(
             self._tables,
@@ -711,15 +717,14 @@ class Node:
     def transmit(self, now: float) -> Iterator[Transmission]:
         """What may leave now, control packets first; stop iterating when the device is full."""
         yield from self._outbox.take()
-        progress = True
-        while progress:
-            progress = False
+        while self._stirred:
+            self._stirred = False
             for job in list(self._jobs.values()):
                 for tree in list(job.trees.values()):
                     for link in tree.links():
                         burst = self._burst(tree, link, now)
                         if burst is not None:
-                            progress = True
+                            self._stirred = True
                             yield burst
             if self._outbox:
                 yield from self._outbox.take()
@@ -830,6 +835,7 @@ class Node:
     def on_timer(self, now: float) -> None:
         """Look at groups that are due, repeat what was not answered, notice who is silent."""
         self._next_timer = None
+        self._stirred = True
         for state in list(self._by_row.values()):
             self._ready_timer(state, now)
             if state.round is None or self._is_committed(state):
