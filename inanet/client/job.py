@@ -234,6 +234,9 @@ class Job:
         """Leave the job; collectives that are on their way end with an error. Closing twice is fine."""
         self._conversation.close()
 
+    def __repr__(self) -> str:
+        return f"<inanet.Job {self.name!r}, rank {self.rank} of {self.world}>"
+
     def __enter__(self) -> Self:
         return self
 

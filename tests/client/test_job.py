@@ -390,6 +390,7 @@ def test_stats_come_from_the_backend(job: inanet.Job) -> None:
 def test_attributes_and_closing(agent: Agent) -> None:
     with agent.connect("mine", 0, 1) as job:
         assert (job.name, job.rank, job.world) == ("mine", 0, 1)
+        assert repr(job) == "<inanet.Job 'mine', rank 0 of 1>"
     job.close()
     error = error_from(lambda: job.all_reduce(np.zeros(1, np.float32)))
     assert type(error) is inanet.AgentUnavailable
