@@ -1,8 +1,9 @@
-"""Ties a sans-IO node to a device and an event loop: feed batches, send what it has, re-arm one timer, hand on events.
+"""Ties a sans-IO node to a device and an event loop: feed batches, send what it has, re-arm one timer, hand
+on events.
 
-Nothing else happens here. The device is read until it is empty or a budget is used up, so that timers and the control
-plane get their turn under load; sending stops when the device is full or its rate used up, and goes on when the device
-says so.
+Nothing else happens here. The device is read until it is empty or a budget is used up, so that timers and the
+control plane get their turn under load; sending stops when the device is full or its rate used up, and goes
+on when the device says so.
 """
 
 import asyncio
@@ -32,7 +33,8 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._out: Iterator[Transmission] | None = None
         self._pending: tuple[Transmission, int] | None = None
-        #: what is watched while something is pending: a descriptor to read, or the device's own to write (``None``)
+        #: what is watched while something is pending: a descriptor to read, or the device's own to write
+        #: (``None``)
         self._retry: int | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due: float | None = None
@@ -49,16 +51,21 @@ class Driver:
         return self._loop.time()
 
     def kick(self) -> None:
-        """The node may have something to send or to say: its plan, a layout or a round was changed from outside."""
+        """The node may have something to send or to say: its plan, a layout or a round was changed from
+        outside.
+        """
         if self._kick is None and not self._closed:
             self._kick = self._loop.call_soon(self._kicked)
 
     def join(self, group: int) -> None:
-        """Also receive what is sent to a multicast group, an endpoint. Raises ``OSError`` if the device cannot."""
+        """Also receive what is sent to a multicast group, an endpoint. Raises ``OSError`` if the device
+        cannot.
+        """
         if not isinstance(self.device, GroupReceiver):
             raise OSError(
                 errno.EOPNOTSUPP,
-                f"{show(self.device.endpoint)} cannot receive the group {show(group)}: use unicast, or the udp device",
+                f"{show(self.device.endpoint)} cannot receive the group {show(group)}: use unicast, or the udp "
+                "device",
             )
         descriptor = self.device.join(group)
         if descriptor is not None and group not in self._groups:
@@ -160,7 +167,8 @@ class Driver:
         now = self._loop.time()
         at = self.node.timer()
         if at is not None and at <= now + 0.0005:
-            # event loops fire up to a clock tick early; the node must see its deadline reached or it would spin
+            # event loops fire up to a clock tick early; the node must see its deadline reached or it would
+            # spin
             self.node.on_timer(max(now, at))
         self._pump()
 

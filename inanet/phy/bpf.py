@@ -1,4 +1,6 @@
-"""Classic BPF programs for sockets: the kernel drops what a socket is not meant to see before it costs buffer."""
+"""Classic BPF programs for sockets: the kernel drops what a socket is not meant to see before it costs
+buffer.
+"""
 
 import ctypes
 import socket
@@ -26,10 +28,11 @@ DROP_ALL: tuple[Instruction, ...] = ((_RETURN, 0, 0, 0),)
 
 
 def udp_filter(own: Sequence[int]) -> list[Instruction]:
-    """Takes unfragmented UDP over IPv4 over Ethernet, addressed to this host's hardware, for the endpoints ``own``.
+    """Takes unfragmented UDP over IPv4 over Ethernet, addressed to this host's hardware, for the endpoints
+    ``own``.
 
-    Addresses and ports are matched independently of each other: a finer distinction is left to the reader. Raises
-    ``ValueError`` for more endpoints than jumps can span.
+    Addresses and ports are matched independently of each other: a finer distinction is left to the reader.
+    Raises ``ValueError`` for more endpoints than jumps can span.
     """
     addresses = sorted({endpoint >> 16 for endpoint in own})
     ports = sorted({endpoint & 0xFFFF for endpoint in own})

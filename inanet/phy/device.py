@@ -48,14 +48,14 @@ class Device(Protocol):
 
         Fewer than ``len(transmission) - start`` means that sending would block: wait for what
         :meth:`retry_fileno` says and call again with ``start`` advanced. A packet that was taken may still be
-        lost, as on any network. Raises ``ValueError`` for a transmission that no network could carry and ``OSError`` naming
-        the destination for one that this network cannot (MTU).
+        lost, as on any network. Raises ``ValueError`` for a transmission that no network could carry and
+        ``OSError`` naming the destination for one that this network cannot (MTU).
         """
         ...
 
     def retry_fileno(self) -> int | None:
-        """After a send that took fewer packets than offered: the descriptor that becomes *readable* when sending
-        can go on, or ``None``: the device's own becomes *writable*.
+        """After a send that took fewer packets than offered: the descriptor that becomes *readable* when
+        sending can go on, or ``None``: the device's own becomes *writable*.
         """
         ...
 
@@ -88,8 +88,8 @@ class GroupReceiver(Protocol):
     def join(self, group: int) -> int | None:
         """Receive packets to ``group``, an endpoint; their source is the endpoint of whoever sent them.
 
-        Returns a descriptor that must be watched beside the device's own until the group is left, or ``None``.
-        Raises ``ValueError`` for an address that is no group.
+        Returns a descriptor that must be watched beside the device's own until the group is left, or
+        ``None``. Raises ``ValueError`` for an address that is no group.
         """
         ...
 

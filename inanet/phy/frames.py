@@ -27,8 +27,8 @@ from inanet.wire.batch import I64, U8, U64
 def put_headers(out: U8, at: int, template: U8, link: int, packets: int, length: int, payload: int) -> None:
     """Write the headers of a frame with ``packets`` packets of ``length`` bytes, ``payload`` in all.
 
-    ``template`` is a header with everything that the frames of a transmission share; virtio-net header, ``link``
-    bytes, IPv4 without options, UDP. The UDP checksum is left to whoever cuts the segments.
+    ``template`` is a header with everything that the frames of a transmission share; virtio-net header,
+    ``link`` bytes, IPv4 without options, UDP. The UDP checksum is left to whoever cuts the segments.
     """
     for j in range(len(template)):
         out[at + j] = template[j]
@@ -66,8 +66,8 @@ def gather_frames(
 ) -> int:
     """As :func:`inanet.phy.mmsg.gather`, with an iovec of headers before the packets of each frame.
 
-    ``headers`` has ``len(template)`` bytes for each message and lies at ``headers_base``; ``iovecs`` has room for
-    ``segments + 1`` rows per message.
+    ``headers`` has ``len(template)`` bytes for each message and lies at ``headers_base``; ``iovecs`` has room
+    for ``segments + 1`` rows per message.
     """
     at = start
     used = 0
@@ -99,8 +99,8 @@ def gather_frames(
 class FrameTable:
     """Headers and gather lists for up to ``messages`` super-frames of one transmission.
 
-    ``source`` is the own endpoint, ``hardware`` the own MAC address, or ``b""`` where frames begin with the IP header
-    (TUN). ``words`` are ``mmsghdr`` rows as in :mod:`inanet.phy.mmsg`.
+    ``source`` is the own endpoint, ``hardware`` the own MAC address, or ``b""`` where frames begin with the
+    IP header (TUN). ``words`` are ``mmsghdr`` rows as in :mod:`inanet.phy.mmsg`.
     """
 
     def __init__(self, messages: int, segments: int, source: int, hardware: bytes) -> None:
@@ -142,7 +142,7 @@ class FrameTable:
         self._put_endpoint(ip + 16, ip + 22, destination)
 
     def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
-        """Fill the table from ``offsets[start:]``; returns the number of messages. See :func:`gather_frames`."""
+        """Fill the table from ``offsets[start:]``; returns how many messages. See :func:`gather_frames`."""
         return int(
             gather_frames(
                 address_in_memory(arena),

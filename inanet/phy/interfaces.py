@@ -23,13 +23,14 @@ _NO_HARDWARE = bytes(6)
 _ARPHRD_ETHER = 1
 _ARPHRD_LOOPBACK = 772
 
-#: how long a neighbour's MAC address is used before the kernel is asked again, and given the chance to verify it
+#: how long a neighbour's MAC address is used before the kernel is asked again, and given the chance to verify
+#: it
 TRUSTED = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """An Ethernet interface or the loopback interface, whose ``hardware`` address is zero. ``mtu`` in bytes."""
+    """An Ethernet or the loopback interface, whose ``hardware`` address is zero. ``mtu`` in bytes."""
 
     name: str
     hardware: bytes
@@ -42,7 +43,9 @@ def _ask(sock: socket.socket, request: int, name: str) -> bytes:
 
 
 def examine(sock: socket.socket, name: str) -> Interface:
-    """Facts about an interface. Raises ``OSError`` naming it if it does not exist or carries no Ethernet frames."""
+    """Facts about an interface. Raises ``OSError`` naming it if it does not exist or carries no Ethernet
+    frames.
+    """
     if not 0 < len(name.encode()) < _IFNAMSIZ:
         raise OSError(errno.ENODEV, f"{name!r} is not the name of an interface")
     try:
@@ -63,8 +66,8 @@ def examine(sock: socket.socket, name: str) -> Interface:
 class Neighbours:
     """MAC addresses of the hosts on the interface's link, from the kernel's neighbour table.
 
-    The kernel alone resolves and verifies addresses, and only for packets it sends itself. So a destination without
-    an answer here is one to be reached through the kernel this time. ``clock`` gives seconds.
+    The kernel alone resolves and verifies addresses, and only for packets it sends itself. So a destination
+    without an answer here is one to be reached through the kernel this time. ``clock`` gives seconds.
     """
 
     def __init__(self, sock: socket.socket, interface: Interface, clock: Callable[[], float]) -> None:
@@ -75,7 +78,7 @@ class Neighbours:
         self._known: dict[int, tuple[bytes, float]] = {}
 
     def find(self, destination: int) -> bytes | None:
-        """MAC address for an endpoint; ``None`` if it must be resolved or verified first, by sending to it."""
+        """MAC address for an endpoint; ``None``: resolve or verify it first, by sending through the kernel."""
         if self._interface.loopback:
             return _NO_HARDWARE
         address = destination >> 16
@@ -90,7 +93,8 @@ class Neighbours:
         if hardware is None:
             return None
         self._known[address] = (hardware, now + TRUSTED)
-        # the first transmission of each period goes through the kernel, which then verifies an entry grown old
+        # the first transmission of each period goes through the kernel, which then verifies an entry grown
+        # old
         return hardware if known is None else None
 
     def _table(self, address: int) -> bytes | None:

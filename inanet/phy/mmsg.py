@@ -185,7 +185,9 @@ def gather(
 
 
 def transmit(fd: int, table: int, messages: int) -> int:
-    """One ``sendmmsg`` of the ``messages`` headers at address ``table``; returns how many left, or minus the errno."""
+    """One ``sendmmsg`` of the ``messages`` headers at address ``table``; returns how many left, or minus the
+    errno.
+    """
     while True:
         sent = int(_sendmmsg(fd, table, messages, socket.MSG_DONTWAIT))
         if sent >= 0:
@@ -198,8 +200,8 @@ def transmit(fd: int, table: int, messages: int) -> int:
 class ReceiveTable:
     """Message table for ``recvmmsg``: ``messages`` buffers of ``stride`` bytes each in one arena.
 
-    ``stride`` is divisible by 4, so that every message starts aligned. The first ``lead`` bytes of each buffer are
-    left free.
+    ``stride`` is divisible by 4, so that every message starts aligned. The first ``lead`` bytes of each
+    buffer are left free.
     """
 
     def __init__(self, messages: int, stride: int, lead: int = 0) -> None:

@@ -1,8 +1,9 @@
 """Decorator that holds a rate: a token bucket in front of a device, refilled by a clock, woken by a timer.
 
 The rate counts bytes as queueing disciplines and interface counters do: each packet with its IP, UDP and
-Ethernet headers, ``overhead`` bytes beyond what the node sends. A cable also carries 24 bytes of preamble, checksum
-and gap per packet, which no counter shows: 1 Gbit/s Ethernet is full at 979 Mbit/s of 1052-byte fragments over UDP.
+Ethernet headers, ``overhead`` bytes beyond what the node sends. A cable also carries 24 bytes of preamble,
+checksum and gap per packet, which no counter shows: 1 Gbit/s Ethernet is full at 979 Mbit/s of 1052-byte
+fragments over UDP.
 
 A bucket of two super-frames is enough to hold a rate exactly although waking up takes time: one leaves
 while the tokens of the next collect, and what collects during the delay is not lost as long as the bucket is
@@ -41,10 +42,10 @@ def default_burst(rate_bps: float) -> int:
 class Pacer(Wrapper):
     """Lets at most ``burst_bytes + rate_bps / 8 * t`` wire bytes pass in any ``t`` seconds.
 
-    ``clock`` gives seconds and must be precise to microseconds (``time.monotonic``; an event loop's own time may
-    stand still for a millisecond). ``timer`` fires when tokens for the next super-frame are there; the pacer owns
-    it. ``overhead`` is what the network adds to each packet, in bytes. Raises ``ValueError`` for a rate or burst
-    that is not positive.
+    ``clock`` gives seconds and must be precise to microseconds (``time.monotonic``; an event loop's own time
+    may stand still for a millisecond). ``timer`` fires when tokens for the next super-frame are there; the
+    pacer owns it. ``overhead`` is what the network adds to each packet, in bytes. Raises ``ValueError`` for a
+    rate or burst that is not positive.
     """
 
     def __init__(
@@ -88,8 +89,8 @@ class Pacer(Wrapper):
         cost = transmission.length + self._overhead
         if cost > self._burst:
             raise ValueError(
-                f"packets of {cost} B to {show(transmission.destination)}, headers included, exceed the burst of "
-                f"{self._burst} B: raise the burst"
+                f"packets of {cost} B to {show(transmission.destination)}, headers included, exceed the burst "
+                f"of {self._burst} B: raise the burst"
             )
         now = self._clock()
         if self._retry_at is not None:

@@ -1,9 +1,9 @@
 """AF_PACKET: super-frames taken from and given to one interface, past the kernel's IP stack.
 
-What arrives is the same UDP as for :mod:`inanet.phy.udp`, so peers need not use the same device. Two things still
-go through the kernel: it holds the UDP port (and answers nothing on it, as its own copy of each packet is discarded
-by a filter), and it resolves neighbours: the first packets to a new destination, and all packets to destinations
-behind a router, leave through that socket.
+What arrives is the same UDP as for :mod:`inanet.phy.udp`, so peers need not use the same device. Two things
+still go through the kernel: it holds the UDP port (and answers nothing on it, as its own copy of each packet
+is discarded by a filter), and it resolves neighbours: the first packets to a new destination, and all packets
+to destinations behind a router, leave through that socket.
 """
 
 import errno
@@ -33,7 +33,9 @@ _LEAST_BUFFER = 4096
 
 
 def open_packet_socket() -> socket.socket:
-    """A packet socket with virtio-net headers that receives nothing before it is bound. Raises ``PermissionError``."""
+    """A packet socket with virtio-net headers that receives nothing before it is bound. Raises
+    ``PermissionError``.
+    """
     try:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
     except PermissionError as error:
@@ -55,18 +57,21 @@ class _PacketTable(FrameTable):
     """A :class:`FrameTable` that ``sendmmsg`` sends through a bound packet socket."""
 
     def aim(self, destination: int, segment: int) -> None:
-        """Nothing to do: :meth:`FrameTable.address` was told, and frames say their segment size themselves."""
+        """Nothing to do: :meth:`FrameTable.address` was told, and frames carry their segment size."""
 
     def send(self, fd: int, first: int, messages: int) -> int:
-        """One ``sendmmsg`` of messages ``first`` to ``messages - 1``; returns how many left, or minus the errno."""
+        """One ``sendmmsg`` of messages ``first`` to ``messages - 1``; returns how many left, or minus the
+        errno.
+        """
         return transmit(fd, address_in_memory(self.words) + first * HEADER_WORDS * 8, messages - first)
 
 
 class PacketDevice(SocketDevice):
     """UDP at ``address``, an address of this host on ``interface``, without the kernel's IP stack.
 
-    ``port`` 0 lets the kernel choose. Buffers as for :class:`inanet.phy.udp.UdpDevice`. On the loopback interface every
-    127.x.y.z is reachable. Raises ``PermissionError`` without ``CAP_NET_RAW`` and ``OSError`` naming interface or address.
+    ``port`` 0 lets the kernel choose. Buffers as for :class:`inanet.phy.udp.UdpDevice`. On the loopback
+    interface every 127.x.y.z is reachable. Raises ``PermissionError`` without ``CAP_NET_RAW`` and ``OSError``
+    naming interface or address.
     """
 
     headroom = 28
@@ -142,7 +147,8 @@ class PacketDevice(SocketDevice):
         return self._received(batch, count)
 
     def join(self, group: int) -> None:
-        """Also receive what is sent to a group (an endpoint) on the interface; peers on this host are not heard.
+        """Also receive what is sent to a group (an endpoint) on the interface; peers on this host are not
+        heard.
 
         Raises ``ValueError`` for an address that is no group.
         """
@@ -167,8 +173,8 @@ class PacketDevice(SocketDevice):
         self._kernel._socket.setsockopt(socket.IPPROTO_IP, option, request)
 
     def counters(self) -> dict[str, int]:
-        """As for sockets, and ``tx_through_kernel`` packets sent while a neighbour was being resolved, and what was
-        refused: ``rx_malformed``, ``rx_foreign``, ``rx_bad_checksum`` frames.
+        """As for sockets, and ``tx_through_kernel`` packets sent while a neighbour was being resolved, and
+        what was refused: ``rx_malformed``, ``rx_foreign``, ``rx_bad_checksum`` frames.
         """
         return {**super().counters(), **self._unpacker.counters()}
 

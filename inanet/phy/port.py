@@ -1,8 +1,8 @@
 """A port of a forwarding program: every frame of an interface, whole and untouched, in and out.
 
-Frames keep their virtio-net header, so super-frames stay super-frames and checksums that the sender left to the
-hardware stay to be done: what goes out at another port is what came in. VLAN tags, which the kernel takes out of
-frames, are put back.
+Frames keep their virtio-net header, so super-frames stay super-frames and checksums that the sender left to
+the hardware stay to be done: what goes out at another port is what came in. VLAN tags, which the kernel takes
+out of frames, are put back.
 """
 
 import errno
@@ -41,8 +41,8 @@ _VLAN_TPID_VALID = 0x40
 _VLAN_TAG_BYTES = 4
 _VLAN_ETHERTYPE = 0x8100
 _MAC_ADDRESSES = 12
-#: what stops one frame but not the next: it is too long for the interface, has a header the kernel refuses, or the
-#: interface is down or its queue full
+#: what stops one frame but not the next: it is too long for the interface, has a header the kernel refuses,
+#: or the interface is down or its queue full
 _LOST = frozenset((errno.EMSGSIZE, errno.EINVAL, errno.EIO, errno.ENETDOWN, errno.ENXIO, errno.ENOBUFS))
 
 
@@ -100,8 +100,8 @@ class FramePort:
     """All frames that arrive at ``interface``, whoever they are for, and a way to send frames out of it.
 
     Give the interface no address: the host would answer what it is asked. Buffers as for
-    :class:`inanet.phy.udp.UdpDevice`. Raises ``PermissionError`` without ``CAP_NET_RAW`` and ``OSError`` naming the
-    interface. Not thread-safe; one receive and one send may be under way at the same time.
+    :class:`inanet.phy.udp.UdpDevice`. Raises ``PermissionError`` without ``CAP_NET_RAW`` and ``OSError``
+    naming the interface. Not thread-safe; one receive and one send may be under way at the same time.
     """
 
     def __init__(self, interface: str, *, rcvbuf: int = RCVBUF, sndbuf: int = SNDBUF) -> None:
@@ -158,9 +158,9 @@ class FramePort:
     def send(self, frames: FrameBatch, start: int = 0) -> int:
         """Send frames ``start`` and following as they are; returns how many were taken.
 
-        Fewer than offered means that the send buffer is full: wait until the port is writable. Frames that the
-        interface refuses (too long, queue full) count as taken and as ``tx_refused``. Raises ``ValueError`` for frames
-        that leave the arena.
+        Fewer than offered means that the send buffer is full: wait until the port is writable. Frames that
+        the interface refuses (too long, queue full) count as taken and as ``tx_refused``. Raises
+        ``ValueError`` for frames that leave the arena.
         """
         check_arena(f"frames for {self.interface}", frames.arena, frames.offsets, frames.lengths)
         base = np.uint64(address_in_memory(frames.arena))
@@ -185,9 +185,9 @@ class FramePort:
         return at - start
 
     def counters(self) -> dict[str, int]:
-        """Totals: frames and bytes (virtio-net headers included) each way; ``rx_truncated``; ``tx_refused`` frames
-        that the interface did not take; ``eagain`` sends that had to wait; ``kernel_overflow`` frames discarded for
-        lack of receive buffer.
+        """Totals: frames and bytes (virtio-net headers included) each way; ``rx_truncated``; ``tx_refused``
+        frames that the interface did not take; ``eagain`` sends that had to wait; ``kernel_overflow`` frames
+        discarded for lack of receive buffer.
         """
         if self._socket.fileno() >= 0:
             drops = kernel_drops(self._socket)

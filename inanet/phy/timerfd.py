@@ -1,4 +1,5 @@
-"""A timer of the kernel as a file descriptor: event loops watch it like a socket and learn of it in microseconds.
+"""A timer of the kernel as a file descriptor: event loops watch it like a socket and learn of it in
+microseconds.
 
 Event loops count their own timers in milliseconds, at 1 Gbit/s the time of two super-frames.
 """

@@ -1,8 +1,9 @@
 """TUN: a node with an IP address of its own, at the end of a virtual cable into the kernel's network stack.
 
-What the kernel routes to the node's address is read as super-frames (USO: the kernel leaves UDP segments uncut), and
-what the node writes enters the stack as if it had come from a network. So peers are ordinary sockets on this host, or
-on other hosts if this one forwards. Every packet's headers are the node's to choose, IP identification included.
+What the kernel routes to the node's address is read as super-frames (USO: the kernel leaves UDP segments
+uncut), and what the node writes enters the stack as if it had come from a network. So peers are ordinary
+sockets on this host, or on other hosts if this one forwards. Every packet's headers are the node's to choose,
+IP identification included.
 """
 
 import ctypes
@@ -55,9 +56,9 @@ _writev = _bind_libc()
 class TunPort:
     """A new TUN interface: whole IP packets, virtio-net header first, to and from the kernel's stack.
 
-    ``name`` may contain ``%d``, for which the kernel puts the lowest free number. The interface is up, has no address,
-    and vanishes when the port is closed. Raises ``PermissionError`` without ``CAP_NET_ADMIN`` and ``OSError`` naming
-    the interface.
+    ``name`` may contain ``%d``, for which the kernel puts the lowest free number. The interface is up, has no
+    address, and vanishes when the port is closed. Raises ``PermissionError`` without ``CAP_NET_ADMIN`` and
+    ``OSError`` naming the interface.
     """
 
     def __init__(self, name: str = "ina%d", *, mtu: int = MTU) -> None:
@@ -188,8 +189,8 @@ class TunPort:
 class TunDevice:
     """UDP at ``address``, which no interface of this host has: the kernel routes it here.
 
-    ``port`` 0 means :data:`DEFAULT_PORT`. ``name`` and ``mtu`` are those of the interface, see :class:`TunPort`. Other
-    TUN devices of this host are reached if it forwards (``net.ipv4.ip_forward``).
+    ``port`` 0 means :data:`DEFAULT_PORT`. ``name`` and ``mtu`` are those of the interface, see
+    :class:`TunPort`. Other TUN devices of this host are reached if it forwards (``net.ipv4.ip_forward``).
     """
 
     headroom = _HEADROOM
@@ -243,14 +244,16 @@ class TunDevice:
         return batch
 
     def send(self, transmission: Transmission, start: int = 0) -> int:
-        """Hand packets to the kernel's stack, which always takes them; see :meth:`inanet.phy.device.Device.send`."""
+        """Hand packets to the kernel's stack, which always takes them; see
+        :meth:`inanet.phy.device.Device.send`.
+        """
         check_transmission(transmission)
         length, total = transmission.length, len(transmission)
         if length + _HEADROOM > self._port.mtu:
             raise OSError(
                 errno.EMSGSIZE,
-                f"packets of {length} B to {show(transmission.destination)} need an MTU of {length + _HEADROOM} B; "
-                f"interface {self.interface} has {self._port.mtu}: raise it",
+                f"packets of {length} B to {show(transmission.destination)} need an MTU of "
+                f"{length + _HEADROOM} B; interface {self.interface} has {self._port.mtu}: raise it",
             )
         self._table.address(transmission.destination)
         segments = min(self._segments, MAX_PAYLOAD // length)
@@ -283,9 +286,9 @@ class TunDevice:
         return None
 
     def counters(self) -> dict[str, int]:
-        """Totals: packets, bytes and super-frames (frames) each way; ``path_errors`` frames lost because the interface
-        was down; ``kernel_overflow`` frames discarded because its queue was full; frames refused as ``rx_malformed``,
-        ``rx_foreign``, ``rx_bad_checksum``.
+        """Totals: packets, bytes and super-frames (frames) each way; ``path_errors`` frames lost because the
+        interface was down; ``kernel_overflow`` frames discarded because its queue was full; frames refused as
+        ``rx_malformed``, ``rx_foreign``, ``rx_bad_checksum``.
         """
         return {**self._counts, **self._unpacker.counters(), "kernel_overflow": self._port.dropped()}
 

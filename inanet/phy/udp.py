@@ -72,7 +72,8 @@ class UdpDevice(SocketDevice):
                 sock.bind((address, port))
             except OSError as error:
                 raise OSError(error.errno, f"cannot bind UDP {address}:{port}: {error.strerror}") from error
-            # groups: out of the interface that peers know, no further than the segment, to members on this host too
+            # groups: out of the interface that peers know, no further than the segment, to members on this
+            # host too
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_TTL, 1)
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_LOOP, 1)
@@ -128,10 +129,11 @@ class UdpDevice(SocketDevice):
         return self._unpack(count) if count else None
 
     def join(self, group: int) -> int:
-        """Receive what is sent to ``group``, an endpoint, through the interface that has this device's address.
+        """Receive what is sent to ``group``, an endpoint, through the interface that has this device's
+        address.
 
-        Linux delivers by destination, and a socket bound to a unicast address never gets multicast: so a group is a
-        second socket. Returns its descriptor, **which must be watched beside** :meth:`fileno`;
+        Linux delivers by destination, and a socket bound to a unicast address never gets multicast: so a
+        group is a second socket. Returns its descriptor, **which must be watched beside** :meth:`fileno`;
         :meth:`receive` reads both. Its buffer is its own, as large as this device's. Joining twice is one
         membership. Raises ``ValueError`` for an address that is no group and ``OSError`` naming the group.
         """
@@ -164,7 +166,7 @@ class UdpDevice(SocketDevice):
 
 
 def _group_socket(group: int, interface: str, rcvbuf: int) -> socket.socket:
-    """A socket that receives a group's packets from the interface with this address; others may join as well."""
+    """A socket that receives a group's packets from the interface with this address; others may join too."""
     address, port = address_of(group)
     sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:

@@ -6,8 +6,8 @@ segments to be cut. A super-frame of UDP datagrams stays one frame all the way b
 ====== ==== =========== ====================================================================================
 offset size field       meaning
 ====== ==== =========== ====================================================================================
-0      1    flags       1: the checksum at ``csum_start + csum_offset`` is that of the pseudo-header only; 2: the
-                        checksum was found to be right
+0      1    flags       1: the checksum at ``csum_start + csum_offset`` is that of the pseudo-header only;
+                        2: the checksum was found to be right
 1      1    gso_type    0 none, 1 TCPv4, 3 UDP to be fragmented, 4 TCPv6, 5 UDP segments; bit 7 ECN
 2      2    hdr_len     bytes of headers that precede the segments
 4      2    gso_size    payload of a segment
@@ -53,7 +53,8 @@ class Refusal(IntEnum):
 
 @dataclass(slots=True)
 class FrameBatch:
-    """Whole frames. Frame *i* lies at ``arena[offsets[i] : offsets[i] + lengths[i]]``, virtio-net header first.
+    """Whole frames. Frame *i* lies at ``arena[offsets[i] : offsets[i] + lengths[i]]``, virtio-net header
+    first.
 
     ``arena`` is 1-D, uint8, C-contiguous, and valid until the port is read again.
     """
@@ -110,11 +111,11 @@ def parse(
 ) -> int:
     """Find UDP payloads in received frames; returns how many packets they hold.
 
-    Frame *i* is ``arena[starts[i] : ends[i]]``: virtio-net header, ``link`` bytes of link header (14 or 0), IPv4,
-    UDP. ``own`` are the endpoints that this node takes. ``places[i]`` becomes (offset of the first packet, bytes of
-    all its packets, bytes per packet), with a bytes per packet of -1 for frames that are refused and then counted in
-    ``refused`` by :class:`Refusal`. ``sources[i]`` becomes an endpoint. Checksums that nobody before has verified,
-    and will not be filled in later, are verified here.
+    Frame *i* is ``arena[starts[i] : ends[i]]``: virtio-net header, ``link`` bytes of link header (14 or 0),
+    IPv4, UDP. ``own`` are the endpoints that this node takes. ``places[i]`` becomes (offset of the first
+    packet, bytes of all its packets, bytes per packet), with a bytes per packet of -1 for frames that are
+    refused and then counted in ``refused`` by :class:`Refusal`. ``sources[i]`` becomes an endpoint. Checksums
+    that nobody before has verified, and will not be filled in later, are verified here.
     """
     packets = 0
     for i in range(len(starts)):
@@ -198,7 +199,7 @@ def lay_out(places: I64, frame_sources: U64, offsets: I64, lengths: I64, sources
 
 
 class Unpacker:
-    """Turns received frames into batches; counts what it refuses. ``link`` is the length of the link header."""
+    """Turns received frames into batches; counts what it refuses. ``link`` is the link header's length."""
 
     def __init__(self, messages: int, link: int) -> None:
         self._link = link

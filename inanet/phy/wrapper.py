@@ -40,7 +40,7 @@ class Wrapper:
         return self._device.retry_fileno()
 
     def join(self, group: int) -> int | None:
-        """See :meth:`inanet.phy.device.GroupReceiver.join`. Raises ``OSError`` if the wrapped device cannot."""
+        """See :meth:`inanet.phy.device.GroupReceiver.join`; ``OSError`` if the wrapped device cannot."""
         return self._group_receiver(group).join(group)
 
     def leave(self, group: int) -> None:
@@ -51,8 +51,8 @@ class Wrapper:
         if not isinstance(self._device, GroupReceiver):
             raise OSError(
                 errno.EOPNOTSUPP,
-                f"{type(self._device).__name__} at {show(self.endpoint)} cannot receive the group {show(group)}: "
-                "use unicast, or the udp device",
+                f"{type(self._device).__name__} at {show(self.endpoint)} cannot receive the group "
+                f"{show(group)}: use unicast, or the udp device",
             )
         return self._device
 

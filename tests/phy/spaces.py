@@ -18,7 +18,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def in_thread(body: Callable[[], Answer]) -> Answer:
-    """Run ``body`` in a thread of its own, which may change its namespace, and hand on what it returns or raises."""
+    """Run ``body`` in a thread of its own, which may change its namespace, and hand on what it returns or
+    raises.
+    """
     outcome: list[Answer] = []
     failure: list[BaseException] = []
 
@@ -108,7 +110,7 @@ def cable(
 
 
 def _await_carrier(name: str) -> None:
-    """The kernel starts queues in the background when a cable is plugged in, and loses what is sent before."""
+    """The kernel starts queues in the background when a cable is plugged in; before, it loses packets."""
     end = time.monotonic() + DEADLINE
     with IPRoute() as netlink:
         index = netlink.link_lookup(ifname=name)[0]

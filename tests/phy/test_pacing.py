@@ -270,7 +270,7 @@ class Recorder(ScriptedDevice):
 
 
 async def test_the_driver_goes_on_when_the_timer_fires() -> None:
-    """With real descriptors: the rate is such that tokens are there in no time, and time itself is virtual."""
+    """With real descriptors, and virtual time that passes when the timer is set."""
     idle, timer, clock = TimerFd(), TimerFd(), FakeClock()
     device = Recorder(idle.fileno())
     set_timer = timer.set

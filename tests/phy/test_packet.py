@@ -84,7 +84,8 @@ def test_peers_with_ordinary_sockets(
     one, other = pair
     device = one.run(lambda: open_packet("a0", "10.73.0.1", 7000))
     peer = other.run(lambda: open_udp("10.73.0.2"))
-    # the kernel resolves the neighbour for the first transmission (and would hold three super-frames meanwhile)
+    # the kernel resolves the neighbour for the first transmission (and would hold three super-frames
+    # meanwhile)
     carry(device, peer, rows(peer.endpoint, 100))
     carry(device, peer, rows(peer.endpoint, 3000))
     assert device.counters()["tx_through_kernel"] == 100

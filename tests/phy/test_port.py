@@ -251,8 +251,9 @@ def test_frames_the_interface_refuses_are_counted_and_do_not_stop_the_others(wir
 
 def kinds(frames: FrameBatch | None) -> list[int]:
     """Ethernet types."""
-    count = 0 if frames is None else len(frames)
-    return [struct.unpack_from(">H", frames.frame(i), HEADER_BYTES + 12)[0] for i in range(count)]  # type: ignore[union-attr]
+    if frames is None:
+        return []
+    return [struct.unpack_from(">H", frames.frame(i), HEADER_BYTES + 12)[0] for i in range(len(frames))]
 
 
 @needs_root
