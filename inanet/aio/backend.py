@@ -15,7 +15,6 @@ from inanet.aio.station import Station
 from inanet.aio.uplink import Uplink
 from inanet.control.errors import FabricError, InaError, JoinTimeout, OverflowRefused, error_of
 from inanet.control.member import Failed, Member
-from inanet.proto.formats import make_format
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import TensorSpec
 
@@ -112,14 +111,10 @@ class FabricBackend:
         """One round of this host's ranks."""
         mine = self._jobs[job]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        try:
-            make_format(spec, mine.world)
-        except ValueError as error:
-            future.set_exception(FabricError(str(error), round=round_))
-            return future
         if mine.member is None:
             self._reduce_here(mine, round_, spec, arrays, future)
             return future
+        # a tensor without a format is refused by the coordinator, on all hosts and under this round's number
         mine.futures[round_] = future
         mine.member.begin(round_, spec, arrays, self._station.driver.now())
         self.flush()
@@ -135,16 +130,25 @@ class FabricBackend:
         future: "asyncio.Future[None]",
     ) -> None:
         """All ranks are local: no packet is sent."""
-        tensor = mine.tensors.setdefault(spec, LocalTensor(spec, mine.world))
-        failure = tensor.reduce(arrays)
-        if failure is None:
+        tensor = mine.tensors.get(spec)
+        if tensor is None:
+            try:
+                tensor = mine.tensors[spec] = LocalTensor(spec, mine.world)
+            except ValueError as error:
+                future.set_exception(FabricError(str(error), round=round_))
+                return
+        refusal = tensor.reduce(arrays)
+        if refusal is None:
             future.set_result(None)
-            return
-        rank, text = failure
-        where = mine.ranks[rank] if rank >= 0 else -1
-        cause = "nonfinite" if rank >= 0 else "overflow"
-        prefix = f"rank {where} " if rank >= 0 else ""
-        future.set_exception(error_of(cause, prefix + text, job="", rank=-1, round=round_))
+        elif refusal.position < 0:
+            future.set_exception(OverflowRefused(refusal.text, round=round_))
+        else:
+            rank = mine.ranks[refusal.position]
+            details = {"tensor": spec.name, "index": refusal.index}
+            text = f"rank {rank} {refusal.text}"
+            future.set_exception(
+                error_of("nonfinite", text, job="", rank=-1, round=round_, ranks=(rank,), details=details)
+            )
 
     def _finished(self, mine: _Membership, round_: int, failed: Failed | None) -> None:
         future = mine.futures.pop(round_, None)
@@ -156,8 +160,11 @@ class FabricBackend:
             future.set_exception(OverflowRefused(failed.message, round=round_))
         else:
             ranks = failed.missing or (() if failed.rank is None else (failed.rank,))
+            details = {"tensor": failed.tensor, "index": failed.index}
             future.set_exception(
-                error_of(failed.cause, failed.message, job="", rank=-1, round=round_, ranks=ranks)
+                error_of(
+                    failed.cause, failed.message, job="", rank=-1, round=round_, ranks=ranks, details=details
+                )
             )
 
     def mismatch(self, job: str, round_: int, spec: TensorSpec, rank: int, text: str) -> None:

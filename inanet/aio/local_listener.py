@@ -28,7 +28,8 @@ class Listener:
     """Calls ``accepted(connection, pid)`` with a non-blocking socket for every process that may come in.
 
     Those are processes of this process's own user and of ``users`` (numeric ids): the kernel vouches for them
-    (SO_PEERCRED), whatever the file mode lets in. The others are told why not.
+    (SO_PEERCRED), whatever the file mode lets in. Without ``users`` a mode that lets others write lets them in.
+    The others are told why not.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Listener:
         self.path = path
         self._mode = mode
         self._users = {os.geteuid(), *users}
+        self._by_mode = not users and mode & 0o022 != 0
         self._accepted = accepted
         self._socket: socket.socket | None = None
         self._inode = (0, 0)
@@ -91,7 +93,7 @@ class Listener:
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(credentials)
-        if uid in self._users:
+        if uid in self._users or self._by_mode:
             self._accepted(connection, pid)
             return
         _log.warning("refused a training process", pid=pid, uid=uid)

@@ -123,7 +123,7 @@ class Collectives:
             what = f"holds values of tensor {message.tensor!r}{at} whose sum may not fit ({message.detail})"
             advice = "use a wider dtype"
         text = f"rank {message.rank} (host {host}) {what}; {advice}"
-        self.fail(round_, message.reason, text, rank=message.rank)
+        self.fail(round_, message.reason, text, rank=message.rank, tensor=message.tensor, index=message.index)
 
     def finished(self, name: str, message: Finished) -> None:
         """A host has the result, or a parameter server has seen everybody confirm it.
@@ -151,6 +151,8 @@ class Collectives:
         text: str,
         rank: int | None = None,
         missing: tuple[int, ...] = (),
+        tensor: str = "",
+        index: int | None = None,
     ) -> None:
         """End a round without a result, on every node. Raises :class:`JobLost` if a host has the result."""
         about = f" ({show_spec(round_.spec)})" if round_.spec and error != "mismatch" else ""
@@ -163,6 +165,8 @@ class Collectives:
             tensors=tuple(sorted(tensor.layout.tensor for tensor in tensors if tensor)),
             rank=rank,
             missing=missing,
+            tensor=tensor,
+            index=index,
         )
         if round_.committed:
             self._diverged(

@@ -56,6 +56,9 @@ class Failed:
     round: int = 0
     rank: int | None = None
     missing: tuple[int, ...] = ()
+    #: of the element that was refused, if one was
+    tensor: str = ""
+    index: int | None = None
 
 
 @dataclass(slots=True)
@@ -347,7 +350,15 @@ class Member:
             self.node.fail_round(message.job, message.round, message.tensors, now)
             self._close(
                 message.round,
-                Failed(message.error, message.message, message.round, message.rank, message.missing),
+                Failed(
+                    message.error,
+                    message.message,
+                    message.round,
+                    message.rank,
+                    message.missing,
+                    message.tensor,
+                    message.index,
+                ),
             )
         elif isinstance(message, JobFailed):
             self.failed = Failed(message.error, message.message, message.round or 0, None, message.ranks)

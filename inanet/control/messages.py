@@ -310,6 +310,9 @@ class RoundFailed(Frozen):
     tensors: Annotated[tuple[Count, ...], Strict(), Field(max_length=MAX_RANKS)] = ()
     rank: Rank | None = None
     missing: Ranks = ()
+    #: of the element that was refused, if one was
+    tensor: Label = ""
+    index: Count | None = None
 
 
 class JobFailed(Frozen):

@@ -1,6 +1,7 @@
 """A collective whose ranks are all on one host: the number formats without a network, and therefore the same bits."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,15 @@ from inanet.proto.plan import ExponentMode, TensorSpec
 CHUNK = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why there is no result: the rank to blame by its position, -1 if it is no rank's fault, and the element."""
+
+    position: int
+    index: int
+    text: str
+
+
 class LocalTensor:
     """One tensor of a single-host job, with the exponents that its next round carries (R1)."""
 
@@ -24,10 +34,10 @@ class LocalTensor:
         self._rows: NDArray[np.int32] = np.zeros((CHUNK, ROW_WORDS), np.int32)
         self._needed: NDArray[np.uint8] = np.zeros(CHUNK, np.uint8)
 
-    def reduce(self, arrays: Sequence[NDArray[Any]]) -> tuple[int, str] | None:
+    def reduce(self, arrays: Sequence[NDArray[Any]]) -> Refusal | None:
         """Overwrite every rank's 1-D array with the result.
 
-        Returns None, or why there is none: position of the rank to blame (-1 if it is no rank's fault) and a sentence.
+        Returns None, or why there is no result.
         The exponent of a block is what a round over the network would have agreed on, so the bits are the same.
         """
         form = self.format
@@ -35,10 +45,9 @@ class LocalTensor:
         if not self.spec.propagate:
             position, index = form.locate_nonfinite(arrays)
             if position >= 0:
-                return (
-                    position,
-                    f"has {arrays[position][index]} at element {index} of tensor {self.spec.name!r}",
-                )
+                value = arrays[position][index]
+                text = f"has {value} at element {index} of tensor {self.spec.name!r}"
+                return Refusal(position, index, text)
         exponents = form.initial_exponents()
         following = form.initial_exponents()
         carry = form.uses_exponents and self.spec.mode is ExponentMode.CARRIED
@@ -63,7 +72,8 @@ class LocalTensor:
         if carry:
             self._carried = following
         if form.overflow >= 0:
-            return -1, f"the exact sum of element {form.overflow} does not fit its dtype"
+            text = f"the exact sum of element {form.overflow} does not fit its dtype"
+            return Refusal(-1, form.overflow, text)
         return None
 
     def _raise_misfits(

@@ -370,14 +370,21 @@ class TestAdmission:
         finally:
             os.umask(previous)
 
-    @pytest.mark.parametrize("mode", [0o600, 0o666])
-    def test_other_users_are_refused_whatever_the_file_mode(
-        self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch, mode: int
+    @pytest.mark.parametrize(("mode", "users"), [(0o600, []), (0o666, [4711])])
+    def test_other_users_are_refused(
+        self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch, mode: int, users: list[int]
     ) -> None:
         monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-        error = error_from(start(mode=mode).connect)
+        error = error_from(start(mode=mode, users=users).connect)
         assert isinstance(error, inanet.JoinRefused)
         assert f"user id {os.getuid()} may not use this agent; add it to local.allow_users" in str(error)
+
+    def test_a_mode_for_everybody_lets_everybody_in_unless_there_is_a_list(
+        self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        with start(mode=0o666).connect() as job:
+            job.barrier()
 
     def test_users_on_the_list_are_served(
         self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
