@@ -168,7 +168,7 @@ def local(
                     if repetition:
                         samples.setdefault((name, size), []).append(sample)
     rows = [_row("local", name, world, size, runs, samples) for (name, size), runs in samples.items()]
-    rows += _ingest(rows, world, max(sizes), samples)
+    rows += list(_ingest(rows, world, max(sizes), samples))
     return {"rows": rows, "skipped": skipped}
 
 

@@ -1,0 +1,40 @@
+"""A picture of the rows of ``ina bench compare``: one panel per table and topology, one bar per system."""
+
+import os
+from typing import Any
+
+
+def panels(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    """Rows by panel, titles in order; of each table the largest size."""
+    largest: dict[str, int] = {}
+    for row in rows:
+        largest[row["table"]] = max(row["bytes"], largest.get(row["table"], 0))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["bytes"] == largest[row["table"]]:
+            title = f"{row['table']}, n = {row['n']}"
+            if row.get("topology"):
+                title += f"\n{row['topology']}"
+            found.setdefault(title, []).append(row)
+    return found
+
+
+def draw(rows: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
+    """Write a PNG file. Raises :class:`ModuleNotFoundError` without matplotlib, ``OSError`` if it cannot be written."""
+    from matplotlib.figure import Figure
+
+    found = panels(rows)
+    figure = Figure(figsize=(4.2 * max(len(found), 1), 3.6), layout="constrained")
+    axes = figure.subplots(1, max(len(found), 1), squeeze=False)[0]
+    for axis, (title, panel) in zip(axes, found.items(), strict=False):
+        bars = axis.barh([row["system"] for row in panel], [row["seconds"] * 1e3 for row in panel])
+        axis.bar_label(bars, fmt="%.0f", padding=2)
+        limits = {row["limit_seconds"] for row in panel if row["system"].startswith("xagg")} - {None}
+        for limit in limits:
+            axis.axvline(limit * 1e3, color="black", linestyle=":", label="bound of the plan")
+            axis.legend()
+        axis.invert_yaxis()
+        axis.margins(x=0.15)
+        axis.set_title(title)
+        axis.set_xlabel("ms of one core" if title.startswith("ingest") else "ms")
+    figure.savefig(path, format="png", dpi=120)
