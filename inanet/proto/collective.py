@@ -30,20 +30,29 @@ class TensorState:
         self.format = form
         self._carried: NDArray[np.uint8] | None = None
         self._carried_from = 0
-        self._failed = 0
+        self._failed: set[int] = set()
+        #: this host takes part in rounds of the tensor
+        self.used = False
 
     def carry(self, round_: int, exponents: NDArray[np.uint8] | None) -> None:
         """A round has ended well and leaves these exponents to the next."""
         self._carried, self._carried_from = exponents, round_
+        self._failed = {number for number in self._failed if number > round_}
 
     def fail(self, round_: int) -> None:
-        """A round has failed: the next one starts from nothing, on every host, whatever it has seen of this one."""
-        self._failed = max(self._failed, round_)
+        """A round has failed: the one after it starts from nothing, on every host, whatever it has seen of this one."""
+        if self.used and round_ >= self._carried_from:
+            self._failed.add(round_)
 
-    @property
-    def carried(self) -> NDArray[np.uint8] | None:
-        """Exponents for the next round, if the last one that ended has left any."""
-        return self._carried if self._carried_from > self._failed else None
+    def carried(self, round_: int) -> NDArray[np.uint8] | None:
+        """Exponents for this round, if the one before it has left any. Rounds must be asked for in order."""
+        failed = {number for number in self._failed if number < round_}
+        if not failed:
+            return self._carried
+        # one of them is enough to remember
+        self._failed -= failed
+        self._failed.add(min(failed))
+        return None
 
 
 class Collective:
@@ -56,6 +65,7 @@ class Collective:
         self.state = state
         self.round = round_
         self.arrays = arrays
+        state.used = True
         form = state.format
         spec = state.layout.spec
         #: exponent shards take part in this round
@@ -83,7 +93,7 @@ class Collective:
         Not before: all hosts must come to the same decision, however many rounds they have begun by then (R1).
         """
         spec, form = self.state.layout.spec, self.state.format
-        carried = self.state.carried if spec.mode is ExponentMode.CARRIED else None
+        carried = self.state.carried(self.round) if spec.mode is ExponentMode.CARRIED else None
         self.uses_prologue = form.uses_exponents and spec.mode is not ExponentMode.FIXED and carried is None
         self.agreed[:] = not self.uses_prologue
         if carried is not None:

@@ -99,6 +99,9 @@ class ShardState:
     waiting: deque[Collective] = field(default_factory=deque)
     ready_due: float | None = None
     ready_interval: float = 0.0
+    #: last round that is over here, and whether it failed
+    over: int = 0
+    over_failed: bool = False
     #: failed rounds that a late packet might still open here
     dead: set[int] = field(default_factory=set)
 

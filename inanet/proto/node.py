@@ -153,7 +153,7 @@ class Node:
                     continue
                 row = self.memory.add_shard(job_id, shard.shard, tree.row, shard.fold, shard.count, last_round)
                 slot0 = int(self.memory.shards[row, ShardColumn.SLOT0])
-                made.append(ShardState(shard, job, tree, row, slot0))
+                made.append(ShardState(shard, job, tree, row, slot0, over=last_round & 0xFFFFFFFF))
         except MemoryError:
             for state in made:
                 self.memory.drop_shard(state.row)
@@ -254,10 +254,9 @@ class Node:
             for state in job.shards_of(tensor):
                 if collective is not None and collective in state.waiting:
                     state.waiting.remove(collective)
-                active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
-                if active == number:
-                    self._close(state, now)
-                elif is_newer(number, active):
+                if self._is_running(state, number):
+                    self._close(state, now, failed=True)
+                elif is_newer(number, int(self.memory.shards[state.row, ShardColumn.ACTIVE])):
                     self._bury(state, number)
             self._start_waiting(job, tensor, now)
 
@@ -268,7 +267,8 @@ class Node:
             shard = self.memory.shards[state.row]
             active = int(shard[ShardColumn.ACTIVE])
             oldest = min(state.dead, key=lambda number: (number - active) & 0xFFFFFFFF)
-            shard[ShardColumn.ACTIVE] = oldest
+            shard[ShardColumn.ACTIVE] = state.over = oldest
+            state.over_failed = True
             state.dead.discard(oldest)
 
     def _open_for(self, state: ShardState, round_: int) -> bool:
@@ -290,17 +290,21 @@ class Node:
     def _is_committed(self, state: ShardState) -> bool:
         return bool(self.memory.shards[state.row, ShardColumn.COMMITTED])
 
-    def _close(self, state: ShardState, now: float) -> None:
+    def _close(self, state: ShardState, now: float, *, failed: bool) -> None:
         """The round is over here: later rounds may take the slots, below as well."""
         self.memory.shards[state.row, ShardColumn.COMMITTED] = 1
         round_ = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+        state.over, state.over_failed = round_, failed
         state.dead = {number for number in state.dead if is_newer(number, round_)}
+        if failed and state.collective is not None:
+            # this host may have its result, others have not
+            state.collective.state.fail(state.collective.round)
         for link in state.tree.links():
             link.forget(state.row)
         state.up = state.from_parent = state.collective = None
         state.down, state.from_children = {}, {}
         for link in state.tree.down.values():
-            self._say(state, link, Kind.OPEN, down=True, round_=round_)
+            self._say(state, link, Kind.OPEN, down=True, round_=round_, word0=int(failed))
         state.ready_due = None
         self._start_waiting(state.job, state.shard.tensor, now)
 
@@ -338,7 +342,7 @@ class Node:
         if code == Event.OPENED:
             state.start(a, self.timing)
             if a in state.dead:
-                self._close(state, now)
+                self._close(state, now, failed=True)
         elif code == Event.GROUP_END:
             receiver = state.from_parent if a < 0 else state.from_children.get(a)
             if receiver is not None:
@@ -553,13 +557,10 @@ class Node:
                     self._say(state, state.tree.up, Kind.READY, down=False, round_=h.round)
                 return
         # the child may still be in a round that this node has not heard of: name none that is not over here
-        open_after = active if committed else (active - 1) & 0xFFFFFFFF
-        if is_newer(active, h.round):
-            open_after = h.round
-        self._say(state, link, Kind.OPEN, down=True, round_=open_after)
+        self._say(state, link, Kind.OPEN, down=True, round_=state.over, word0=int(state.over_failed))
 
     def _on_open(self, state: ShardState, _child: int, _link: Link, h: Header, _: Any, now: float) -> None:
-        """The parent has committed a round: so has this subtree."""
+        """A round is over at the parent: so it is in this subtree."""
         active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
         if is_newer(active, h.round):
             self._drop(Drop.STALE_ROUND)
@@ -568,7 +569,7 @@ class Node:
             self.memory.shards[state.row, ShardColumn.ACTIVE] = h.round
         elif self._is_committed(state):
             return
-        self._close(state, now)
+        self._close(state, now, failed=bool(h.word0))
 
     def _on_restart(self, state: ShardState, h: Header, now: float) -> None:
         """The root wants a fragment again, as a later attempt and with another exponent."""
@@ -677,7 +678,7 @@ class Node:
             self._say(state, state.tree.up, Kind.DONE, down=True, round_=state.round)
             return
         self._events.append(RoundCommitted(state.job.job, state.round, state.shard.tensor, state.shard.shard))
-        self._close(state, now)
+        self._close(state, now, failed=False)
 
     def events(self) -> list[NodeEvent]:
         """What happened since the last call."""

@@ -235,7 +235,9 @@ class VirtualFabric:
             for transmission in node.transmit(now):
                 progress = True
                 device.send(transmission)
-            self.log.extend((name, event) for event in node.events())
+            events = node.events()
+            progress = progress or bool(events)
+            self.log.extend((name, event) for event in events)
         return progress
 
     def run(self, until: Callable[[], bool], *, deadline: float = 60.0) -> None:

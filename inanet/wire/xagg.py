@@ -79,7 +79,7 @@ class Kind(IntEnum):
     DONE = 7
     #: child to parent: I have this round to send; word 0 is 1 after a change of parent
     READY = 8
-    #: parent to child: rounds after the one in the header may be sent for this shard
+    #: parent to child: rounds after the one in the header may be sent for this shard; word 0 is 1 if that one has failed
     OPEN = 9
     #: receiver to sender: packets taken so far on this link, modulo 2^32 (flow control); word 0 is the tree, no shard
     CREDIT = 10
