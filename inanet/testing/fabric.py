@@ -45,7 +45,9 @@ class Stuck(AssertionError):
 class VirtualFabric:
     """``parents`` maps every node to its parent, the root to None; ``ranks`` maps workers to their global ranks.
 
-    ``wrap(device, name, clock)`` may put decorators around a node's device. ``window`` is in fragments.
+    ``wrap(device, name, clock)`` may put decorators around a node's device. ``window``, in fragments, is what each
+    neighbour may have in flight towards a node; ``windows`` has other values by name. ``queue`` is how many packets a
+    device holds.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class VirtualFabric:
         *,
         capacity: int = 8192,
         window: int = 512,
+        windows: Mapping[str, int] | None = None,
+        queue: int = 65536,
         timing: Timing | None = None,
         wrap: Wrap | None = None,
         key: int = 0x1234_5678_9ABC_DEF0,
@@ -66,6 +70,8 @@ class VirtualFabric:
         self.ranks = {name: tuple(numbers) for name, numbers in ranks.items()}
         self.timing = timing or Timing()
         self.window = window
+        self.windows = dict(windows or {})
+        self.queue = queue
         self.capacity = capacity
         self.key = key
         self.job = job
@@ -97,7 +103,7 @@ class VirtualFabric:
         if old is not None:
             port = old.endpoint & 0xFFFF
             old.close()
-        device: Device = self.network.open(port=port)
+        device: Device = self.network.open(port=port, queue_packets=self.queue)
         if self._wrap is not None:
             device = self._wrap(device, name, self.clock)
         self.devices[name] = device
@@ -113,20 +119,24 @@ class VirtualFabric:
         self._next_bit[parent] += 1
         self.since[name] = self.version
 
+    def granted(self, name: str) -> int:
+        """Fragments that each neighbour may have in flight towards a node."""
+        return self.windows.get(name, self.window)
+
     def plan_of(self, name: str) -> NodePlan:
         """The node's view of the current plan version."""
         parent = self.parents[name]
         up = None
         if parent is not None:
-            up = Parent(parent, self.devices[parent].endpoint, self.bits[name], self.window)
+            up = Parent(parent, self.devices[parent].endpoint, self.bits[name], self.granted(parent))
         children = tuple(
-            Child(child, self.devices[child].endpoint, self.bits[child], self.since[child], self.window)
+            Child(child, self.devices[child].endpoint, self.bits[child], self.since[child], self.granted(child))
             for child in sorted(self.parents)
             if self.parents[child] == name
         )
         placement = Placement(0, up, children, tuple(self.retired.get(name, ())))
         total = sum(len(numbers) for numbers in self.ranks.values())
-        return NodePlan(self.job, self.version, self.key, total, (placement,), self.window)
+        return NodePlan(self.job, self.version, self.key, total, (placement,), self.granted(name))
 
     def publish(self, *, attach: Sequence[str] = ()) -> None:
         """Give the current plan to all nodes."""

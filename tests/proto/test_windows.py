@@ -1,0 +1,185 @@
+"""Flow control: what is in flight never exceeds what the receiver granted, and no loss of credit stops a link for good."""
+
+import numpy as np
+import pytest
+
+from inanet.phy.wrapper import Wrapper
+from inanet.proto.plan import ExponentMode
+from inanet.testing.fabric import VirtualFabric, float_arrays
+from inanet.wire.xagg import ROW_BYTES, Kind
+from tests.proto.rig import PARENT, Rig, child_at, integers
+from tests.proto.rig import TREE as TREE_ID
+from tests.proto.test_impairment import impaired
+from tests.proto.test_orders import Loses
+from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
+
+COUNT = 256 * 60
+
+
+class Gauge(Wrapper):
+    """Counts rows by sender in the receive queue: what is in flight, since nothing takes time on this network."""
+
+    def __init__(self, device, highest: dict[tuple[int, int], int]) -> None:
+        super().__init__(device)
+        self.highest = highest
+
+    def receive(self):
+        inside = self._device
+        counts: dict[int, int] = {}
+        for source, packets in inside._queue:
+            if packets.shape[1] == ROW_BYTES:
+                counts[source] = counts.get(source, 0) + int((packets[:, 1] & 15 != Kind.RESTART).sum())
+        for source, count in counts.items():
+            hop = (source, inside.endpoint)
+            self.highest[hop] = max(self.highest.get(hop, 0), count)
+        return inside.receive()
+
+
+def gauged(highest):
+    return lambda device, name, clock: Gauge(device, highest)
+
+
+def run_rounds(fabric: VirtualFabric, rounds: int = 3, mode: ExponentMode = ExponentMode.CARRIED) -> list[bytes]:
+    results = []
+    for round_ in range(rounds):
+        arrays = float_arrays(COUNT, 4, seed=round_)
+        fabric.all_reduce(spec_of(COUNT, mode=mode), arrays)
+        assert len({array.tobytes() for array in arrays.values()}) == 1
+        results.append(arrays[0].tobytes())
+    return results
+
+
+@pytest.fixture(scope="module")
+def clean() -> list[bytes]:
+    return run_rounds(VirtualFabric(STAR, ONE_EACH))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("parents", [STAR, TREE, DEEP], ids=["star", "tree", "deep"])
+def test_windows_are_kept_and_never_empty_for_want_of_credit(parents, window, clean):
+    highest: dict[tuple[int, int], int] = {}
+    fabric = VirtualFabric(parents, ONE_EACH, window=window, wrap=gauged(highest))
+    start = fabric.clock.now
+    assert run_rounds(fabric) == clean
+    assert max(highest.values()) == window
+    # without loss nothing ever waits for a timer longer than one reorder window
+    assert fabric.clock.now - start < 0.1
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        {"ps": 2, "a0": 3, "a1": 64, "w0": 500, "w1": 1},
+        {"ps": 500, "a0": 1, "a1": 2},
+        {"ps": 4, "w0": 400, "w1": 400, "w2": 400, "w3": 400},
+    ],
+)
+def test_windows_may_differ_between_the_directions_of_a_hop(windows, clean):
+    """A root shares its buffer among many children and grants each less than it is granted itself: it has to return credit
+    by what it grants."""
+    highest: dict[tuple[int, int], int] = {}
+    fabric = VirtualFabric(TREE, ONE_EACH, windows=windows, wrap=gauged(highest))
+    start = fabric.clock.now
+    assert run_rounds(fabric) == clean
+    assert fabric.clock.now - start < 0.1
+    names = {device.endpoint: name for name, device in fabric.devices.items()}
+    for (_, receiver), count in highest.items():
+        assert count <= fabric.granted(names[receiver])
+
+
+def test_a_node_that_was_not_told_what_it_grants_returns_credit_often():
+    fabric = VirtualFabric(TREE, ONE_EACH, windows={"ps": 20, "w0": 2000}, window=20)
+    for name, node in fabric.nodes.items():
+        plan = fabric.plan_of(name)
+        node.apply(type(plan)(plan.job, 2, plan.key, plan.ranks, plan.placements), fabric.clock.now)
+    fabric.version = 2
+    start = fabric.clock.now
+    run_rounds(fabric, 1)
+    assert fabric.clock.now - start < 0.1
+
+
+@pytest.mark.parametrize("window", [1, 2, 3])
+@pytest.mark.parametrize("parents", [STAR, DEEP], ids=["star", "deep"])
+def test_small_windows_survive_loss(parents, window, clean):
+    """Packets and credits are lost, duplicated and damaged: slow, but never stuck."""
+    shares = {"drop": 0.05, "duplicate": 0.03, "corrupt": 0.03}
+    fabric = VirtualFabric(parents, ONE_EACH, window=window, wrap=impaired(window, **shares))
+    assert run_rounds(fabric, 2) == clean[:2]
+
+
+def test_lost_credits_cost_time_but_nothing_else(clean):
+    fabric = VirtualFabric(TREE, ONE_EACH, window=4, wrap=lambda d, n, c: Loses(d, Kind.CREDIT))
+    assert run_rounds(fabric) == clean
+    assert sum(node.drops_by_reason()["bad_tag"] for node in fabric.nodes.values()) == 6 * 7
+
+
+@pytest.mark.parametrize("queue", [3, 10])
+def test_a_receive_queue_that_overflows(queue, clean):
+    """Windows that promise more than the queue holds: the kernel drops the tails of bursts, control packets included."""
+    fabric = VirtualFabric(DEEP, ONE_EACH, window=24, queue=queue)
+    assert run_rounds(fabric, 2) == clean[:2]
+    assert sum(device.counters()["kernel_overflow"] for device in fabric.devices.values()) > 50
+
+
+def test_asking_twice_for_what_is_queued_or_was_never_sent_frees_no_window():
+    rig = Rig(count=40, window=8)
+    values = integers(1)[0]
+    rig.feed(*[rig.data(c, f, values) for f in range(30) for c in (0, 1)])
+    (tree,) = rig.node._jobs[7].trees.values()
+    assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 8
+    assert tree.up.in_flight == 8
+    # fragments 4 to 7 are lost; of 30 to 39 the parent cannot have anything yet
+    lost = (rig.packet(Kind.LOST, host=8, values=np.array([0xF0, 0xFF << 24 | 1 << 23])), PARENT)
+    rig.feed(lost, lost)
+    assert tree.up.in_flight == 4
+    rig.feed(lost)
+    assert tree.up.in_flight == 4
+    sent = [s.packet.gradient for s in rig.sent() if s.kind is Kind.DATA]
+    assert sent == [4, 5, 6, 7]
+    assert tree.up.in_flight == 8
+
+
+def test_credit_of_an_older_link_does_not_count():
+    rig = Rig(window=4, count=64)
+    values = integers(1)[0]
+    rig.feed(*[rig.data(c, f, values) for f in range(60) for c in (0, 1)])
+    rig.sent()
+    rig.node.apply(rig.plan(6), rig.now, attach=[TREE_ID])
+    rig.feed((rig.packet(Kind.LOST, host=8, values=np.array([0xFF])), PARENT))
+    rig.sent()
+    (tree,) = rig.node._jobs[7].trees.values()
+    word = np.array([TREE_ID])
+    stale = rig.packet(Kind.CREDIT, host=8, gradient=5000, values=word, plan=5)
+    fresh = rig.packet(Kind.CREDIT, host=8, gradient=3, values=word, plan=6)
+    before = tree.up.in_flight
+    assert before == 4
+    rig.feed((stale, PARENT))
+    assert tree.up.in_flight == before
+    rig.feed((fresh, PARENT))
+    assert tree.up.in_flight == before - 3
+    assert rig.drops == {"stale_plan": 1}
+
+
+def test_credit_counts_wrap():
+    rig = Rig(window=8)
+    (tree,) = rig.node._jobs[7].trees.values()
+    word = np.array([TREE_ID])
+    tree.up.taken, tree.up.in_flight = 2**32 - 2, 8
+    rig.feed((rig.packet(Kind.CREDIT, host=8, gradient=3, values=word), PARENT))
+    assert (tree.up.in_flight, tree.up.taken) == (3, 3)
+    memory = rig.node.memory
+    row = tree.row
+    memory.taken[row, 0] = tree.down[0].reported = 2**32 - 1
+    rig.feed(rig.data(0, 0, integers(1)[0]), rig.data(0, 1, integers(1)[0]))
+    (credit,) = [s for s in rig.sent() if s.kind is Kind.CREDIT]
+    assert (credit.destination, credit.packet.gradient) == (child_at(0), 1)
+
+
+def test_packets_of_a_future_plan_give_their_credit_back():
+    """A child that follows the new plan first must not find its window used up by what its parent could not take yet."""
+    rig = Rig(window=4)
+    values = integers(1)[0]
+    rig.feed(*[rig.data(0, f, values, plan=6) for f in range(4)])
+    assert rig.drops == {"future_plan": 4}
+    credits = [s.packet.gradient for s in rig.sent() if s.kind is Kind.CREDIT]
+    assert credits == [4]
