@@ -124,7 +124,8 @@ class Pacer(Wrapper):
 
     def _allowed(self, offered: int, cost: int, now: float) -> int:
         tokens = self._burst - max(0.0, self._full_at - now) * self._bytes_per_second
-        affordable = math.floor((tokens + _SLACK) / cost)
+        # rounding can leave a little less than nothing, which must not become minus one packet
+        affordable = max(0, math.floor((tokens + _SLACK) / cost))
         if affordable >= offered:
             return offered
         # a few packets now would cost as much work as a super-frame a moment later

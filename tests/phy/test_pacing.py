@@ -131,6 +131,18 @@ def test_no_interval_sees_more_than_burst_and_rate(
         assert passed <= burst + seconds * rate / 8 + 1
 
 
+def test_an_empty_bucket_gives_nothing_whatever_rounding_left_in_it() -> None:
+    """At this rate a float of seconds resolves less than the slack: the bucket ends a hair below empty."""
+    rig = Rig(95130053606.0, 24519)
+    transmission = rows(35)
+    done = rig.send(transmission)
+    while done < 35:
+        assert rig.timer.seconds is not None
+        rig.clock.advance(rig.timer.seconds)
+        done += rig.send(transmission, done)
+    assert [rig.send(rows(12)) for _ in range(3)] == [0, 0, 0]
+
+
 def test_the_default_burst_covers_a_busy_millisecond() -> None:
     assert default_burst(1e9) == BURST
     assert default_burst(10e9) == 1_250_000
