@@ -5,8 +5,10 @@ the rest is added. No uvloop in a process that uses this: it and pyroute2 get in
 """
 
 import contextlib
+import errno
 import itertools
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial, singledispatch
@@ -44,6 +46,10 @@ _TBF_HANDLE = 0x10000
 
 class LabError(Failure):
     """A lab could not be built; the message names the operation that failed and why."""
+
+
+#: seconds the kernel may take to remove the cables of a namespace that is gone
+_REMOVAL_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,22 @@ def shape(lab: str, node: str, interface: str) -> Shape | None:
     return namespaces.inside(namespace(lab, node), read)
 
 
+def _ensure_soon(operation: Operation, netlink: IPRoute) -> None:
+    """Ensure an operation, again while what is in its way is on its way out: the kernel takes the cables of a
+    namespace that was just removed down in its own time.
+    """
+    deadline = time.monotonic() + _REMOVAL_SECONDS
+    while True:
+        try:
+            ensure(operation, netlink)
+        except NetlinkError as error:
+            if error.code != errno.ENODEV or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
 def _apply(name: str, group: Sequence[Operation]) -> None:
     if isinstance(group[0], Namespace):
         try:
@@ -115,7 +137,7 @@ def _apply(name: str, group: Sequence[Operation]) -> None:
         with IPRoute() as netlink:
             for operation in group:
                 try:
-                    ensure(operation, netlink)
+                    _ensure_soon(operation, netlink)
                 except (NetlinkError, OSError) as error:
                     text = error.args[1] if len(error.args) > 1 else str(error)
                     raise LabError(f"{operation}: {text}") from error
