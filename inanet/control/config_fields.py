@@ -77,7 +77,9 @@ def _positive(value: object) -> float:
 def _some_rate(value: object) -> int:
     rate = units.parse_rate(value)
     if rate <= 0:
-        raise ValueError(f"{value!r} lets nothing pass; allowed: any higher rate, or leave it out for no limit")
+        raise ValueError(
+            f"{value!r} lets nothing pass; allowed: any higher rate, or leave it out for no limit"
+        )
     return rate
 
 

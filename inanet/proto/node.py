@@ -96,7 +96,9 @@ class Node:
             return
         trees = job.trees if job is not None else {}
         if not self.memory.room_for_trees(sum(placement.tree not in trees for placement in plan.placements)):
-            raise OutOfSlots(f"job {plan.job}: this node already takes part in {MAX_TREES} trees; wait for a job to end")
+            raise OutOfSlots(
+                f"job {plan.job}: this node already takes part in {MAX_TREES} trees; wait for a job to end"
+            )
         if job is None:
             job = Job(plan.job, self.memory.add_job(plan.job, plan.version, plan.key), plan)
             self._jobs[plan.job] = job
@@ -151,7 +153,9 @@ class Node:
                 tree = job.trees.get(shard.tree)
                 if tree is None or shard.count == 0:
                     continue
-                row = self.memory.add_shard(job_id, shard.shard, tree.row, shard.fold, shard.count, last_round)
+                row = self.memory.add_shard(
+                    job_id, shard.shard, tree.row, shard.fold, shard.count, last_round
+                )
                 slot0 = int(self.memory.shards[row, ShardColumn.SLOT0])
                 made.append(ShardState(shard, job, tree, row, slot0, over=last_round & 0xFFFFFFFF))
         except MemoryError:
@@ -187,7 +191,9 @@ class Node:
         del self._jobs[job_id]
         self.memory.drop_job(job_id)
 
-    def begin(self, job_id: int, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float) -> None:
+    def begin(
+        self, job_id: int, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float
+    ) -> None:
         """Start this host's part in a round. ``arrays`` are 1-D, one per local rank, overwritten by the result.
 
         It is sent as soon as the parent has opened the tensor's slots for it; a straggler elsewhere does not matter.
@@ -232,12 +238,15 @@ class Node:
         """Whether every earlier round of the tensor is over at this host, well or badly."""
         tensor = collective.state.layout.tensor
         return all(self._is_committed(state) for state in job.shards_of(tensor)) and not any(
-            other.state is collective.state and other.round < collective.round for other in job.collectives.values()
+            other.state is collective.state and other.round < collective.round
+            for other in job.collectives.values()
         )
 
     def _is_over(self, state: ShardState, round_: int) -> bool:
         """Whether a shard will never open this round (any more)."""
-        return round_ in state.dead or not is_newer(round_, int(self.memory.shards[state.row, ShardColumn.ACTIVE]))
+        return round_ in state.dead or not is_newer(
+            round_, int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+        )
 
     def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
         """Abandon a round everywhere on this node: its arrays are undefined, its late packets stale (R13)."""
@@ -407,7 +416,9 @@ class Node:
             exponent=int(self.memory.announced[state.slot0 + fragment]),
         )
 
-    def _on_control(self, h: Header, batch: PacketBatch, arena: NDArray[np.int32], index: int, now: float) -> None:
+    def _on_control(
+        self, h: Header, batch: PacketBatch, arena: NDArray[np.int32], index: int, now: float
+    ) -> None:
         """One control packet: find whom it concerns, refuse it by name, or hand it to its handler."""
         job = self._jobs[h.job]
         source = int(batch.sources[index])
@@ -492,7 +503,12 @@ class Node:
         elif holds_result and child < 0:
             # a parent that lost its memory adopts what its children know already (R4)
             self._outbox.send_row(
-                link.endpoint, Kind.RESULT, tables=self._tables, row=state.row, fragment=fragment, host=link.bit
+                link.endpoint,
+                Kind.RESULT,
+                tables=self._tables,
+                row=state.row,
+                fragment=fragment,
+                host=link.bit,
             )
         elif holds_result or child < 0:
             return link.again(state.row, fragment)
@@ -533,8 +549,10 @@ class Node:
         """A child wants to send a round, or has come to this parent in the middle of one."""
         shard = self.memory.shards[state.row]
         active = int(shard[ShardColumn.ACTIVE])
-        if h.word0 and (h.round == active or is_newer(h.round, active)) and not (
-            h.round == active and self._is_committed(state)
+        if (
+            h.word0
+            and (h.round == active or is_newer(h.round, active))
+            and not (h.round == active and self._is_committed(state))
         ):
             if h.round != active and not self._open_for(state, h.round):
                 return
@@ -643,7 +661,9 @@ class Node:
                 continue
             logged = int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
             if state.collective is not None and logged > state.decoded:
-                fragments = self.memory.down_log[state.slot0 + state.decoded : state.slot0 + logged].astype(np.int64)
+                fragments = self.memory.down_log[state.slot0 + state.decoded : state.slot0 + logged].astype(
+                    np.int64
+                )
                 state.collective.decode(state.shard, self.memory.rows, fragments + state.slot0, fragments)
                 state.decoded = logged
                 if state.data and state.collective.finished:
@@ -748,7 +768,9 @@ class Node:
             if burst is not None:
                 link.retransmissions += len(burst)
                 return burst
-        states = [state for state in tree.job.shards.values() if state.tree is tree and state.round is not None]
+        states = [
+            state for state in tree.job.shards.values() if state.tree is tree and state.round is not None
+        ]
         states.sort(key=lambda state: (state.round or 0, state.data))
         for state in states:
             sender = state.up if up else state.down.get(link.bit.bit_length() - 1)
@@ -859,7 +881,9 @@ class Node:
             # asking for a later round says that everything of this one is here (R4)
             return
         if state.ready_due <= now:
-            self._say(state, state.tree.up, Kind.READY, down=False, round_=state.waiting[0].round & 0xFFFFFFFF)
+            self._say(
+                state, state.tree.up, Kind.READY, down=False, round_=state.waiting[0].round & 0xFFFFFFFF
+            )
             state.ready_due = now + state.ready_interval
             state.ready_interval = min(state.ready_interval * 2, self.timing.retransmit_max)
         self._wake(state.ready_due)

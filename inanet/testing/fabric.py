@@ -130,7 +130,9 @@ class VirtualFabric:
         if parent is not None:
             up = Parent(parent, self.devices[parent].endpoint, self.bits[name], self.granted(parent))
         children = tuple(
-            Child(child, self.devices[child].endpoint, self.bits[child], self.since[child], self.granted(child))
+            Child(
+                child, self.devices[child].endpoint, self.bits[child], self.since[child], self.granted(child)
+            )
             for child in sorted(self.parents)
             if self.parents[child] == name
         )

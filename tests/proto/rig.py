@@ -95,7 +95,13 @@ class Rig:
         self.version = version
 
     def plan(
-        self, version: int, *, since: int = 1, retired: tuple[Retired, ...] = (), parent: int = PARENT, bit: int = 8
+        self,
+        version: int,
+        *,
+        since: int = 1,
+        retired: tuple[Retired, ...] = (),
+        parent: int = PARENT,
+        bit: int = 8,
     ) -> NodePlan:
         """The plan this node follows, or a changed one."""
         up = None if self.root else Parent("up", parent, bit, self.window)
@@ -104,13 +110,23 @@ class Rig:
 
     # ------------------------------------------------------------ in
 
-    def packet(self, kind: Kind, *, key: int = KEY, values: np.ndarray | None = None, **changes: int) -> bytes:
+    def packet(
+        self, kind: Kind, *, key: int = KEY, values: np.ndarray | None = None, **changes: int
+    ) -> bytes:
         """A packet as a neighbour in good order would send it, with ``changes`` of header fields."""
         body = bytes(body_bytes(kind))
         if values is not None:
             body = values.astype("<i4").tobytes().ljust(len(body), b"\0")
         flags = Flag(changes.pop("flags", 0))
-        header = {"job": JOB, "host": 1, "gradient": 0, "round": 5, "shard": SHARD, "plan": self.version, "attempt": 0}
+        header = {
+            "job": JOB,
+            "host": 1,
+            "gradient": 0,
+            "round": 5,
+            "shard": SHARD,
+            "plan": self.version,
+            "attempt": 0,
+        }
         return Packet(kind, payload=body, flags=flags, **(header | changes)).encode(key)
 
     def feed(self, *packets: tuple[bytes, int]) -> None:

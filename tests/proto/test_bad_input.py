@@ -34,12 +34,30 @@ def middle_of_a_round(root: bool = False) -> Rig:
     rig = Rig(root=root, retired=(Retired(4, 2),))
     values = integers(5)
     rig.feed(rig.data(0, 0, values[0]))
-    rig.feed(rig.data(0, 2, values[2]), rig.data(1, 2, values[2]), rig.data(0, 3, values[3]), rig.data(1, 3, values[3]))
+    rig.feed(
+        rig.data(0, 2, values[2]),
+        rig.data(1, 2, values[2]),
+        rig.data(0, 3, values[3]),
+        rig.data(1, 3, values[3]),
+    )
     if not root:
         word = np.array([130], np.int32)
         rig.feed((rig.packet(Kind.RESTART, host=0, gradient=1, attempt=2, values=word), PARENT))
         rig.feed((rig.packet(Kind.RESULT, host=0, gradient=3, values=values[3]), PARENT))
-        rig.feed((rig.packet(Kind.CREDIT, host=8, gradient=2, shard=0, round=0, flags=Flag.DOWN & 0, values=np.array([TREE])), PARENT))
+        rig.feed(
+            (
+                rig.packet(
+                    Kind.CREDIT,
+                    host=8,
+                    gradient=2,
+                    shard=0,
+                    round=0,
+                    flags=Flag.DOWN & 0,
+                    values=np.array([TREE]),
+                ),
+                PARENT,
+            )
+        )
     rig.sent()
     return rig
 
@@ -80,7 +98,10 @@ CASES = [
     ("unknown_shard", C0, A, {"shard": SHARD + 1}, None),
     ("unknown_shard", C0, A, {"shard": 4096}, None),
     ("unknown_shard", C0, A, {"shard": 65535}, None),
-    *(("unknown_shard", C0, kind, {"shard": 4095}, None) for kind in (Kind.SENT, Kind.LOST, Kind.DONE, Kind.READY)),
+    *(
+        ("unknown_shard", C0, kind, {"shard": 4095}, None)
+        for kind in (Kind.SENT, Kind.LOST, Kind.DONE, Kind.READY)
+    ),
     ("unknown_shard", PARENT, Kind.OPEN, {"shard": 0, "host": 8}, None),
     ("bad_fragment", C0, A, {"gradient": 5}, None),
     ("bad_fragment", C0, A, {"gradient": 2**32 - 1}, None),
@@ -98,7 +119,10 @@ CASES = [
     *(("foreign_host", STRANGER, kind, {}, None) for kind in (Kind.SENT, Kind.DONE, Kind.READY, Kind.OPEN)),
     *(("foreign_host", C0, kind, {"host": 3}, None) for kind in (Kind.SENT, Kind.READY)),
     *(("foreign_host", C0, kind, {"host": 0}, None) for kind in (Kind.SENT, Kind.READY)),
-    *(("foreign_host", C0, kind, {"host": 1 << 31, "flags": Flag.DOWN}, None) for kind in (Kind.LOST, Kind.DONE)),
+    *(
+        ("foreign_host", C0, kind, {"host": 1 << 31, "flags": Flag.DOWN}, None)
+        for kind in (Kind.LOST, Kind.DONE)
+    ),
     # SENT about results comes from the parent, LOST and DONE about contributions too
     ("foreign_host", C0, Kind.SENT, {"flags": Flag.DOWN}, None),
     ("foreign_host", C0, Kind.DONE, {}, None),
@@ -162,7 +186,9 @@ def test_one_reason_and_no_change(reason, source, kind, changes, change):
     before, drops, taken = rig.snapshot(), rig.drops, rig.taken
     rig.feed((data, source))
     after = rig.drops
-    assert {name: after[name] - drops.get(name, 0) for name in after if after[name] != drops.get(name, 0)} == {reason: 1}
+    assert {
+        name: after[name] - drops.get(name, 0) for name in after if after[name] != drops.get(name, 0)
+    } == {reason: 1}
     assert rig.taken == taken
     assert rig.snapshot() == before
     assert [sent for sent in rig.sent() if sent.kind is not Kind.CREDIT] == []
@@ -243,7 +269,10 @@ def test_no_sequence_of_forged_packets_raises(root, packets):
 
 
 @settings(max_examples=60)
-@given(st.lists(st.tuples(st.binary(max_size=1100), st.sampled_from([C0, C1, PARENT])), max_size=20), st.integers(0, 3))
+@given(
+    st.lists(st.tuples(st.binary(max_size=1100), st.sampled_from([C0, C1, PARENT])), max_size=20),
+    st.integers(0, 3),
+)
 def test_no_bytes_raise(packets, slack):
     rig = middle_of_a_round()
     before = rig.snapshot()

@@ -89,7 +89,10 @@ KINDS = ["huge", "denormal", "zeros", "growing", "shrinking", "mixed", "one bloc
 def test_values_of_every_size(mode, kind):
     """Within the bound of the format in every round, and the same bits over a tree that loses packets."""
     spec = TensorSpec("t", "f32", (COUNT,), "sum", mode, 1e4 if mode is FIXED else 0.0)
-    fabrics = [VirtualFabric(STAR, ONE_EACH), VirtualFabric(DEEP, ONE_EACH, window=24, wrap=impaired(3, drop=0.05))]
+    fabrics = [
+        VirtualFabric(STAR, ONE_EACH),
+        VirtualFabric(DEEP, ONE_EACH, window=24, wrap=impaired(3, drop=0.05)),
+    ]
     for round_ in range(3):
         exact = sum(array.astype(np.float64) for array in of_kind(kind, round_).values())
         largest = np.max([np.abs(array) for array in of_kind(kind, round_).values()], axis=0).reshape(-1, 256)
@@ -150,7 +153,11 @@ def test_restarts_while_nodes_die(victim, when):
                 base = fabric.nodes["ps"].stats()["contributions_in"]
                 # every block comes twice to the root from two children
                 goal = base + int(when * 4 * BLOCKS)
-                fabric.run(lambda g=goal, n=number: fabric.nodes["ps"].stats()["contributions_in"] >= g or fabric.done(n))
+                fabric.run(
+                    lambda g=goal, n=number: (
+                        fabric.nodes["ps"].stats()["contributions_in"] >= g or fabric.done(n)
+                    )
+                )
                 if name == "ps":
                     fabric.restart_root("ps")
                 else:
@@ -189,7 +196,14 @@ def test_a_restart_repeats_what_was_announced_and_not_what_is_proposed():
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize(
-    ("mode", "op"), [(CARRIED, "sum"), (PROLOGUE, "mean"), (FIXED, "sum"), (ExponentMode.NONE, "max"), (ExponentMode.NONE, "min")]
+    ("mode", "op"),
+    [
+        (CARRIED, "sum"),
+        (PROLOGUE, "mean"),
+        (FIXED, "sum"),
+        (ExponentMode.NONE, "max"),
+        (ExponentMode.NONE, "min"),
+    ],
 )
 def test_a_rank_that_holds_nan_or_infinity_is_named_and_the_fabric_goes_on(mode, op, bad):
     spec = TensorSpec("t", "f32", (COUNT,), op, mode, 1e6 if mode is FIXED else 0.0)

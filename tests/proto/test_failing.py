@@ -24,7 +24,10 @@ C = TensorSpec("c", "f32", (700,), "max", ExponentMode.NONE)
 
 def arrays_for(spec: TensorSpec, seed: int) -> dict[int, np.ndarray]:
     arrays = float_arrays(spec.elements, 4, seed=seed)
-    return {rank: (array * 1000).astype(spec.dtype.replace("f", "float").replace("i", "int")) for rank, array in arrays.items()}
+    return {
+        rank: (array * 1000).astype(spec.dtype.replace("f", "float").replace("i", "int"))
+        for rank, array in arrays.items()
+    }
 
 
 def check(spec: TensorSpec, arrays: dict[int, np.ndarray], seed: int) -> None:
@@ -71,7 +74,9 @@ def test_rounds_fail_at_any_point_and_in_any_order_of_nodes(parents, seed):
             for number, spec, arrays in owed[name][: rng.randint(1, 4)]:
                 owed[name].pop(0)
                 mine = [arrays[rank] for rank in ONE_EACH[name]]
-                fabric.nodes[name].begin(fabric.job, fabric.layout(spec).tensor, number, mine, fabric.clock.now)
+                fabric.nodes[name].begin(
+                    fabric.job, fabric.layout(spec).tensor, number, mine, fabric.clock.now
+                )
         elif choice < 0.6 and failing:
             entry = failing[rng.randrange(min(3, len(failing)))]
             number, left, spec, arrays = entry
@@ -271,7 +276,10 @@ def test_control_packets_outlive_a_device_that_takes_nothing_for_a_long_time():
     rig = Rig(count=1024 * 3)
     held = []
     for _ in range(700):
-        rig.feed((rig.packet(Kind.READY, round=9), child_at(0)), (rig.packet(Kind.READY, round=9, host=2), child_at(1)))
+        rig.feed(
+            (rig.packet(Kind.READY, round=9), child_at(0)),
+            (rig.packet(Kind.READY, round=9, host=2), child_at(1)),
+        )
         held += list(rig.node.transmit(rig.now))
     assert len(held) == 1400
     packets = {(t.destination, t.packet(0)) for t in held}

@@ -180,7 +180,9 @@ def test_a_partial_sum_never_leaves_under_the_header_of_a_whole_one():
     credit = rig.packet(Kind.CREDIT, host=8, shard=0, round=0, gradient=9, values=np.array([2]))
     rig.feed((credit, PARENT))
     for s in rig.sent():
-        assert s.kind is not Kind.DATA or s.packet.payload == (values[s.packet.gradient] * np.int32(2)).tobytes()
+        assert (
+            s.kind is not Kind.DATA or s.packet.payload == (values[s.packet.gradient] * np.int32(2)).tobytes()
+        )
 
 
 def test_a_pending_transmission_does_not_show_the_next_content_of_its_row():

@@ -17,8 +17,28 @@ from tests.proto.test_rounds import ONE_EACH, STAR, TREE, spec_of
 
 BLOCKS = 40
 COUNT = 256 * BLOCKS
-CHAIN = {"ps": None, "a0": "ps", "a1": "a0", "a2": "a1", "a3": "a2", "w0": "a3", "w1": "a3", "w2": "a2", "w3": "a1"}
-COMB = {"ps": None, "a0": "ps", "a1": "a0", "a2": "a0", "a3": "ps", "w0": "a1", "w1": "a1", "w2": "a2", "w3": "a3"}
+CHAIN = {
+    "ps": None,
+    "a0": "ps",
+    "a1": "a0",
+    "a2": "a1",
+    "a3": "a2",
+    "w0": "a3",
+    "w1": "a3",
+    "w2": "a2",
+    "w3": "a1",
+}
+COMB = {
+    "ps": None,
+    "a0": "ps",
+    "a1": "a0",
+    "a2": "a0",
+    "a3": "ps",
+    "w0": "a1",
+    "w1": "a1",
+    "w2": "a2",
+    "w3": "a3",
+}
 
 
 class Lagging(VirtualFabric):
@@ -79,7 +99,9 @@ def wanted(rounds: int) -> list[bytes]:
 
 def received(fabric: VirtualFabric) -> int:
     """A measure of progress that losses of nodes do not reset."""
-    return sum(node.stats()["results_in"] + node.stats()["contributions_in"] for node in fabric.nodes.values())
+    return sum(
+        node.stats()["results_in"] + node.stats()["contributions_in"] for node in fabric.nodes.values()
+    )
 
 
 @pytest.mark.parametrize("lagging", [False, True], ids=["at once", "lagging"])
@@ -89,7 +111,11 @@ def test_losses_in_any_order_at_any_point(parents, seed, lagging):
     """Up to four aggregators die and the root restarts, in any order, parents before or after their children."""
     rng = random.Random(seed)
     options = {"window": rng.choice([4, 16, 64]), "wrap": impaired(seed, drop=0.04 * (seed % 3 > 0))}
-    fabric = Lagging(parents, ONE_EACH, seed=seed, **options) if lagging else VirtualFabric(parents, ONE_EACH, **options)
+    fabric = (
+        Lagging(parents, ONE_EACH, seed=seed, **options)
+        if lagging
+        else VirtualFabric(parents, ONE_EACH, **options)
+    )
     victims = rng.sample(["a0", "a1", "a2", "a3"], rng.randint(1, 4)) + ["ps"] * rng.randint(0, 2)
     rng.shuffle(victims)
     goals = sorted(rng.random() for _ in victims)
@@ -144,7 +170,12 @@ def test_a_loss_in_every_phase_of_a_round(name, phase):
         fabric.run(lambda n=number: fabric.done(n))
         assert {array.tobytes() for array in arrays.values()} == {wanted(3)[round_]}
     fabric.settle()
-    assert all(node._is_committed(state) for node in fabric.nodes.values() for state in node._by_row.values() if state.data)
+    assert all(
+        node._is_committed(state)
+        for node in fabric.nodes.values()
+        for state in node._by_row.values()
+        if state.data
+    )
 
 
 def lose(fabric: VirtualFabric, name: str) -> None:
@@ -249,14 +280,18 @@ def test_ids_do_not_go_stale_with_the_number_of_plan_versions(behind):
     """Versions travel modulo 256; every job that comes or goes makes one for all others."""
     rig = Rig(version=5 + behind, since=5)
     values = integers(1)[0]
-    rig.feed(rig.data(0, 0, values, plan=(5 + behind) & 0xFF), rig.data(1, 0, values, plan=(5 + behind) & 0xFF))
+    rig.feed(
+        rig.data(0, 0, values, plan=(5 + behind) & 0xFF), rig.data(1, 0, values, plan=(5 + behind) & 0xFF)
+    )
     assert rig.drops == {}
     rig.feed(rig.data(1, 1, values, plan=(6 + behind) & 0xFF))
     assert rig.drops == {"future_plan": 1}
     (tree,) = rig.node._jobs[7].trees.values()
     for version in range(6 + behind, 400 + behind):
         rig.node.apply(rig.plan(version, since=5), rig.now)
-    credit = rig.packet(Kind.CREDIT, host=8, gradient=1, values=np.array([TREE_ID]), plan=(399 + behind) & 0xFF)
+    credit = rig.packet(
+        Kind.CREDIT, host=8, gradient=1, values=np.array([TREE_ID]), plan=(399 + behind) & 0xFF
+    )
     rig.feed((credit, PARENT))
     assert tree.up.taken == 1
 
@@ -283,7 +318,9 @@ def test_a_child_at_a_new_address_has_a_new_link():
     plan = rig.plan(6)
     (placement,) = plan.placements
     moved = replace(placement.children[0], endpoint=child_at(9))
-    rig.node.apply(replace(plan, placements=(replace(placement, children=(moved, placement.children[1])),)), rig.now)
+    rig.node.apply(
+        replace(plan, placements=(replace(placement, children=(moved, placement.children[1])),)), rig.now
+    )
     rig.feed((rig.packet(Kind.RESULT, host=0, gradient=2, values=values[2]), PARENT))
     results = [s for s in rig.sent() if s.kind is Kind.RESULT]
     assert {(s.destination, s.packet.gradient) for s in results} == {(child_at(9), 2), (child_at(1), 2)}

@@ -39,7 +39,9 @@ def gauged(highest):
     return lambda device, name, clock: Gauge(device, highest)
 
 
-def run_rounds(fabric: VirtualFabric, rounds: int = 3, mode: ExponentMode = ExponentMode.CARRIED) -> list[bytes]:
+def run_rounds(
+    fabric: VirtualFabric, rounds: int = 3, mode: ExponentMode = ExponentMode.CARRIED
+) -> list[bytes]:
     results = []
     for round_ in range(rounds):
         arrays = float_arrays(COUNT, 4, seed=round_)

@@ -83,7 +83,15 @@ def test_kernel_and_decoder_give_the_same_reason_for_thousands_of_mutants():
         want = expected(data)
         assert judge(data) == want, (want, data[:28].hex(), len(data))
         seen[want] = seen.get(want, 0) + 1
-    reasons = (Drop.OK, Drop.SHORT, Drop.OVERSIZED, Drop.BAD_MAGIC, Drop.BAD_TYPE, Drop.FOREIGN_JOB, Drop.BAD_TAG)
+    reasons = (
+        Drop.OK,
+        Drop.SHORT,
+        Drop.OVERSIZED,
+        Drop.BAD_MAGIC,
+        Drop.BAD_TYPE,
+        Drop.FOREIGN_JOB,
+        Drop.BAD_TAG,
+    )
     assert all(seen.get(reason, 0) > 30 for reason in (*reasons, Drop.BAD_CHECKSUM)), seen
 
 

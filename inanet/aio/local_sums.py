@@ -1,0 +1,134 @@
+"""The collectives of a job whose ranks are all on this host: sums in shared memory, no packet is sent.
+
+Small rounds are done at once, on the event loop: that is faster than handing them to a thread. Larger ones are cut
+into parts that the threads of a pool work on (kernels release the interpreter's lock), so that the loop stays free
+for other jobs. Rounds of one job follow each other; bits depend neither on the cut nor on the threads (R2).
+"""
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inanet.control.errors import FabricError, InaError, OverflowRefused, error_of
+from inanet.control.settings import Settings
+from inanet.proto.local import LocalTensor, Refusal
+from inanet.proto.plan import TensorSpec
+
+#: bytes of all ranks' arrays together up to which a round is done at once: less than a millisecond
+INLINE_BYTES = 1 << 20
+#: parts per thread: one that the system holds up leaves its share to the others
+PARTS_PER_THREAD = 4
+#: tensors whose exponents are remembered, the same number as over the network so that bits are the same, too
+MOST_TENSORS = Settings.__dataclass_fields__["most_tensors"].default
+
+
+def worker_threads() -> ThreadPoolExecutor:
+    """A pool with one thread for each core that this process may use."""
+    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "sums")
+
+
+@dataclass(slots=True)
+class _Queued:
+    """A round that waits for those before it."""
+
+    number: int
+    tensor: LocalTensor
+    arrays: Sequence[NDArray[Any]]
+    future: "asyncio.Future[None]"
+
+    @property
+    def is_small(self) -> bool:
+        return sum(array.nbytes for array in self.arrays) <= INLINE_BYTES
+
+
+class LocalSums:
+    """``ranks`` are the job's, all of them. ``pool`` may serve several jobs."""
+
+    def __init__(self, ranks: tuple[int, ...], pool: ThreadPoolExecutor) -> None:
+        self._ranks = ranks
+        self._pool = pool
+        #: the least recently used first
+        self._tensors: dict[TensorSpec, LocalTensor] = {}
+        self._queue: deque[_Queued] = deque()
+        self._working: asyncio.Task[None] | None = None
+
+    def submit(self, number: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]) -> "asyncio.Future[None]":
+        """One round; see :meth:`inanet.aio.local.Backend.submit`.
+
+        Raises :class:`~inanet.control.errors.FabricError` for what no number format can do.
+        """
+        loop = asyncio.get_running_loop()
+        queued = _Queued(number, self._tensor(number, spec), arrays, loop.create_future())
+        if self._working is None and queued.is_small:
+            self._settle(queued, queued.tensor.reduce(arrays))
+            return queued.future
+        self._queue.append(queued)
+        if self._working is None:
+            self._working = loop.create_task(self._work())
+        return queued.future
+
+    def _tensor(self, number: int, spec: TensorSpec) -> LocalTensor:
+        tensor = self._tensors.pop(spec, None)
+        if tensor is None:
+            try:
+                tensor = LocalTensor(spec, len(self._ranks))
+            except ValueError as error:
+                raise FabricError(str(error), round=number) from None
+            if len(self._tensors) >= MOST_TENSORS:
+                del self._tensors[next(iter(self._tensors))]
+        self._tensors[spec] = tensor
+        return tensor
+
+    async def _work(self) -> None:
+        try:
+            while self._queue:
+                queued = self._queue.popleft()
+                try:
+                    self._settle(queued, await self._reduce(queued))
+                except Exception as error:
+                    queued.future.set_exception(error)
+        finally:
+            self._working = None
+
+    async def _reduce(self, queued: _Queued) -> Refusal | None:
+        if queued.is_small:
+            return queued.tensor.reduce(queued.arrays)
+        loop = asyncio.get_running_loop()
+        parts = PARTS_PER_THREAD * self._pool._max_workers
+        round_ = queued.tensor.begin(queued.arrays, parts)
+        works = [loop.run_in_executor(self._pool, round_.work, part) for part in round_.parts]
+        # all of them, also if one fails: nobody may write into arrays that were given back
+        for result in await asyncio.gather(*works, return_exceptions=True):
+            if isinstance(result, BaseException):
+                raise result
+        return await loop.run_in_executor(self._pool, round_.finish)
+
+    def _settle(self, queued: _Queued, refusal: Refusal | None) -> None:
+        if queued.future.done():
+            return
+        if refusal is None:
+            queued.future.set_result(None)
+        else:
+            queued.future.set_exception(self._error(queued.number, refusal))
+
+    def _error(self, number: int, refusal: Refusal) -> InaError:
+        if refusal.position < 0:
+            return OverflowRefused(f"{refusal.text} (tensor {refusal.tensor!r})", round=number)
+        rank = self._ranks[refusal.position]
+        details = {"tensor": refusal.tensor, "index": refusal.index}
+        text = f"rank {rank} {refusal.text}"
+        return error_of("nonfinite", text, job="", rank=-1, round=number, ranks=(rank,), details=details)
+
+    async def close(self) -> None:
+        """Give up what waits; returns when nothing writes into the arrays any more."""
+        for queued in self._queue:
+            queued.future.cancel()
+        self._queue.clear()
+        if self._working is not None:
+            await asyncio.wait({self._working})
