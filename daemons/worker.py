@@ -46,6 +46,7 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
             await asyncio.sleep(0.05)
     finally:
         await server.close()
+        backend.close()
         station.close()
 
 

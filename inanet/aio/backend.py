@@ -1,7 +1,6 @@
 """The worker agent: collectives of local ranks, carried by the host's node through the fabric.
 
-A job whose ranks are all on this host needs no fabric; its sums are made in shared memory by the same number formats,
-so the bits are those that the network would give.
+A job whose ranks are all on this host needs no fabric: :mod:`inanet.aio.local_sums`.
 """
 
 import asyncio
@@ -11,26 +10,24 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from inanet.aio.local_sums import LocalSums, Threads
 from inanet.aio.station import Station
 from inanet.aio.uplink import Uplink
-from inanet.control.errors import FabricError, InaError, JoinTimeout, OverflowRefused, error_of
+from inanet.control.errors import InaError, JoinTimeout, OverflowRefused, error_of
 from inanet.control.member import Failed, Member
-from inanet.proto.local import LocalTensor
 from inanet.proto.plan import TensorSpec
 
 
 @dataclass(slots=True)
 class _Membership:
-    """One job of this host."""
+    """One job of this host. ``sums`` if all of its ranks are here, else ``member`` and ``uplink``."""
 
     name: str
-    ranks: tuple[int, ...]
-    world: int
+    sums: LocalSums | None = None
     member: Member | None = None
     uplink: Uplink | None = None
     running: "asyncio.Task[None] | None" = None
     futures: dict[int, "asyncio.Future[None]"] = field(default_factory=dict)
-    tensors: dict[TensorSpec, LocalTensor] = field(default_factory=dict)
 
 
 class FabricBackend:
@@ -44,14 +41,16 @@ class FabricBackend:
         self._join_seconds = join
         self._lost = lost
         self._jobs: dict[str, _Membership] = {}
+        self._threads = Threads()
 
     async def join(
         self, job: str, ranks: tuple[int, ...], world: int, progress: Callable[[str], None]
     ) -> None:
         """Join at the coordinator and wait for the plan."""
-        mine = _Membership(job, ranks, world)
+        mine = _Membership(job)
         self._jobs[job] = mine
         if len(ranks) == world:
+            mine.sums = LocalSums(ranks, self._threads)
             return
         station = self._station
         member = Member(
@@ -110,45 +109,15 @@ class FabricBackend:
     ) -> "asyncio.Future[None]":
         """One round of this host's ranks."""
         mine = self._jobs[job]
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if mine.member is None:
-            self._reduce_here(mine, round_, spec, arrays, future)
-            return future
+        if mine.sums is not None:
+            return mine.sums.submit(round_, spec, arrays)
+        assert mine.member is not None
         # a tensor without a format is refused by the coordinator, on all hosts and under this round's number
-        mine.futures[round_] = future
+        future = mine.futures[round_] = asyncio.get_running_loop().create_future()
         mine.member.begin(round_, spec, arrays, self._station.driver.now())
         self.flush()
         self._station.driver.kick()
         return future
-
-    def _reduce_here(
-        self,
-        mine: _Membership,
-        round_: int,
-        spec: TensorSpec,
-        arrays: Sequence[NDArray[Any]],
-        future: "asyncio.Future[None]",
-    ) -> None:
-        """All ranks are local: no packet is sent."""
-        tensor = mine.tensors.get(spec)
-        if tensor is None:
-            try:
-                tensor = mine.tensors[spec] = LocalTensor(spec, mine.world)
-            except ValueError as error:
-                future.set_exception(FabricError(str(error), round=round_))
-                return
-        refusal = tensor.reduce(arrays)
-        if refusal is None:
-            future.set_result(None)
-        elif refusal.position < 0:
-            future.set_exception(OverflowRefused(refusal.text, round=round_))
-        else:
-            rank = mine.ranks[refusal.position]
-            details = {"tensor": spec.name, "index": refusal.index}
-            text = f"rank {rank} {refusal.text}"
-            future.set_exception(
-                error_of("nonfinite", text, job="", rank=-1, round=round_, ranks=(rank,), details=details)
-            )
 
     def _finished(self, mine: _Membership, round_: int, failed: Failed | None) -> None:
         future = mine.futures.pop(round_, None)
@@ -177,6 +146,8 @@ class FabricBackend:
     async def leave(self, job: str, reason: str) -> None:
         """Take the host out of the job."""
         mine = self._jobs.pop(job, None)
+        if mine is not None and mine.sums is not None:
+            await mine.sums.close()
         if mine is None or mine.member is None:
             return
         assert mine.uplink is not None
@@ -192,3 +163,7 @@ class FabricBackend:
         """Counters of the host's node, drops by reason as ``drop_<reason>``."""
         node = self._station.node
         return node.stats() | {f"drop_{reason}": n for reason, n in node.drops_by_reason().items()}
+
+    def close(self) -> None:
+        """End the threads, once all jobs were left."""
+        self._threads.close()

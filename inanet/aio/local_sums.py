@@ -8,29 +8,40 @@ for other jobs. Rounds of one job follow each other; bits depend neither on the 
 import asyncio
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
 from inanet.control.errors import FabricError, InaError, OverflowRefused, error_of
-from inanet.control.settings import Settings
 from inanet.proto.local import LocalTensor, Refusal
 from inanet.proto.plan import TensorSpec
 
+T = TypeVar("T")
 #: bytes of all ranks' arrays together up to which a round is done at once: less than a millisecond
 INLINE_BYTES = 1 << 20
 #: parts per thread: one that the system holds up leaves its share to the others
 PARTS_PER_THREAD = 4
-#: tensors whose exponents are remembered, the same number as over the network so that bits are the same, too
-MOST_TENSORS = Settings.__dataclass_fields__["most_tensors"].default
+#: tensors whose exponents are remembered: as many as a coordinator has slots made for, so that bits are the same
+MOST_TENSORS = 1024
 
 
-def worker_threads() -> ThreadPoolExecutor:
-    """A pool with one thread for each core that this process may use."""
-    return ThreadPoolExecutor(len(os.sched_getaffinity(0)), "sums")
+class Threads:
+    """A pool with one thread for each core that this process may use, started when they are first needed."""
+
+    def __init__(self) -> None:
+        self.count = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.count, "sums")
+
+    def run(self, work: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
+        """Call something in a thread."""
+        return asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
+
+    def close(self) -> None:
+        """End the threads; what they still do is waited for."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 @dataclass(slots=True)
@@ -43,16 +54,17 @@ class _Queued:
     future: "asyncio.Future[None]"
 
     @property
-    def is_small(self) -> bool:
-        return sum(array.nbytes for array in self.arrays) <= INLINE_BYTES
+    def size(self) -> int:
+        """Bytes of all arrays."""
+        return sum(array.nbytes for array in self.arrays)
 
 
 class LocalSums:
-    """``ranks`` are the job's, all of them. ``pool`` may serve several jobs."""
+    """``ranks`` are the job's, all of them. ``threads`` may serve several jobs."""
 
-    def __init__(self, ranks: tuple[int, ...], pool: ThreadPoolExecutor) -> None:
+    def __init__(self, ranks: tuple[int, ...], threads: Threads) -> None:
         self._ranks = ranks
-        self._pool = pool
+        self._threads = threads
         #: the least recently used first
         self._tensors: dict[TensorSpec, LocalTensor] = {}
         self._queue: deque[_Queued] = deque()
@@ -65,7 +77,7 @@ class LocalSums:
         """
         loop = asyncio.get_running_loop()
         queued = _Queued(number, self._tensor(number, spec), arrays, loop.create_future())
-        if self._working is None and queued.is_small:
+        if self._working is None and queued.size <= INLINE_BYTES:
             self._settle(queued, queued.tensor.reduce(arrays))
             return queued.future
         self._queue.append(queued)
@@ -92,22 +104,22 @@ class LocalSums:
                 try:
                     self._settle(queued, await self._reduce(queued))
                 except Exception as error:
-                    queued.future.set_exception(error)
+                    if not queued.future.done():
+                        queued.future.set_exception(error)
         finally:
             self._working = None
 
     async def _reduce(self, queued: _Queued) -> Refusal | None:
-        if queued.is_small:
+        if queued.size <= INLINE_BYTES:
             return queued.tensor.reduce(queued.arrays)
-        loop = asyncio.get_running_loop()
-        parts = PARTS_PER_THREAD * self._pool._max_workers
+        parts = min(queued.size // INLINE_BYTES + 1, PARTS_PER_THREAD * self._threads.count)
         round_ = queued.tensor.begin(queued.arrays, parts)
-        works = [loop.run_in_executor(self._pool, round_.work, part) for part in round_.parts]
+        works = [self._threads.run(round_.work, part) for part in round_.parts]
         # all of them, also if one fails: nobody may write into arrays that were given back
         for result in await asyncio.gather(*works, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
-        return await loop.run_in_executor(self._pool, round_.finish)
+        return await self._threads.run(round_.finish)
 
     def _settle(self, queued: _Queued, refusal: Refusal | None) -> None:
         if queued.future.done():

@@ -112,12 +112,11 @@ class LocalRound:
         self._exponents = formats[0].initial_exponents()
         mode = tensor.spec.mode
         carry = formats[0].uses_exponents and mode is ExponentMode.CARRIED
-        known = carry and tensor.carried is not None
-        if known:
-            self._exponents[:] = tensor.carried
         if carry:
             self._following = formats[0].initial_exponents()
-        self._prologue = formats[0].uses_exponents and mode is not ExponentMode.FIXED and not known
+        if tensor.carried is not None:
+            self._exponents[:] = tensor.carried
+        self._prologue = formats[0].uses_exponents and mode is not ExponentMode.FIXED and tensor.carried is None
 
     def work(self, part: Part) -> None:
         """Take one part through quantising, summing and dequantising, or give it up (:attr:`Part.refused`)."""
