@@ -45,8 +45,11 @@ async def serve(config: AggConfig, context: Context[AggConfig]) -> None:
         if member.welcomed:
             context.ready(f"connected to {config.control.coordinator}")
             await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if member.failed is not None and not context.stopping.is_set():
-            raise Failure(f"aggregator {config.node.name}: {member.failed.message}")
+        if running.done():
+            running.result()
+        if not context.stopping.is_set():
+            why = member.failed.message if member.failed is not None else welcome.exception()
+            raise Failure(f"aggregator {config.node.name}: {why}")
         await uplink.leave("the aggregator was asked to stop")
     finally:
         for task in tasks:

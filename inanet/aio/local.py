@@ -199,7 +199,8 @@ class LocalServer:
     def lost(self, job: str, error: InaError) -> None:
         """The backend has lost a job as a whole."""
         group = self._groups.get(job)
-        if group is not None:
+        # one that forms meanwhile is another job of the same name
+        if group is not None and group.known:
             group.end(error, error.reason)
 
     # ------------------------------------------------------------ the daemon's view

@@ -32,6 +32,7 @@ class Uplink:
         self._wake = wake
         self._channel: Channel | None = None
         self._changed = asyncio.Event()
+        self._left = False
 
     def flush(self) -> None:
         """Send what the member has to say, if there is a connection."""
@@ -45,36 +46,46 @@ class Uplink:
             _log.info("control connection lost", node=self.member.identity.name, reason=str(error))
 
     async def run(self) -> None:
-        """Stay connected until the member has failed or this task is cancelled.
+        """Stay connected until the member has failed or left, or this task is cancelled.
 
-        The member is abandoned, with the reason, when the coordinator refuses it for good or stays away.
+        The member is abandoned, with the reason, when the coordinator refuses it for good or stays away, and before
+        an unexpected error is raised.
         """
-        loop = asyncio.get_running_loop()
-        patience = self._join
         try:
-            while self.member.failed is None:
-                started = loop.time()
-                try:
-                    self._channel = await connect(self.address, patience)
-                    await self._talk(self._channel)
-                except (DeadlineError, ChannelClosed, ControlError) as error:
-                    if self._channel is None:
-                        self._give_up("coordinator_lost", str(error))
-                        return
-                    _log.warning("control connection lost", node=self.member.identity.name, reason=str(error))
-                finally:
-                    await self._drop()
-                if self.member.joined or self.member.welcomed:
-                    patience = self._resume
-                else:
-                    patience -= loop.time() - started
-                    if patience <= 0:
-                        self._give_up(
-                            "coordinator_lost", f"no welcome from {self.address} within {self._join:g} s"
-                        )
-                        return
+            await self._stay_connected()
+        except Exception as error:
+            _log.exception("following the coordinator failed", node=self.member.identity.name)
+            self._give_up("protocol", f"following {self.address} failed: {type(error).__name__}: {error}")
+            raise
         finally:
             self._changed.set()
+
+    async def _stay_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        patience = self._join
+        while self.member.failed is None and not self._left:
+            started = loop.time()
+            try:
+                self._channel = await connect(self.address, patience)
+            except DeadlineError as error:
+                self._give_up("coordinator_lost", str(error))
+                return
+            try:
+                await self._talk(self._channel)
+            except (DeadlineError, ChannelClosed, ControlError) as error:
+                if not self._left:
+                    _log.warning("control connection lost", node=self.member.identity.name, reason=str(error))
+            finally:
+                await self._drop()
+            if self.member.joined or self.member.welcomed:
+                patience = self._resume
+            else:
+                patience -= loop.time() - started
+                if patience <= 0:
+                    self._give_up(
+                        "coordinator_lost", f"no welcome from {self.address} within {self._join:g} s"
+                    )
+                    return
 
     async def _talk(self, channel: Channel) -> None:
         member = self.member
@@ -127,7 +138,8 @@ class Uplink:
             ) from None
 
     async def leave(self, reason: str) -> None:
-        """Say good-bye and close."""
+        """Say good-bye and close; :meth:`run` ends."""
+        self._left = True
         self.member.leave(reason)
         self.flush()
         await self._drop()

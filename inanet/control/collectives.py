@@ -321,9 +321,9 @@ class Collectives:
             self._send(name, LayoutDrop(job=self._planner.job, tensor=tensor.layout.tensor))
 
     def layout_ready(self, name: str, message: LayoutReady) -> None:
-        """An aggregator or parameter server has slots, or none to spare."""
+        """An aggregator or parameter server has slots, or a node, a worker host included, has none to spare."""
         tensor = self.book.get(message.tensor)
-        if tensor is None or name not in tensor.waiting:
+        if tensor is None or name not in {*tensor.waiting, *self.hosts}:
             return
         if message.refused:
             text = f"{name!r} has no room for it: {message.refused}"

@@ -208,7 +208,7 @@ class Job:
             self.collectives.refuse(name, message, now)
         elif isinstance(message, Finished):
             self.collectives.finished(name, message)
-        elif isinstance(message, LayoutReady) and not host:
+        elif isinstance(message, LayoutReady) and (message.refused or not host):
             self._layout_ready(name, message)
         elif isinstance(message, Held) and host:
             self._hold(self._holding.held(name, message.nonce, self.hosts))

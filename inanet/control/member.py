@@ -63,11 +63,16 @@ class Failed:
 
 @dataclass(slots=True)
 class _Opened:
-    """A round this host has begun: its tensor, its arrays, and whether the node has it already."""
+    """A round this host has begun: its tensor, its arrays, and whether the node has it already.
+
+    ``refusal``: why this host cannot take part. It is kept until the round has failed, because a coordinator that
+    starts again has not heard of it.
+    """
 
     spec: TensorSpec
     arrays: Sequence[NDArray[Any]]
     tensor: int | None = None
+    refusal: Refuse | None = None
 
 
 @dataclass(slots=True)
@@ -112,6 +117,8 @@ class Member:
         self._out: list[Message] = []
         self._jobs: dict[int, _JobView] = {}
         self._early: list[Layout] = []
+        #: jobs this node has no room for, and the sentence that says so
+        self._no_room: dict[int, str] = {}
         self._opened: dict[int, _Opened] = {}
         self._held: deque[int] = deque()
         self._hold_before: int | None = None
@@ -165,6 +172,7 @@ class Member:
             self._out += [Known(job=job, layout=layout) for layout in view.layouts.values()]
             if job == self.job:
                 self._out += [Begin(job=job, round=number, spec=o.spec) for number, o in self._opened.items()]
+                self._out += [o.refusal for o in self._opened.values() if o.refusal is not None]
 
     def outgoing(self) -> list[Message]:
         """Messages to send since the last call, in order."""
@@ -175,19 +183,26 @@ class Member:
 
     def begin(self, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]], now: float) -> None:
         """This host's part in a round; rounds count up by one. Needs :attr:`joined`."""
-        assert self.job is not None
+        if self._enter(round_, _Opened(spec, arrays)):
+            self._start(round_, now)
+
+    def _enter(self, round_: int, opened: _Opened) -> bool:
+        """Note a round; False if it has to wait for the end of a :class:`~inanet.control.messages.Hold`."""
         if round_ != self._next_round:
             raise ValueError(f"round {round_} does not follow round {self._next_round - 1}")
         self._next_round += 1
-        self._opened[round_] = _Opened(spec, arrays)
+        self._opened[round_] = opened
         if self._hold_before is not None and round_ >= self._hold_before:
             self._held.append(round_)
-            return
-        self._start(round_, now)
+            return False
+        return True
 
     def _start(self, round_: int, now: float) -> None:
         opened = self._opened[round_]
         assert self.job is not None
+        if opened.refusal is not None:
+            self._out.append(opened.refusal)
+            return
         self._out.append(Begin(job=self.job, round=round_, spec=opened.spec))
         self._give(round_, opened, now)
 
@@ -195,7 +210,7 @@ class Member:
         """Hand a round to the node once its tensor has a layout."""
         assert self.job is not None
         layout = self._layout_of(opened.spec)
-        if layout is not None and opened.tensor is None:
+        if layout is not None and opened.tensor is None and opened.refusal is None:
             opened.tensor = layout.tensor
             self.node.begin(self.job, layout.tensor, round_, opened.arrays, now)
 
@@ -245,33 +260,31 @@ class Member:
 
     def _refuse(self, event: events.Refused, opened: _Opened) -> None:
         value = opened.arrays[event.local_rank][event.index]
-        self._out.append(
-            Refuse(
-                job=event.job,
-                round=event.round,
-                rank=self.identity.ranks[event.local_rank],
-                tensor=opened.spec.name or f"{opened.spec.dtype}{list(opened.spec.shape)}",
-                index=event.index,
-                reason="nonfinite",
-                detail=str(value),
-            )
+        opened.refusal = Refuse(
+            job=event.job,
+            round=event.round,
+            rank=self.identity.ranks[event.local_rank],
+            tensor=_name(opened.spec),
+            index=event.index,
+            reason="nonfinite",
+            detail=str(value),
         )
+        self._out.append(opened.refusal)
 
     def refuse_mismatch(self, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
-        """Ranks of this host called different collectives in a round, which therefore is not begun."""
+        """Ranks of this host called different collectives in a round, which therefore gets no part of this host."""
         assert self.job is not None
-        self._next_round = round_ + 1
-        self._out.append(
-            Refuse(
-                job=self.job,
-                round=round_,
-                rank=rank,
-                tensor=spec.name or f"{spec.dtype}{list(spec.shape)}",
-                index=None,
-                reason="mismatch",
-                detail=text,
-            )
+        refusal = Refuse(
+            job=self.job,
+            round=round_,
+            rank=rank,
+            tensor=_name(spec),
+            index=None,
+            reason="mismatch",
+            detail=text,
         )
+        if self._enter(round_, _Opened(spec, (), refusal=refusal)):
+            self._out.append(refusal)
 
     def leave(self, reason: str) -> None:
         """Go in good order."""
@@ -308,12 +321,17 @@ class Member:
 
     def _on_plan(self, message: Plan, now: float) -> None:
         plan = message.plan
+        try:
+            self.node.apply(plan, now, attach=message.attach)
+        except MemoryError as error:
+            self._cannot_hold(plan.job, f"{self.identity.name}: {error}")
+            return
+        self._no_room.pop(plan.job, None)
         view = self._jobs.get(plan.job)
         if view is None:
             self._jobs[plan.job] = _JobView(plan)
         else:
             view.plan = plan
-        self.node.apply(plan, now, attach=message.attach)
         early, self._early = self._early, []
         for layout in early:
             self._on_layout(layout, now)
@@ -323,7 +341,18 @@ class Member:
             while self._held:
                 self._start(self._held.popleft(), now)
 
+    def _cannot_hold(self, job: int, text: str) -> None:
+        """There is no room for a job. An aggregator serves others and refuses the tensors of this one."""
+        if self.identity.role == "worker":
+            self.failed = Failed("memory", text)
+        else:
+            self._no_room[job] = text
+
     def _on_layout(self, message: Layout, now: float) -> None:
+        if message.job in self._no_room:
+            refused = self._no_room[message.job]
+            self._out.append(LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused))
+            return
         view = self._jobs.get(message.job)
         if view is None:
             # after a restart the tensors may come before the plan that tells where their slots belong
@@ -335,11 +364,9 @@ class Member:
             view.layouts[message.layout.tensor] = message.layout
         except MemoryError as error:
             refused = f"{self.identity.name}: {error}"
-        if self.identity.role != "worker":
+        if self.identity.role != "worker" or refused:
+            # a worker's word is not waited for, but if it has no room, then the round fails
             self._out.append(LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused))
-            return
-        if refused:
-            self.failed = Failed("memory", refused)
             return
         for round_, opened in list(self._opened.items()):
             if opened.spec == message.layout.spec and round_ not in self._held:
@@ -379,6 +406,8 @@ class Member:
             self._out.append(Held(job=message.job, nonce=message.nonce))
 
     def _forget(self, job: int) -> None:
+        self._no_room.pop(job, None)
+        self._early = [layout for layout in self._early if layout.job != job]
         if self._jobs.pop(job, None) is not None:
             self.node.drop_job(job)
 
@@ -389,3 +418,8 @@ class Member:
             self._close(round_, self.failed)
         for job in list(self._jobs):
             self._forget(job)
+
+
+def _name(spec: TensorSpec) -> str:
+    """What a tensor is called in messages for people."""
+    return spec.name or f"{spec.dtype}{list(spec.shape)}"

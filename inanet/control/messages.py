@@ -124,7 +124,10 @@ class Begin(Frozen):
 
 
 class LayoutReady(Frozen):
-    """An aggregator or parameter server made the slots of a tensor, or says why not (``refused``)."""
+    """An aggregator or parameter server made the slots of a tensor, or says why not (``refused``).
+
+    Workers say it only to refuse.
+    """
 
     kind: Literal["layout_ready"] = "layout_ready"
     job: JobId

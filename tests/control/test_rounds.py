@@ -375,7 +375,7 @@ def test_what_comes_twice_or_from_nowhere_changes_nothing(nodes: Nodes) -> None:
     nodes.say("w0", Finished(job=JOB, round=99), Begin(job=JOB + 1, round=5, spec=SPEC))
     nodes.say("a0", Finished(job=JOB, round=1), Begin(job=JOB, round=1, spec=changed(name="v")))
     nodes.say("a0", LayoutReady(job=JOB, tensor=99), LayoutReady(job=JOB, tensor=0, refused="late"))
-    nodes.say("w0", LayoutReady(job=JOB, tensor=0, refused="not my business"))
+    nodes.say("w0", LayoutReady(job=JOB, tensor=0))
     nodes.say("ps", Finished(job=JOB, round=7), Finished(job=3, round=7))
     assert all(not inbox for inbox in nodes.inbox.values())
     nodes.finish(1)
