@@ -574,8 +574,10 @@ class Node:
                     # everything below is done: the OPEN of the parent was lost, or is still to come
                     self._say(state, state.tree.up, Kind.READY, down=False, round_=h.round)
                 return
-        # the child may still be in a round that this node has not heard of: name none that is not over here
-        self._say(state, link, Kind.OPEN, down=True, round_=state.over, word0=int(state.over_failed))
+        # the child may be in a round that has not reached this node: name none that can still be going on. Before a round
+        # that is open here all are over, even if this node has forgotten them
+        over = state.over if self._is_committed(state) else (active - 1) & 0xFFFFFFFF
+        self._say(state, link, Kind.OPEN, down=True, round_=over, word0=int(state.over_failed))
 
     def _on_open(self, state: ShardState, _child: int, _link: Link, h: Header, _: Any, now: float) -> None:
         """A round is over at the parent: so it is in this subtree."""

@@ -363,3 +363,27 @@ def test_prologue_rounds_survive_losses_as_well():
         fabric.run(lambda n=number: fabric.done(n))
         clean.all_reduce(spec, want)
         assert {array.tobytes() for array in arrays.values()} == {want[0].tobytes()}
+
+
+def test_a_root_forgets_a_round_whose_end_one_child_has_not_heard_of():
+    """The first word of the new root's is a later round; the child must not wait for the end of the old one for ever."""
+    losers = {}
+
+    def wrap(device, name, clock):
+        losers[name] = Loses(device, Kind.OPEN)
+        losers[name].left = 100 if name == "a1" else 0
+        return losers[name]
+
+    fabric = VirtualFabric(TREE, ONE_EACH, window=8, wrap=wrap)
+    spec = spec_of(COUNT)
+    fabric.all_reduce(spec, storm(0, (1, 2)))
+    fabric.settle()
+    arrays = storm(1, (1, 2))
+    number = fabric.begin(spec, arrays, ["w0", "w1"])
+    fabric.settle(0.01)
+    fabric.restart_root("ps")
+    fabric.settle(0.01)
+    losers["a1"].left = 0
+    fabric.begin(spec, arrays, ["w2", "w3"])
+    fabric.run(lambda: fabric.done(number), deadline=5.0)
+    assert {array.tobytes() for array in arrays.values()} == {wanted(3)[1]}
