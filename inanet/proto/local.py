@@ -116,7 +116,9 @@ class LocalRound:
             self._following = formats[0].initial_exponents()
         if tensor.carried is not None:
             self._exponents[:] = tensor.carried
-        self._prologue = formats[0].uses_exponents and mode is not ExponentMode.FIXED and tensor.carried is None
+        self._prologue = (
+            formats[0].uses_exponents and mode is not ExponentMode.FIXED and tensor.carried is None
+        )
 
     def work(self, part: Part) -> None:
         """Take one part through quantising, summing and dequantising, or give it up (:attr:`Part.refused`)."""

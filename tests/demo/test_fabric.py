@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,13 @@ from tests.demo.owner import STANDIN, command
 
 standins = functools.partial(command, "")
 OWNER = Path(__file__).with_name("owner.py")
+
+
+@pytest.fixture
+def tmp_path():
+    """Short whatever pytest has numbered its own directory: Unix sockets have to fit below it."""
+    with tempfile.TemporaryDirectory(prefix="ina", dir="/tmp") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture(autouse=True)
