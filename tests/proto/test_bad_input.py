@@ -252,7 +252,7 @@ forged = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(st.booleans(), st.lists(forged, min_size=1, max_size=60))
 def test_no_sequence_of_forged_packets_raises(root, packets):
     """Even with the job's key: every field from everybody. What is accepted may be nonsense, but is never an exception."""

@@ -11,7 +11,7 @@ from tests.proto.rig import Recorder
 from tests.proto.test_impairment import impaired
 from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
-BLOCKS = 40
+BLOCKS = 24
 COUNT = 256 * BLOCKS
 CARRIED, PROLOGUE, FIXED = ExponentMode.CARRIED, ExponentMode.PROLOGUE, ExponentMode.FIXED
 

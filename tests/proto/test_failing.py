@@ -43,7 +43,7 @@ def committed(fabric: VirtualFabric) -> set[int]:
 
 
 @pytest.mark.parametrize("parents", [STAR, TREE, DEEP], ids=["star", "tree", "deep"])
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 def test_rounds_fail_at_any_point_and_in_any_order_of_nodes(parents, seed):
     """Failures reach the root, and then the other nodes one by one, while packets fly; hosts go on as soon as they know.
     Other rounds, of this and of other tensors, begun before and after, are right."""
@@ -312,7 +312,7 @@ def sizes(fabric: VirtualFabric) -> dict[str, list[int]]:
     return out
 
 
-def test_a_thousand_rounds_leave_no_trace():
+def test_hundreds_of_rounds_leave_no_trace():
     spec = TensorSpec("t", "i32", (200,), "sum", ExponentMode.NONE)
     floats = spec_of(300)
     fabric = VirtualFabric({"ps": None, "a0": "ps", "w0": "a0", "w1": "ps"}, {"w0": [0], "w1": [1]}, window=8)
@@ -335,7 +335,7 @@ def test_a_thousand_rounds_leave_no_trace():
     before = sizes(fabric)
     gc.collect()
     objects = len(gc.get_objects())
-    rounds(460)
+    rounds(360)
     assert sizes(fabric) == before
     gc.collect()
     assert len(gc.get_objects()) - objects < 200

@@ -93,7 +93,7 @@ def total(fabric: VirtualFabric, *names: str) -> int:
 def test_one_flipped_bit_changes_no_result(name, state, clean):
     spec, want = clean
     found = hits = 0
-    for seed in range(3):
+    for seed in range(2):
         rng = np.random.default_rng([seed, *name.encode(), state])
         fabric = VirtualFabric(TREE, ONE_EACH, window=4, wrap=impaired(seed, drop=0.1))
         damage = Damage(fabric, name, state, rng)

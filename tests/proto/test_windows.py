@@ -13,7 +13,7 @@ from tests.proto.test_impairment import impaired
 from tests.proto.test_orders import Loses
 from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
-COUNT = 256 * 60
+COUNT = 256 * 50
 
 
 class Gauge(Wrapper):
