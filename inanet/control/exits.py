@@ -16,6 +16,8 @@ EXTRAS = {
     "scipy": "plan",
     "networkx": "plan",
     "scapy": "dissect",
+    "mpi4py": "bench",
+    "matplotlib": "bench",
 }
 #: Modules of the dependencies that a complete installation has.
 _CORE = frozenset(
