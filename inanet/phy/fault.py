@@ -97,7 +97,9 @@ class FaultInjector(Wrapper):
         self._delayed = delayed if delay[1] > 0 else 0.0
         self._span, self._hold = reorder_span, reorder_hold
         self._active = max(drop, duplicate, reorder, corrupt, self._delayed) > 0
-        self._held: list[_Held] = []
+        self._held: _Held | None = None
+        #: when the first of them is due
+        self._earliest = float("inf")
         self._arrivals = 0
         self._counts = dict.fromkeys(
             (
@@ -127,7 +129,7 @@ class FaultInjector(Wrapper):
 
     def timer(self) -> float | None:
         """When the next held packet is due."""
-        times = [float(held.due.min()) for held in self._held]
+        times = [float(self._earliest)] if self._held is not None else []
         inner = self._device.timer()
         if inner is not None:
             times.append(inner)
@@ -139,7 +141,7 @@ class FaultInjector(Wrapper):
 
     def close(self) -> None:
         """Close the device; held packets are gone."""
-        self._held.clear()
+        self._keep([])
         self._device.close()
 
     def _impair(self, batch: PacketBatch, now: float) -> PacketBatch:
@@ -194,7 +196,8 @@ class FaultInjector(Wrapper):
         """Hold what must wait, and put what need not, and earlier packets that need no longer, in order."""
         parts, places, times, arrivals = [], [], [], []
         waiting = []
-        for held in self._held:
+        held = self._held
+        if held is not None:
             overdue = held.due <= now
             enough = held.passing <= count
             out = overdue | enough
@@ -211,10 +214,8 @@ class FaultInjector(Wrapper):
         holds = (fresh.passing > 0) & (fresh.due > now)
         if holds.any():
             kept = fresh.part(holds)
-            # compact: a few packets held for long must not keep the memory of their whole batch
-            kept.packets = join([kept.packets])
             waiting.append(kept)
-        self._held = waiting
+        self._keep(waiting)
         going = fresh.part(~holds)
         if not parts and not holds.any() and not (np.diff(place) < 0).any():
             return going.packets
@@ -227,10 +228,21 @@ class FaultInjector(Wrapper):
 
     def _release(self, now: float) -> PacketBatch | None:
         """Held packets that are due, earliest first."""
-        leaving = [held.part(mask) for held in self._held if (mask := held.due <= now).any()]
-        if not leaving:
+        held = self._held
+        if held is None or now < self._earliest:
             return None
-        self._held = [held.part(mask) for held in self._held if (mask := held.due > now).any()]
-        due = np.concatenate([held.due for held in leaving])
-        arrival = np.concatenate([held.arrival for held in leaving])
-        return select(join([held.packets for held in leaving]), np.lexsort((arrival, due)))
+        leaving, left = held.part(held.due <= now), held.part(held.due > now)
+        self._keep([left] if len(left.due) else [])
+        return select(leaving.packets, np.lexsort((leaving.arrival, leaving.due)))
+
+    def _keep(self, waiting: list[_Held]) -> None:
+        """Hold these packets back and nothing else."""
+        if not waiting:
+            self._held, self._earliest = None, float("inf")
+            return
+        # compact: a few packets held for long must not keep the memory of their whole batch
+        packets = join([held.packets for held in waiting])
+        due = np.concatenate([held.due for held in waiting])
+        passing = np.concatenate([held.passing for held in waiting])
+        arrival = np.concatenate([held.arrival for held in waiting])
+        self._held, self._earliest = _Held(packets, due, passing, arrival), float(due.min())
