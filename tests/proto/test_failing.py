@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from inanet.proto.events import RoundCommitted, RoundDone
-from inanet.proto.node import MAX_DEAD, Node
+from inanet.proto.node import Node
 from inanet.proto.plan import ExponentMode, NodePlan, Parent, Placement, TensorSpec
+from inanet.proto.rounds import MAX_DEAD
 from inanet.proto.slots import MAX_JOBS, MAX_SHARDS_PER_JOB, MAX_TREES, OutOfSlots, State
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.xagg import Kind

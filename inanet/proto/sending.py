@@ -1,0 +1,135 @@
+"""What leaves a node: control packets, repetitions, and the emission logs, as far as windows allow."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.core import CHUNK
+from inanet.proto.membership import ShardState, Tree
+from inanet.proto.reliability import Link, Sender
+from inanet.proto.rounds import Rounds
+from inanet.proto.slots import (
+    ROW_BYTES,
+    ShardColumn,
+    State,
+)
+from inanet.proto.xagg import policy
+from inanet.wire.batch import Transmission
+
+#: largest number of packets in one transmission: four super-frames, so that Python runs once for a quarter of a megabyte
+BURST = 248
+
+
+class Sending(Rounds):
+    """Transmissions, and the contributions of this host encoded just ahead of them."""
+
+    def transmit(self, now: float) -> Iterator[Transmission]:
+        """What may leave now, control packets first; stop iterating when the device is full."""
+        yield from self._outbox.take()
+        while self._stirred:
+            self._stirred = False
+            for job in list(self._jobs.values()):
+                for tree in list(job.trees.values()):
+                    for link in tree.links():
+                        burst = self._burst(tree, link, now)
+                        if burst is not None:
+                            self._stirred = True
+                            yield burst
+            if self._outbox:
+                yield from self._outbox.take()
+
+    def _burst(self, tree: Tree, link: Link, now: float) -> Transmission | None:
+        """The next packets for one neighbour: what was asked for again, then the emission logs, oldest round first."""
+        up = link is tree.up
+        if not up and tree.down.get(link.bit.bit_length() - 1) is not link:
+            # replaced while the driver waited for room in a device
+            return None
+        most = min(link.room, BURST)
+        if most == 0:
+            if link.in_flight:
+                self._wake(link.waiting_since + self.timing.retransmit_max)
+            return None
+        while link.resend:
+            entries = link.take_resend(most)
+            slots = np.array([self._by_row[row].slot0 + fragment for row, fragment in entries], np.int64)
+            burst = self._send_rows(link, slots, now, up)
+            if burst is not None:
+                link.retransmissions += len(burst)
+                return burst
+        states = [
+            state for state in tree.job.shards.values() if state.tree is tree and state.round is not None
+        ]
+        states.sort(key=lambda state: (state.round or 0, state.data))
+        for state in states:
+            sender = state.up if up else state.down.get(link.bit.bit_length() - 1)
+            if sender is None or sender.link is not link:
+                continue
+            if up and state.collective is not None:
+                self._produce(state, sender, most, now)
+            column = ShardColumn.UP_LOGGED if up else ShardColumn.DOWN_LOGGED
+            logged = int(self.memory.shards[state.row, column])
+            burst = None
+            while burst is None and sender.cursor < logged:
+                log = self.memory.up_log if up else self.memory.down_log
+                stop = min(sender.cursor + most, logged)
+                slots = log[state.slot0 + sender.cursor : state.slot0 + stop].astype(np.int64) + state.slot0
+                sender.cursor = stop
+                burst = self._send_rows(link, slots, now, up)
+            self._see_end(state, sender, now)
+            if burst is not None:
+                return burst
+        return None
+
+    def _see_end(self, state: ShardState, sender: Sender, now: float) -> None:
+        """Start the SENT handshake when the last fragment of a round has left."""
+        if sender.cursor == state.shard.count and not sender.done and sender.sent_due is None:
+            sender.sent_due, sender.interval = now, self.timing.retransmit
+            self._wake(now)
+
+    def _send_rows(self, link: Link, slots: NDArray[np.int64], now: float, up: bool) -> Transmission | None:
+        # a slot that was emptied again holds no more than a partial sum
+        slots = slots[self.memory.state[slots] == (State.SENT if up else State.RESULT)]
+        if len(slots) == 0:
+            return None
+        if link.in_flight == 0:
+            link.waiting_since = now
+        link.in_flight += len(slots)
+        self.rows_sent += len(slots)
+        return Transmission(link.endpoint, self.memory.bytes, slots * ROW_BYTES, ROW_BYTES)
+
+    def _produce(self, state: ShardState, sender: Sender, most: int, now: float) -> None:
+        """Encode the next chunk of a worker's own contribution, just ahead of its transmission."""
+        collective = state.collective
+        assert collective is not None
+        if state.encoded > sender.cursor or state.encoded == state.shard.count:
+            return
+        count = collective.ready(state.shard, state.encoded, min(most, CHUNK), self._data_position(state))
+        if count:
+            first = state.encoded
+            state.encoded += count
+            self.leaf_contributions += count
+            self._encode(state, first, first + count, now)
+
+    def _data_position(self, state: ShardState) -> int:
+        """Fragments of the tensor already encoded, for pacing exponents ahead of data."""
+        siblings = state.job.shards_of(state.shard.tensor)
+        return max((other.shard.first + other.encoded for other in siblings if other.data), default=0)
+
+    def _encode(self, state: ShardState, first: int, stop: int, now: float) -> None:
+        collective = state.collective
+        assert collective is not None
+        told = collective.refused
+        misfit = self._misfit[: stop - first]
+        if not told:
+            collective.encode(state.shard, first, stop, self.memory.rows, state.slot0, misfit)
+        if collective.refused:
+            if not told:
+                self._refuse(state.job, collective)
+            return
+        used = np.zeros(1, np.int64)
+        again = np.zeros((stop - first, 4), np.int64)
+        policy.contribute(self._tables, state.row, first, stop, misfit, again, used)
+        for _, _, fragment, _ in again[: used[0]].tolist():
+            if state.tree.up is not None:
+                state.tree.up.again(state.row, fragment)
