@@ -15,7 +15,7 @@ from inanet.proto.slots import (
     State,
     TreeColumn,
 )
-from inanet.proto.xagg import policy
+from inanet.proto.xagg import slotwork
 from inanet.proto.xagg.control import Header
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
@@ -82,7 +82,7 @@ class Hops(Sending):
         before = int(self.memory.attempt[slot]) if self.memory.round[slot] == state.round else 0
         fragments = np.array([fragment], np.int64)
         exponents = np.array([exponent], np.uint8)
-        policy.restart(self._tables, state.row, fragments, np.array([attempt & 0xFF], np.uint8), exponents)
+        slotwork.restart(self._tables, state.row, fragments, np.array([attempt & 0xFF], np.uint8), exponents)
         for index, link in state.tree.down.items():
             self._send_restart(state, link, fragment)
             state.from_children[index].reopen(fragment // GROUP, now, self.timing.retransmit)
@@ -170,7 +170,7 @@ class Hops(Sending):
         memory = self.memory
         if memory.round[slot] != state.round or memory.state[slot] in (State.FREE, State.COLLECT):
             return False
-        verdict = policy.mend(self._tables, state.row, fragment)
+        verdict = slotwork.mend(self._tables, state.row, fragment)
         self.counts[Count.CORRUPT_SLOTS] += verdict != 0
         holds_result = memory.state[slot] == State.RESULT
         if verdict == 2:
@@ -232,7 +232,7 @@ class Hops(Sending):
             if h.round != active and not self._open_for(state, h.round):
                 return
             for group in range(-(-state.shard.count // GROUP)):
-                missing = policy.missing_from_child(self._tables, state.row, child, group, self._bits)
+                missing = slotwork.missing_from_child(self._tables, state.row, child, group, self._bits)
                 if missing or group == 0:
                     self._say(state, link, Kind.LOST, down=False, gradient=group, bits=self._bits)
             return

@@ -24,7 +24,7 @@ from inanet.proto.slots import (
     ShardColumn,
 )
 from inanet.proto.upkeep import Upkeep
-from inanet.proto.xagg import policy
+from inanet.proto.xagg import policy, slotwork
 from inanet.proto.xagg.control import read_header
 from inanet.wire.batch import PacketBatch
 
@@ -80,7 +80,7 @@ class Node(Upkeep):
         for index in [index for index in state.down if index not in tree.down]:
             del state.down[index], state.from_children[index]
         if tree.up is not None and attach:
-            policy.restamp(self._tables, state.row)
+            slotwork.restamp(self._tables, state.row)
             state.up = Sender(tree.up, cursor=int(shard[ShardColumn.UP_LOGGED]), attach_due=now)
             state.confirmed = False
             receiver = Receiver(state.shard.count, self.timing)

@@ -14,7 +14,7 @@ from inanet.proto.slots import (
     ShardColumn,
     State,
 )
-from inanet.proto.xagg import policy
+from inanet.proto.xagg import slotwork
 from inanet.wire.batch import Transmission
 
 #: largest number of packets in one transmission: four super-frames, so that Python runs once for a quarter of a megabyte
@@ -129,7 +129,7 @@ class Sending(Rounds):
             return
         used = np.zeros(1, np.int64)
         again = np.zeros((stop - first, 4), np.int64)
-        policy.contribute(self._tables, state.row, first, stop, misfit, again, used)
+        slotwork.contribute(self._tables, state.row, first, stop, misfit, again, used)
         for _, _, fragment, _ in again[: used[0]].tolist():
             if state.tree.up is not None:
                 state.tree.up.again(state.row, fragment)

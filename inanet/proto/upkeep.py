@@ -6,7 +6,7 @@ from inanet.proto.events import PeerSilent
 from inanet.proto.hops import Hops
 from inanet.proto.membership import ShardState
 from inanet.proto.reliability import Link, Receiver, Sender
-from inanet.proto.xagg import policy
+from inanet.proto.xagg import slotwork
 from inanet.wire.xagg import GROUP, Kind
 
 
@@ -53,9 +53,9 @@ class Upkeep(Hops):
             return
         for group in receiver.due(now):
             if child < 0:
-                missing = policy.missing_results(self._tables, state.row, group, self._bits)
+                missing = slotwork.missing_results(self._tables, state.row, group, self._bits)
             else:
-                missing = policy.missing_from_child(self._tables, state.row, child, group, self._bits)
+                missing = slotwork.missing_from_child(self._tables, state.row, child, group, self._bits)
             receiver.checked(group, missing, now)
             if missing:
                 if child >= 0:
