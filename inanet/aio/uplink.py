@@ -82,9 +82,10 @@ class Uplink:
             else:
                 patience -= loop.time() - started
                 if patience <= 0:
-                    self._give_up(
-                        "coordinator_lost", f"no welcome from {self.address} within {self._join:g} s"
-                    )
+                    rejected = self.member.rejected
+                    why = f": {rejected.reason}" if rejected is not None else ""
+                    text = f"no welcome from {self.address} within {self._join:g} s{why}"
+                    self._give_up("coordinator_lost", text)
                     return
 
     async def _talk(self, channel: Channel) -> None:

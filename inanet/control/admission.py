@@ -33,6 +33,8 @@ from inanet.control.settings import FormatOf, Settings
 
 #: How many ended jobs are remembered, to tell their members when they come back.
 _MOST_ENDED = 256
+#: Seconds after which a worker may ask again to join a job under the name of one that is about to end.
+_ENDING_SECONDS = 0.25
 
 
 class Office(Protocol):
@@ -142,6 +144,10 @@ class Admission:
                 raise Refused(
                     f"this process of host {hello.name!r} belongs to an earlier run of job {job.name!r}"
                 )
+            if job.name == hello.job and job.collectives.farewell:
+                # its other ranks may be about to leave, too, and to come back like this one
+                text = f"job {job.name!r} has still to end: {job.collectives.farewell}"
+                raise Refused(text, retry_after=_ENDING_SECONDS)
             if job.name == hello.job:
                 raise Refused(f"job {job.name!r} is running; wait until it ends or choose another name")
 

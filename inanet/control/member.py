@@ -310,6 +310,8 @@ class Member:
             self._progress(f"joined {message.joined} of {message.expected}, missing: {missing}")
         elif isinstance(message, Reject):
             self.rejected = message
+            if message.retry_after is not None:
+                self._progress(message.reason)
         elif isinstance(message, Stop):
             self.stopped = message.reason
         elif isinstance(message, Plan):

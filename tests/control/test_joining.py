@@ -9,6 +9,7 @@ from inanet.control.messages import (
     Begin,
     JobFailed,
     LayoutReady,
+    Leave,
     Ping,
     Plan,
     Pong,
@@ -202,6 +203,19 @@ def test_a_running_job_takes_nobody_in() -> None:
     nodes.clear()
     nodes.wait(20)
     assert nodes.got("w1", JobFailed) == []
+
+
+def test_ranks_that_come_back_faster_than_others_leave_are_asked_to_wait() -> None:
+    nodes = Nodes(two_level(2, 0))
+    nodes.start()
+    nodes.say("w0", Leave(reason="done"))
+    nodes.join("w0")
+    rejected = nodes.last("w0", Reject)
+    assert rejected.reason == "job 'train' has still to end: rank 0 (host w0) has left the job"
+    assert rejected.retry_after == 0.25
+    nodes.say("w1", Leave(reason="done"))
+    nodes.join("w0", "w1")
+    assert nodes.plans["w0"].version == nodes.plans["w1"].version == 1
 
 
 def test_another_job_may_run_beside() -> None:

@@ -198,6 +198,7 @@ class TestJoining:
         reject = Reject(reason="full", retry_after=1.0)
         script.hear(reject, Stop(reason="restart"))
         assert script.member.rejected == reject
+        assert script.progress == ["full"]
         assert script.member.stopped == "restart"
         script.member.connected()
         assert script.member.rejected is None
