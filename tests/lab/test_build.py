@@ -229,7 +229,11 @@ def test_multicast_goes_only_where_it_was_asked_for(built: str) -> None:
         while flooded and attempts < 100:
             attempts += 1
             sender.sendto(b"x" * 999, (group, 5000))
-            assert member.recv(2000) == b"x" * 999
+            try:
+                assert member.recv(2000) == b"x" * 999
+            except TimeoutError:
+                # the switch stopped to flood before it had heard of the member, who answers the next query
+                continue
             now = _sent(built, "ps")
             flooded, before = now - before >= 999, now
             select.select([], [], [], 0.05)
