@@ -107,7 +107,7 @@ class Sender:
 
     link: Link
     cursor: int = 0
-    #: when SENT is due again; None before everything has left
+    #: when SENT is due again; None before everything has left, or as long as exponents keep leaving
     sent_due: float | None = None
     interval: float = 0.0
     #: since when SENT has gone unanswered
@@ -139,11 +139,16 @@ class Receiver:
             self._due[group] = (now + self._timing.reorder, self._timing.retransmit)
 
     def close(self, now: float) -> None:
-        """SENT was heard: every group that is not complete is looked at after one reorder window."""
-        if not self.final:
-            self.final = True
-            for group in range(self.groups):
-                self.group_ended(group, now)
+        """SENT was heard: every group that is not complete is looked at after one reorder window.
+
+        Also if it was looked at before, and more has come since.
+        """
+        self.final = True
+        soon = now + self._timing.reorder
+        for group in range(self.groups):
+            if not self._complete[group]:
+                at, interval = self._due.get(group, (soon, self._timing.retransmit))
+                self._due[group] = (min(at, soon), interval)
 
     def reopen(self, group: int, now: float, wait: float = 0.0) -> None:
         """A fragment of this group is owed again (restart, or a damaged slot); ask for it after ``wait``."""

@@ -76,16 +76,28 @@ class Sending(Rounds):
                 slots = log[state.slot0 + sender.cursor : state.slot0 + stop].astype(np.int64) + state.slot0
                 sender.cursor = stop
                 burst = self._send_rows(link, slots, now, up)
+                sender.sent_due = None
             self._see_end(state, sender, now)
             if burst is not None:
                 return burst
         return None
 
     def _see_end(self, state: ShardState, sender: Sender, now: float) -> None:
-        """Start the SENT handshake when the last fragment of a round has left."""
-        if sender.cursor == state.shard.count and not sender.done and sender.sent_due is None:
-            sender.sent_due, sender.interval = now, self.timing.retransmit
-            self._wake(now)
+        """Start the SENT handshake when the last fragment of a round has left.
+
+        Exponents wait for data, which waits for exponents (R1): nobody would ask for one that is lost before their last
+        has left. So they say SENT for what there is when nothing has followed it for a while.
+        """
+        if sender.done or sender.sent_due is not None:
+            return
+        if sender.cursor == state.shard.count:
+            sender.sent_due = now
+        elif sender.cursor and not state.data:
+            sender.sent_due = now + self.timing.retransmit
+        else:
+            return
+        sender.interval = self.timing.retransmit
+        self._wake(sender.sent_due)
 
     def _send_rows(self, link: Link, slots: NDArray[np.int64], now: float, up: bool) -> Transmission | None:
         # a slot that was emptied again holds no more than a partial sum
