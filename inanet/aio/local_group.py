@@ -224,7 +224,7 @@ class Group:
 
 def difference(first: TensorSpec, second: TensorSpec) -> tuple[str, str, str] | None:
     """The first field in which two collectives differ, with both values in words; None if they agree."""
-    if first == second:
+    if first is second or first == second:
         return None
     for name in ("name", "dtype", "shape", "op", "mode", "factor", "propagate"):
         one, other = getattr(first, name), getattr(second, name)

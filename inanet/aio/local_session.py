@@ -4,6 +4,7 @@ import array
 import asyncio
 import os
 import socket
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -246,21 +247,30 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def _spec_of(message: dict[str, Any]) -> TensorSpec:
-    dtype, op, mode = (get(message, name, str) for name in ("dtype", "op", "mode"))
-    shape = get(message, "shape", list)
+    mode, shape = get(message, "mode", str), get(message, "shape", list)
     if mode not in _MODES or any(type(extent) is not int for extent in shape):
         raise SessionError(f"impossible mode {mode!r} or shape {shape}")
-    exact = dtype in ("i32", "i64") or op in ("max", "min")
-    spec = TensorSpec(
-        name=get(message, "name", str),
-        dtype=dtype,
-        shape=tuple(shape),
-        op=op,
-        mode=ExponentMode.NONE if exact else _MODES[mode],
-        factor=0.0 if exact else get(message, "factor", float),
-        propagate=get(message, "propagate", bool),
-    )
+    name, dtype, op = (get(message, field, str) for field in ("name", "dtype", "op"))
+    factor, propagate = get(message, "factor", float), get(message, "propagate", bool)
     try:
-        return check_spec(spec)
+        return _make_spec(name, dtype, tuple(shape), op, mode, factor, propagate)
     except ValueError as error:
         raise SessionError(str(error)) from None
+
+
+@lru_cache(1024)
+def _make_spec(
+    name: str, dtype: str, shape: tuple[int, ...], op: str, mode: str, factor: float, propagate: bool
+) -> TensorSpec:
+    """Checked once: a training process asks for the same few tensors in every step, all ranks for the same ones."""
+    exact = dtype in ("i32", "i64") or op in ("max", "min")
+    spec = TensorSpec(
+        name=name,
+        dtype=dtype,
+        shape=shape,
+        op=op,
+        mode=ExponentMode.NONE if exact else _MODES[mode],
+        factor=0.0 if exact else factor,
+        propagate=propagate,
+    )
+    return check_spec(spec)

@@ -33,6 +33,10 @@ _NUMPY = {
     "i32": ("int32",),
     "i64": ("int64",),
 }
+#: the same as dtypes, where numpy has them: asking a dtype for its name takes longer than all of encoding a small tensor
+_DTYPES = {
+    form: frozenset(np.dtype(name) for name in names if name != "bfloat16") for form, names in _NUMPY.items()
+}
 _NONE = np.iinfo(np.int64).max
 
 
@@ -143,7 +147,7 @@ class Format(ABC):
         """Unsigned view of one rank's array, checked."""
         dtype = self.spec.dtype
         if (
-            array.dtype.name not in _NUMPY[dtype]
+            (array.dtype not in _DTYPES[dtype] and array.dtype.name not in _NUMPY[dtype])
             or array.shape != (self.elements,)
             or not array.flags.c_contiguous
         ):

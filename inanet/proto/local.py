@@ -12,8 +12,9 @@ from inanet.kernels.layout import POISON, ROW_WORDS
 from inanet.proto.formats import Format, make_format
 from inanet.proto.plan import ExponentMode, TensorSpec
 
-#: fragments quantised, summed and dequantised at a time; they stay in the cache
-CHUNK = 248
+#: fragments quantised, summed and dequantised at a time: few enough to stay in the cache, enough for threads not to
+#: spend their time handing the interpreter to each other
+CHUNK = 1024
 
 Arrays = Sequence[NDArray[Any]]
 _FLOAT_BITS: dict[str, type[np.unsignedinteger[Any]]] = {
