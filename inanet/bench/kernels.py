@@ -28,7 +28,7 @@ from inanet.proto.plan import (
     TensorLayout,
     TensorSpec,
 )
-from inanet.proto.xagg.policy import contribute
+from inanet.proto.xagg.slotwork import contribute
 from inanet.wire.batch import PacketBatch
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES, VALUES
 

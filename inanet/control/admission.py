@@ -7,6 +7,7 @@ order does not matter.
 
 import hmac
 from collections.abc import Callable, Collection
+from ipaddress import IPv4Address
 from typing import Protocol
 
 from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined
@@ -91,6 +92,7 @@ class Admission:
                 f"{hello.name!r} has another token than this coordinator; use the same on all nodes"
             )
         self._check_role(hello)
+        _check_endpoint(hello)
         if hello.role != "worker":
             self._holder(peer, hello, now)
         elif hello.resume:
@@ -365,3 +367,12 @@ class Admission:
         for resuming in list(self._resuming.values()):
             if now >= resuming.deadline:
                 self._try_resume(resuming, now)
+
+
+def _check_endpoint(hello: Hello) -> None:
+    """Everybody else will send where this node says: it must be an address that one host can have."""
+    address = IPv4Address(hello.endpoint >> 16)
+    if address.is_unspecified or address.is_multicast or address.is_reserved:
+        raise Refused(
+            f"{hello.role} {hello.name!r} receives at {address}, which is no address of a host; set its [node] listen"
+        )

@@ -23,6 +23,8 @@ SO_RCVBUFFORCE = 33
 
 #: what kernels and drivers without segmentation offload answer to a super-frame
 _SEGMENTATION_REFUSED = frozenset((errno.EINVAL, errno.EIO, errno.EOPNOTSUPP, errno.ENOPROTOOPT))
+#: what kernels answer to one datagram for an address or port that can have no receiver: broadcast, class E, port 0
+_NO_RECEIVER = frozenset((errno.EACCES, errno.EINVAL))
 _PENDING_ERRORS = 8
 _COUNTERS = (
     "rx_packets",
@@ -159,6 +161,10 @@ class SocketDevice:
                 raise self._too_big(transmission)
             if segments > 1 and code in _SEGMENTATION_REFUSED:
                 plainly = True
+            elif code in _NO_RECEIVER:
+                # a peer that announced such an address must not end the process that believed it
+                self._counts["path_errors"] += total - at
+                at = total
             elif code:
                 raise system_error(code, f"sending to {show(transmission.destination)}")
         return at - start

@@ -19,6 +19,7 @@ from inanet.control.messages import (
     Welcome,
 )
 from inanet.control.topology import Topology
+from inanet.wire.endpoint import endpoint
 from tests.control.nodes import FIRST_KEY, JOB, Nodes, spec, two_level
 
 EVERYBODY = ["ps", "a0", "a1", "w0", "w1", "w2", "w3"]
@@ -142,6 +143,12 @@ def test_hosts_with_several_ranks_join_as_one() -> None:
         ({"ranks": (1, 1)}, "names a rank twice"),
         ({"ranks": (1, 9)}, "brings rank 9, but job 'train' has 4 ranks (0 to 3)"),
         ({"ranks": (0,)}, "rank 0 of job 'train' is on host 'w0' already"),
+        (
+            {"endpoint": endpoint("0.0.0.0", 9)},
+            "worker 'w1' receives at 0.0.0.0, which is no address of a host",
+        ),
+        ({"endpoint": endpoint("239.1.2.3", 9)}, "receives at 239.1.2.3"),
+        ({"endpoint": endpoint("255.255.255.255", 9)}, "receives at 255.255.255.255"),
         ({"world": 8}, "job 'train' was started for 8 ranks on host 'w1' but 4 on 'w0'"),
     ],
 )

@@ -197,14 +197,6 @@ def test_without_segmentation_plain_datagrams_are_sent(open_udp: OpenUdp) -> Non
     assert counters["tx_superframes"] == counters["tx_packets"] == 300
 
 
-def test_a_bad_destination_is_an_error_and_no_reason_to_give_up_segmentation(open_udp: OpenUdp) -> None:
-    sender, receiver = open_udp(), open_udp()
-    with pytest.raises(OSError, match=r"sending to 127\.0\.0\.1:0: Invalid argument"):
-        sender.send(rows(endpoint("127.0.0.1", 0), 10))
-    carry(sender, receiver, rows(receiver.endpoint, 10))
-    assert sender.counters()["segmentation_refused"] == 0
-
-
 def test_a_dead_peer_does_not_disturb_the_others(open_udp: OpenUdp) -> None:
     sender, receiver = open_udp(), open_udp()
     sender._socket.setsockopt(socket.IPPROTO_IP, IP_RECVERR, 1)
@@ -214,6 +206,20 @@ def test_a_dead_peer_does_not_disturb_the_others(open_udp: OpenUdp) -> None:
     assert sender.receive() is None
     carry(sender, receiver, rows(receiver.endpoint, 70))
     assert sender.counters()["path_errors"] > 0
+
+
+@pytest.mark.parametrize(
+    "nobody", [endpoint("127.0.0.1", 0), endpoint("255.255.255.255", 9), endpoint("240.0.0.1", 9)]
+)
+@pytest.mark.parametrize("count", [1, 130])
+def test_an_address_that_nobody_can_have_costs_its_packets_only(
+    open_udp: OpenUdp, nobody: int, count: int
+) -> None:
+    sender, receiver = open_udp(), open_udp()
+    assert sender.send(rows(nobody, count)) == count
+    assert sender.counters()["path_errors"] >= min(count, 2)
+    carry(sender, receiver, rows(receiver.endpoint, 70))
+    assert sender.counters()["segmentation_refused"] == 0
 
 
 def test_an_answer_to_an_earlier_packet_costs_the_next_one_nothing(open_udp: OpenUdp) -> None:
