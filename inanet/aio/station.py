@@ -8,8 +8,8 @@ from typing import Any, Protocol
 import structlog
 
 from inanet.aio.driver import Driver
-from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, resolve
-from inanet.control.config import AnyConfig
+from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, refuse_loopback, resolve
+from inanet.control.config import AnyConfig, CoordinatorControl
 from inanet.control.config import Node as NodeConfig
 from inanet.control.member import Identity, Member
 from inanet.control.observe.metrics import Sample
@@ -78,6 +78,10 @@ async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
     """The device that ``[node]`` asks for, at its rate, with the impairments of ``[impair]`` around it."""
     node = config.node
     listen = await asyncio.to_thread(resolve, node.listen)
+    control = config.control
+    meeting_point = control.listen if isinstance(control, CoordinatorControl) else control.coordinator
+    if not meeting_point.local:
+        refuse_loopback(node.name, listen.address, (await asyncio.to_thread(resolve, meeting_point)).address)
     bare = _open_bare(node, listen)
     device: Device = bare
     _log.info("data plane", endpoint=show(device.endpoint), origin=listen.origin, rx_window=device.rx_budget)

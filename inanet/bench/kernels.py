@@ -60,7 +60,6 @@ class Bench:
         self.exponents = self.format.initial_exponents()
         self.format.exponents([self.values], 0, fragments, self.exponents)
         self.spec = spec
-        self._round = 0
         self.root = self._node("root", Placement(0, None, self._children()))
         self.batches = self._packets()
 

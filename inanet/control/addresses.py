@@ -11,7 +11,7 @@ import ipaddress
 import re
 import socket
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,14 +195,3 @@ def refuse_loopback(node: str, advertised: str, coordinator: str) -> None:
             "loopback address, which no other machine can reach: set node.listen to this machine's address "
             "or interface towards the others"
         )
-
-
-def stranded(nodes: Iterable[tuple[str, str]]) -> list[str]:
-    """Names of the nodes (name, IPv4 address) with a loopback address in a job that also has nodes without
-    one.
-
-    The coordinator refuses such a job: its tree can never be complete.
-    """
-    pairs = list(nodes)
-    inside = [name for name, address in pairs if is_loopback(address)]
-    return inside if len(inside) < len(pairs) else []

@@ -35,30 +35,6 @@ def fold_add(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offse
     target[PAYLOAD_WORDS] += source[PAYLOAD_WORDS]
 
 
-@njit("boolean(int32[:, ::1], int64, int32[::1], int64)", cache=True, nogil=True, _nrt=False)
-def fold_add_verified(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> bool:
-    """Add the packet to the slot and check it in the same pass; on a bad checksum take it out again.
-
-    Returns whether the packet matched its checksum. If not, the slot is bit for bit what it was before:
-    addition modulo 2**32 is exactly invertible.
-    """
-    target = rows[slot, HEADER_WORDS:ROW_WORDS]
-    source = arena[offset + HEADER_WORDS : offset + ROW_WORDS]
-    total = np.uint32(0)
-    weight = np.uint32(1)
-    for j in range(PAYLOAD_WORDS):
-        word = source[j]
-        total = np.uint32(total + np.uint32(np.uint32(word) * weight))
-        weight = np.uint32(weight + np.uint32(2))
-        target[j] += word
-    if total == np.uint32(source[PAYLOAD_WORDS]):
-        target[PAYLOAD_WORDS] += source[PAYLOAD_WORDS]
-        return True
-    for j in range(PAYLOAD_WORDS):
-        target[j] -= source[j]
-    return False
-
-
 @njit(_SIGNATURE, cache=True, nogil=True, _nrt=False)
 def fold_max32(rows: NDArray[np.int32], slot: int, arena: NDArray[np.int32], offset: int) -> None:
     """Keep the larger of each pair of signed 32-bit payload words."""

@@ -4,6 +4,7 @@ counters.
 
 import errno
 import socket
+from abc import ABC, abstractmethod
 from typing import ClassVar, Protocol
 
 from inanet.phy.device import check_transmission
@@ -56,7 +57,7 @@ class OutgoingTable(Protocol):
         ...
 
 
-class SocketDevice:
+class SocketDevice(ABC):
     """A non-blocking socket as a :class:`inanet.phy.device.Device`; subclasses say how packets are framed.
 
     Takes ownership of ``sock``. ``own`` is the endpoint that peers know it by.
@@ -92,9 +93,9 @@ class SocketDevice:
         return self._endpoint
 
     @property
+    @abstractmethod
     def rx_budget(self) -> int:
         """Fragments that may be queued; see :attr:`inanet.phy.device.Device.rx_budget`."""
-        raise NotImplementedError
 
     @property
     def rcvbuf(self) -> int:
@@ -121,9 +122,9 @@ class SocketDevice:
             self._counts["path_errors"] += 1
         return None
 
+    @abstractmethod
     def _unpack(self, count: int) -> PacketBatch | None:
         """Batch of the ``count`` messages that the receive table holds."""
-        raise NotImplementedError
 
     def _received(self, batch: PacketBatch, messages: int) -> PacketBatch:
         self._counts["rx_superframes"] += messages

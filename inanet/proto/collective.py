@@ -84,6 +84,8 @@ class Collective:
         self.remaining = sum(shard.count for shard in state.layout.shards if shard.part is Part.DATA)
         #: this host holds NaN or Inf that are not to be propagated
         self.refused = False
+        #: range of fragments in which they were found: what lies outside may hold results by now
+        self._suspects: tuple[int, int | None] = (0, None)
         if not form.uses_exponents and not spec.propagate:
             self.refused = form.locate_nonfinite(arrays)[0] >= 0
 
@@ -153,7 +155,13 @@ class Collective:
             # never 0, which would mean that it fits
             misfit[fragment - low] = max(int(proposal[0]), 1)
         if not self.state.layout.spec.propagate and form.uses_exponents:
-            self.refused = bool((misfit[: stop - start] == POISON).any())
+            self._judge(low, high, misfit[: stop - start])
+
+    def _judge(self, low: int, high: int, exponents: NDArray[np.uint8]) -> None:
+        """Refuse the round if a block of fragments ``low`` to ``high - 1`` needs the exponent of NaN or Inf."""
+        if not self.refused and (exponents == POISON).any():
+            self.refused = True
+            self._suspects = (low, high)
 
     def _encode_exponents(self, low: int, high: int, rows: NDArray[np.int32], row0: int) -> None:
         form = self.state.format
@@ -164,8 +172,8 @@ class Collective:
             body = view[row0 + index - low, HEAD * 4 : HEAD * 4 + GROUP]
             body[:] = 0
             form.exponents(self.arrays, first, last, body[: last - first])
-            if not self.state.layout.spec.propagate and (body == POISON).any():
-                self.refused = True
+            if not self.state.layout.spec.propagate:
+                self._judge(first, last, body)
         form.seal(rows, row0, high - low)
 
     def restart(self, shard: Shard, fragment: int, exponent: int, *, follows: bool) -> None:
@@ -205,7 +213,7 @@ class Collective:
 
     def where_refused(self) -> tuple[int, int]:
         """Local rank (position in ``arrays``) and element index of the first NaN or Inf, once :attr:`refused`."""
-        return self.state.format.locate_nonfinite(self.arrays)
+        return self.state.format.locate_nonfinite(self.arrays, *self._suspects)
 
     @property
     def overflow(self) -> int:

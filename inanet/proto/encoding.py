@@ -127,17 +127,24 @@ class Format(ABC):
         """
         out[fragments] = 0
 
-    def first_nonfinite(self, array: Array) -> int:
-        """Index of the first NaN or infinity in one rank's array, or -1."""
+    def first_nonfinite(self, array: Array, lo: int = 0, hi: int | None = None) -> int:
+        """Index of the first NaN or infinity in fragments ``lo`` to ``hi - 1`` of one rank's array, or -1."""
         return -1
 
-    def locate_nonfinite(self, arrays: Arrays) -> tuple[int, int]:
-        """Position in ``arrays`` and element index of the first NaN or infinity, else ``(-1, -1)``."""
+    def locate_nonfinite(self, arrays: Arrays, lo: int = 0, hi: int | None = None) -> tuple[int, int]:
+        """Position in ``arrays`` and element index of the first NaN or infinity, else ``(-1, -1)``.
+
+        Only fragments ``lo`` to ``hi - 1`` are looked at (default: all): others may hold results by now.
+        """
         for position, array in enumerate(arrays):
-            index = self.first_nonfinite(array)
+            index = self.first_nonfinite(array, lo, hi)
             if index >= 0:
                 return position, index
         return -1, -1
+
+    def _part(self, array: Array, lo: int, hi: int | None) -> Array:
+        """Unsigned view of fragments ``lo`` to ``hi - 1`` of one rank's array."""
+        return self._bits(array)[lo * self.values : None if hi is None else hi * self.values]
 
     def seal(self, rows: Rows, row0: int, count: int) -> None:
         """Write the checksum word of rows ``row0`` to ``row0 + count - 1``."""
@@ -166,3 +173,8 @@ class Format(ABC):
 
 def _index(lowest: Index) -> int:
     return -1 if lowest[0] == _NONE else int(lowest[0])
+
+
+def shifted(start: int, index: int) -> int:
+    """An index found in a part that begins at ``start``, for the whole; -1 stays -1."""
+    return start + int(index) if index >= 0 else -1

@@ -4,7 +4,7 @@ import numpy as np
 
 from inanet.kernels import limbs, ordered
 from inanet.kernels.exponents import first_nonfinite
-from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows
+from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.plan import Fold, TensorSpec
 
 #: per float: mask of exponent and fraction, infinity, canonical NaN
@@ -103,7 +103,9 @@ class Extremum(Format):
             ordered.restore32(rows, slots, fragments, self._magnitude, nan, flip, out, self._poisoned)
         self._spread(views, fragments)
 
-    def first_nonfinite(self, array: Array) -> int:
+    def first_nonfinite(self, array: Array, lo: int = 0, hi: int | None = None) -> int:
         if not self._magnitude:
             return -1
-        return int(first_nonfinite(self._bits(array), self.spec.dtype == "bf16"))
+        return shifted(
+            lo * self.values, first_nonfinite(self._part(array, lo, hi), self.spec.dtype == "bf16")
+        )

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.kernels.exponents import first_nonfinite
 from inanet.kernels.layout import POISON, ROW_WORDS
 from inanet.proto.formats import Format, make_format
 from inanet.proto.plan import ExponentMode, TensorSpec
@@ -17,11 +16,6 @@ from inanet.proto.plan import ExponentMode, TensorSpec
 CHUNK = 1024
 
 Arrays = Sequence[NDArray[Any]]
-_FLOAT_BITS: dict[str, type[np.unsignedinteger[Any]]] = {
-    "f32": np.uint32,
-    "f16": np.uint16,
-    "bf16": np.uint16,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +135,7 @@ class LocalRound:
         refuses = not self.tensor.spec.propagate
         exponents = self._exponents
         if not form.uses_exponents:
-            if refuses and self._nonfinite(low, high) is not None:
+            if refuses and form.locate_nonfinite(self.arrays, low, high)[0] >= 0:
                 return False
             form.encode(self.arrays, low, high, exponents, rows, 0)
             return True
@@ -163,18 +157,6 @@ class LocalRound:
             form.encode(self.arrays, low + first, low + last + 1, exponents, rows, first)
         return True
 
-    def _nonfinite(self, low: int, high: int) -> tuple[int, int] | None:
-        """Position of the first rank with NaN or infinity in these fragments, and the index of its first element."""
-        spec, values = self.tensor.spec, self.parts[0].format.values
-        bits = _FLOAT_BITS.get(spec.dtype)
-        if bits is None:
-            return None
-        for position, array in enumerate(self.arrays):
-            index = int(first_nonfinite(array[low * values : high * values].view(bits), spec.dtype == "bf16"))
-            if index >= 0:
-                return position, low * values + index
-        return None
-
     def finish(self) -> Refusal | None:
         """End the round once all parts are done. Returns None, or why there is no result."""
         spec = self.tensor.spec
@@ -183,9 +165,7 @@ class LocalRound:
         # as over the network: after a refused round nothing is carried over
         self.tensor.carried = None if given_up else self._following
         # what lies before is the result by now
-        places = [
-            place for part in given_up if (place := self._nonfinite(part.refused, part.high)) is not None
-        ]
+        places = [part.format.locate_nonfinite(self.arrays, part.refused, part.high) for part in given_up]
         if places:
             position, index = min(places)
             text = f"has {_shown(self.arrays[position][index], spec.dtype)} at element {index} of tensor {name!r}"

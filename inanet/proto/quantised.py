@@ -43,7 +43,7 @@ from inanet.kernels.dequantise import dequantise16, dequantise32
 from inanet.kernels.exponents import block_exponents, block_misfits, carried_exponents, first_nonfinite
 from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
 from inanet.kernels.quantise import quantise
-from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows
+from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.plan import ExponentMode, Fold, TensorSpec
 
 #: entry of an exponent table that stands for the factor of ``ExponentMode.FIXED``
@@ -146,8 +146,8 @@ class FloatSum(Format):
         else:
             carried_exponents(rows, slots, fragments, exps, self._log2 - 30, out)
 
-    def first_nonfinite(self, array: Array) -> int:
-        return int(first_nonfinite(self._bits(array), self._brain))
+    def first_nonfinite(self, array: Array, lo: int = 0, hi: int | None = None) -> int:
+        return shifted(lo * self.values, first_nonfinite(self._part(array, lo, hi), self._brain))
 
 
 def _reciprocal_suffices(ranks: int) -> bool:

@@ -14,7 +14,6 @@ from inanet.control.addresses import (
     parse_host_port,
     refuse_loopback,
     resolve,
-    stranded,
     suspicion,
 )
 
@@ -78,9 +77,3 @@ def test_a_loopback_address_is_not_advertised_to_another_machine() -> None:
         AddressError, match=r"w0 would advertise 127\.0\.0\.1 .*10\.0\.0\.1.*set node\.listen"
     ):
         refuse_loopback("w0", "127.0.0.1", "10.0.0.1")
-
-
-def test_loopback_nodes_of_a_job_on_several_machines_are_named() -> None:
-    assert stranded([("a", "127.0.0.1"), ("b", "127.0.0.2")]) == []
-    assert stranded([("a", "10.0.0.1"), ("b", "10.0.0.2")]) == []
-    assert stranded([("a", "10.0.0.1"), ("b", "127.0.0.1"), ("c", "127.0.0.1")]) == ["b", "c"]

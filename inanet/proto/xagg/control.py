@@ -74,7 +74,6 @@ class Outbox:
         self._small = np.zeros((_ENTRIES, _LOST_WORDS), np.int32)
         self._next = 0
         self._queue: list[Transmission] = []
-        self.sent_bytes = 0
 
     def take(self) -> list[Transmission]:
         """Everything queued, removed."""
@@ -153,7 +152,6 @@ class Outbox:
         self._push(destination, copy, 0, ROW_BYTES)
 
     def _push(self, destination: int, arena: NDArray[np.int32], offset: int, length: int) -> None:
-        self.sent_bytes += length
         self._queue.append(
             Transmission(destination, arena.view(np.uint8).reshape(-1), np.array([offset], np.int64), length)
         )

@@ -53,7 +53,7 @@ K_DATA, K_EXPONENT, K_RESULT, K_RESTART = (
     int(Kind.RESULT),
     int(Kind.RESTART),
 )
-K_SENT, K_LOST, K_CREDIT = int(Kind.SENT), int(Kind.LOST), int(Kind.CREDIT)
+K_LOST, K_CREDIT = int(Kind.LOST), int(Kind.CREDIT)
 OK, SHORT, OVERSIZED = int(Drop.OK), int(Drop.SHORT), int(Drop.OVERSIZED)
 BAD_MAGIC, BAD_TYPE, FOREIGN_JOB = int(Drop.BAD_MAGIC), int(Drop.BAD_TYPE), int(Drop.FOREIGN_JOB)
 BAD_TAG, BAD_CHECKSUM = int(Drop.BAD_TAG), int(Drop.BAD_CHECKSUM)
