@@ -428,7 +428,7 @@ class TestNothingGrows:
         """Slots and descriptors of all daemons are as they were, after 20 jobs that ended well or badly."""
         with Fabric(2, 1) as fabric:
             pids = [process.pid for process in fabric.processes.values()]
-            counts = []
+            after_one: list[int] = []
             for number in range(21):
                 with ExitStack() as stack:
                     jobs = join(fabric, stack, (0, 1), f"job{number % 3}")
@@ -439,10 +439,12 @@ class TestNothingGrows:
                         handle = jobs[0].all_reduce_async(np.ones(10, np.float32))
                         jobs[1].close()
                         assert isinstance(error_of(handle.wait), inanet.WorkerLostError)
-                if number in (0, 20):
+                if number == 0:
                     until(lambda: not any(map(mappings, pids)))
-                    counts.append([descriptors(pid) for pid in pids])
-            assert counts[0] == counts[1]
+                    after_one = [descriptors(pid) for pid in pids]
+            # connections of the last job may still be closing: what was kept of twenty jobs would never go
+            until(lambda: not any(map(mappings, pids)))
+            until(lambda: all(descriptors(pid) <= before for pid, before in zip(pids, after_one, strict=True)))
             assert fabric.shutdown() == []
             files = sorted(fabric.directory.glob("*.stats"))
             assert len(files) == 4
