@@ -444,7 +444,9 @@ class TestNothingGrows:
                     after_one = [descriptors(pid) for pid in pids]
             # connections of the last job may still be closing: what was kept of twenty jobs would never go
             until(lambda: not any(map(mappings, pids)))
-            until(lambda: all(descriptors(pid) <= before for pid, before in zip(pids, after_one, strict=True)))
+            until(
+                lambda: all(descriptors(pid) <= before for pid, before in zip(pids, after_one, strict=True))
+            )
             assert fabric.shutdown() == []
             files = sorted(fabric.directory.glob("*.stats"))
             assert len(files) == 4
