@@ -45,13 +45,13 @@ def put_headers(out: U8, at: int, template: U8, link: int, packets: int, length:
 
 
 @numba.njit(
-    "int64(uint64, int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64,"
+    "int64(uint8[::1], int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64,"
     " uint8[::1], uint64, uint8[::1], int64)",
     cache=True,
     nogil=True,
 )
 def gather_frames(
-    base: int,
+    arena: U8,
     offsets: I64,
     start: int,
     length: int,
@@ -69,6 +69,8 @@ def gather_frames(
     ``headers`` has ``len(template)`` bytes for each message and lies at ``headers_base``; ``iovecs`` has room
     for ``segments + 1`` rows per message.
     """
+    base = np.uint64(arena.ctypes.data)
+    last = len(arena) - length
     at = start
     used = 0
     size = len(template)
@@ -83,6 +85,8 @@ def gather_frames(
         used += 1
         expected = np.int64(-1)
         for _ in range(packets):
+            if not 0 <= offsets[at] <= last:
+                return -1
             if offsets[at] == expected:
                 iovecs[used - 1, 1] += np.uint64(length)
             else:
@@ -145,7 +149,7 @@ class FrameTable:
         """Fill the table from ``offsets[start:]``; returns how many messages. See :func:`gather_frames`."""
         return int(
             gather_frames(
-                address_in_memory(arena),
+                arena,
                 offsets,
                 start,
                 length,

@@ -141,12 +141,12 @@ def expand(
 
 
 @numba.njit(
-    "int64(uint64, int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64)",
+    "int64(uint8[::1], int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64)",
     cache=True,
     nogil=True,
 )
 def gather(
-    base: int,
+    arena: U8,
     offsets: I64,
     start: int,
     length: int,
@@ -156,12 +156,13 @@ def gather(
     iovecs_base: int,
 ) -> int:
     """Prepare messages of up to ``segments`` packets each from ``offsets[start:]``; returns how many
-    messages.
+    messages, or -1 for a packet that is not wholly inside the arena.
 
-    Packets that lie one behind the other share an iovec. ``base`` is the arena's address, ``iovecs_base``
-    that of ``iovecs``. Stops when the message table is full; ``iovecs`` has room for ``segments`` rows per
-    message.
+    Packets that lie one behind the other share an iovec. ``iovecs_base`` is the address of ``iovecs``. Stops
+    when the message table is full; ``iovecs`` has room for ``segments`` rows per message.
     """
+    base = np.uint64(arena.ctypes.data)
+    last = len(arena) - length
     at = start
     used = 0
     messages = len(words)
@@ -171,6 +172,8 @@ def gather(
         first = used
         expected = np.int64(-1)
         for _ in range(min(segments, len(offsets) - at)):
+            if not 0 <= offsets[at] <= last:
+                return -1
             if offsets[at] == expected:
                 iovecs[used - 1, 1] += np.uint64(length)
             else:
@@ -255,23 +258,31 @@ class SendTable:
         self._control[:2].view(np.uint64)[0] = 18
         self._control[2] = SOL_UDP
         self._control[3] = UDP_SEGMENT
+        self._name[:2].view(np.uint16)[0] = socket.AF_INET
         self._address = address_in_memory(self.words)
         self._iovecs_address = address_in_memory(self._iovecs)
+        self._destination = self._segment = -1
 
     def aim(self, destination: int, segment: int) -> None:
         """Set the destination (an endpoint) and the segment size in bytes; 0 sends plain datagrams."""
-        self._name[:2].view(np.uint16)[0] = socket.AF_INET
-        self._name[2:8] = np.frombuffer(
-            (destination & 0xFFFF).to_bytes(2, "big") + (destination >> 16).to_bytes(4, "big"), np.uint8
-        )
-        self._control[4:5].view(np.uint16)[0] = segment
-        self.words[:, 5] = 24 if segment else 0
+        if destination != self._destination:
+            self._destination = destination
+            # port and address, both in network byte order
+            turned = (destination & 0xFFFF) << 32 | destination >> 16
+            self._name[2:8] = np.frombuffer(turned.to_bytes(6, "big"), np.uint8)
+        if segment != self._segment:
+            self._segment = segment
+            self._control[4:5].view(np.uint16)[0] = segment
+            self.words[:, 5] = 24 if segment else 0
 
     def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
-        """Fill the table from ``offsets[start:]``; returns the number of messages. See :func:`gather`."""
+        """Fill the table from ``offsets[start:]``; returns the number of messages. See :func:`gather`.
+
+        Raises ``TypeError`` for an arena that is not 1-D contiguous uint8, or offsets that are not int64.
+        """
         return int(
             gather(
-                address_in_memory(arena),
+                arena,
                 offsets,
                 start,
                 length,

@@ -49,7 +49,8 @@ class OutgoingTable(Protocol):
         ...
 
     def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
-        """Prepare messages; returns their number."""
+        """Prepare messages; returns their number, or -1 for a packet outside the arena. Raises ``TypeError`` for
+        arrays of other types."""
         ...
 
     def send(self, fd: int, first: int, messages: int) -> int:
@@ -136,15 +137,15 @@ class SocketDevice(ABC):
         """Send from ``start`` on, several super-frames a system call; see
         :meth:`inanet.phy.device.Device.send`.
         """
-        check_transmission(transmission)
         total, length = len(transmission), transmission.length
-        if length > self.max_message:
+        if not 0 < length <= self.max_message:
+            check_transmission(transmission)
             raise self._too_big(transmission)
         at, plainly = start, False
         while at < total:
             segments = 1 if plainly else min(self._segments, self.max_message // length)
             self._out.aim(transmission.destination, length if segments > 1 else 0)
-            messages = self._out.gather(transmission.arena, transmission.offsets, at, length, segments)
+            messages = self._gather(transmission, at, segments)
             left, code = self._push(messages)
             taken = min(total - at, left * segments)
             self._counts["tx_packets"] += taken
@@ -169,6 +170,20 @@ class SocketDevice(ABC):
             elif code:
                 raise system_error(code, f"sending to {show(transmission.destination)}")
         return at - start
+
+    def _gather(self, transmission: Transmission, start: int, segments: int) -> int:
+        """Prepare messages; the kernel that does so looks at every offset, so only its refusal costs a second look."""
+        arena, offsets = transmission.arena, transmission.offsets
+        try:
+            messages = self._out.gather(arena, offsets, start, transmission.length, segments)
+        except TypeError:
+            messages = -1
+        if messages < 0:
+            check_transmission(transmission)
+            raise ValueError(
+                f"transmission to {show(transmission.destination)} changed while it was being sent"
+            )
+        return messages
 
     def _push(self, messages: int) -> tuple[int, int]:
         """Hand the prepared messages to the kernel; returns how many it took, and the errno that stopped it

@@ -3,6 +3,7 @@
 import struct
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,8 +91,9 @@ def test_gather_covers_each_packet_once_in_order(
 ) -> None:
     words = np.zeros((messages, 8), np.uint64)
     iovecs = np.zeros((messages * segments, 2), np.uint64)
-    base, table = 1 << 40, 1 << 41
-    used = gather(base, np.array(offsets, np.int64), start, 10, segments, words, iovecs, table)
+    arena = np.zeros(max(offsets, default=0) + 10, np.uint8)
+    base, table = address_in_memory(arena), 1 << 41
+    used = gather(arena, np.array(offsets, np.int64), start, 10, segments, words, iovecs, table)
     wanted = offsets[start:][: messages * segments]
     assert used == -(-len(wanted) // segments)
     got = []
@@ -104,6 +106,14 @@ def test_gather_covers_each_packet_once_in_order(
         assert len(cut) == min(segments, len(wanted) - len(got))
         got += cut
     assert got == wanted
+
+
+@pytest.mark.parametrize("offset", [-1, 91, 1 << 40])
+def test_gather_refuses_what_lies_outside_the_arena(offset: int) -> None:
+    words, iovecs = np.zeros((4, 8), np.uint64), np.zeros((16, 2), np.uint64)
+    arena, offsets = np.zeros(100, np.uint8), np.array([0, 90, offset], np.int64)
+    assert gather(arena, offsets, 0, 10, 4, words, iovecs, 0) == -1
+    assert gather(arena, offsets[:2], 0, 10, 4, words, iovecs, 0) == 1
 
 
 def test_an_uncut_shard_leaves_with_one_iovec_per_super_frame() -> None:
