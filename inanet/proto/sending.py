@@ -53,7 +53,9 @@ class Sending(Rounds):
         while link.resend:
             entries = link.take_resend(most)
             slots = np.array([self._by_row[row].slot0 + fragment for row, fragment in entries], np.int64)
-            burst = self._send_rows(link, slots, now, up)
+            # a slot that was emptied again holds no more than a partial sum
+            whole = self.memory.state[slots] == (State.SENT if up else State.RESULT)
+            burst = self._send_rows(link, slots[whole] * ROW_BYTES, now)
             if burst is not None:
                 link.retransmissions += len(burst)
                 return burst
@@ -71,11 +73,11 @@ class Sending(Rounds):
             logged = int(self.memory.shards[state.row, column])
             burst = None
             while burst is None and sender.cursor < logged:
-                log = self.memory.up_log if up else self.memory.down_log
                 stop = min(sender.cursor + most, logged)
-                slots = log[state.slot0 + sender.cursor : state.slot0 + stop].astype(np.int64) + state.slot0
+                offsets = np.empty(stop - sender.cursor, np.int64)
+                found = slotwork.logged_rows(self._tables, state.row, sender.cursor, stop, up, offsets)
                 sender.cursor = stop
-                burst = self._send_rows(link, slots, now, up)
+                burst = self._send_rows(link, offsets[:found], now)
                 sender.sent_due = None
             self._see_end(state, sender, now)
             if burst is not None:
@@ -99,16 +101,15 @@ class Sending(Rounds):
         sender.interval = self.timing.retransmit
         self._wake(sender.sent_due)
 
-    def _send_rows(self, link: Link, slots: NDArray[np.int64], now: float, up: bool) -> Transmission | None:
-        # a slot that was emptied again holds no more than a partial sum
-        slots = slots[self.memory.state[slots] == (State.SENT if up else State.RESULT)]
-        if len(slots) == 0:
+    def _send_rows(self, link: Link, offsets: NDArray[np.int64], now: float) -> Transmission | None:
+        count = len(offsets)
+        if count == 0:
             return None
         if link.in_flight == 0:
             link.waiting_since = now
-        link.in_flight += len(slots)
-        self.rows_sent += len(slots)
-        return Transmission(link.endpoint, self.memory.bytes, slots * ROW_BYTES, ROW_BYTES)
+        link.in_flight += count
+        self.rows_sent += count
+        return Transmission(link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
 
     def _produce(self, state: ShardState, sender: Sender, most: int, now: float) -> None:
         """Encode the next chunk of a worker's own contribution, just ahead of its transmission."""

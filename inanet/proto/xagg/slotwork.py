@@ -27,7 +27,7 @@ from inanet.proto.engine import (
     tag_of,
 )
 from inanet.proto.xagg.policy import effective, exponent_row
-from inanet.wire.xagg import Kind
+from inanet.wire.xagg import ROW_BYTES, Kind
 
 K_DATA, K_EXPONENT, K_RESULT = int(Kind.DATA), int(Kind.EXPONENT), int(Kind.RESULT)
 
@@ -165,3 +165,26 @@ def missing_results(t: Tables, row: int, group: int, bits: Any) -> Any:
         bits[(fragment - start) >> 3] |= np.uint8(1 << ((fragment - start) & 7))
         missing += 1
     return missing
+
+
+@numba.njit(
+    types.int64(TABLES, types.int64, types.int64, types.int64, types.boolean, types.int64[::1]),
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def logged_rows(t: Tables, row: int, start: int, stop: int, up: bool, out: Any) -> Any:
+    """Entries ``start`` to ``stop - 1`` of an emission log as byte offsets of their rows; returns how many.
+
+    Left out are slots that were emptied again since: what is in them is no more than a partial sum.
+    """
+    slot0 = t.shards[row, SLOT0]
+    log = t.up_log if up else t.down_log
+    wanted = SENT if up else RESULT
+    found = 0
+    for entry in range(slot0 + start, slot0 + stop):
+        slot = slot0 + np.int64(log[entry])
+        if t.state[slot] == wanted:
+            out[found] = slot * ROW_BYTES
+            found += 1
+    return found
