@@ -53,7 +53,7 @@ K_DATA, K_EXPONENT, K_RESULT, K_RESTART = (
     int(Kind.RESULT),
     int(Kind.RESTART),
 )
-K_LOST, K_CREDIT = int(Kind.LOST), int(Kind.CREDIT)
+K_LOST, K_LAST = int(Kind.LOST), max(map(int, Kind))
 OK, SHORT, OVERSIZED = int(Drop.OK), int(Drop.SHORT), int(Drop.OVERSIZED)
 BAD_MAGIC, BAD_TYPE, FOREIGN_JOB = int(Drop.BAD_MAGIC), int(Drop.BAD_TYPE), int(Drop.FOREIGN_JOB)
 BAD_TAG, BAD_CHECKSUM = int(Drop.BAD_TAG), int(Drop.BAD_CHECKSUM)
@@ -99,7 +99,7 @@ def parse(t: Tables, arena: Any, offset: int, length: int) -> Any:
     if w0 & np.uint32(0xFF) != _MAGIC:
         return BAD_MAGIC
     kind = np.int64(w0 >> np.uint32(8)) & 0xF
-    if kind == 0 or kind > K_CREDIT:
+    if kind == 0 or kind > K_LAST:
         return BAD_TYPE
     want = _CONTROL
     if kind <= K_RESTART:
@@ -292,6 +292,7 @@ def adopt(
     cache=True,
     nogil=True,
     _nrt=False,
+    inline="always",
 )
 def take_contribution(
     t: Tables,
@@ -398,6 +399,7 @@ def take_result(
     cache=True,
     nogil=True,
     _nrt=False,
+    inline="always",
 )
 def take(
     t: Tables,
