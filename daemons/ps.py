@@ -31,6 +31,9 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         probe=3 * config.control.heartbeat,
         join=config.control.join_timeout,
         round=config.control.round_timeout,
+        downlink=config.control.downlink,
+        group_range=config.control.group_range,
+        group_port=config.control.group_port,
     )
     coordination = Coordination(settings, member, station.driver.kick)
     context.stats = station.figures

@@ -9,12 +9,17 @@ on when the device says so.
 import asyncio
 import errno
 from collections.abc import Callable, Iterator
+from typing import Any
+
+import structlog
 
 from inanet.phy.device import Device, GroupReceiver
 from inanet.proto.events import NodeEvent
 from inanet.proto.node import Node
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import show
+
+_log: Any = structlog.get_logger("inanet.driver")
 
 #: batches taken in one callback of the event loop
 READ_BUDGET = 8
@@ -41,6 +46,9 @@ class Driver:
         self._kick: asyncio.Handle | None = None
         #: descriptors of joined groups that are watched beside the device's own
         self._groups: dict[int, int] = {}
+        #: groups of the node's plans, and those among them that could not be joined
+        self._wanted: frozenset[int] = frozenset()
+        self._refused: set[int] = set()
         self._closed = False
         #: batches processed; a watchdog can see progress in it
         self.batches = 0
@@ -82,7 +90,26 @@ class Driver:
 
     def _kicked(self) -> None:
         self._kick = None
+        if not self._closed:
+            self._follow_groups()
         self._pump()
+
+    def _follow_groups(self) -> None:
+        """Be in the groups that the node's plans name, and in no others. Without one a parent repairs by unicast."""
+        wanted = self.node.groups
+        if wanted == self._wanted:
+            return
+        for group in self._wanted - wanted:
+            if group not in self._refused:
+                self.leave(group)
+            self._refused.discard(group)
+        for group in wanted - self._wanted:
+            try:
+                self.join(group)
+            except OSError as error:
+                self._refused.add(group)
+                _log.warning("multicast group not joined", group=show(group), reason=str(error))
+        self._wanted = wanted
 
     def _readable(self) -> None:
         for _ in range(READ_BUDGET):

@@ -1,6 +1,7 @@
 """What every daemon builds from its configuration: a device, a node, a driver, and their figures."""
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -9,7 +10,7 @@ import structlog
 
 from inanet.aio.driver import Driver
 from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, refuse_loopback, resolve
-from inanet.control.config import AnyConfig, CoordinatorControl
+from inanet.control.config import GROUP_TRANSPORTS, AnyConfig, CoordinatorControl
 from inanet.control.config import Node as NodeConfig
 from inanet.control.member import Identity, Member
 from inanet.control.observe.metrics import Sample
@@ -117,6 +118,8 @@ class Station:
             config.node.name,
             max(1, config.node.memory // ROW_BYTES),
             Timing(timing.reorder_window, timing.retransmit, timing.retransmit_max),
+            # nodes differ by their seeds: that is all that matters
+            random.Random(config.node.name).random,
         )
         self.members: list[Member] = []
         self._after = after
@@ -135,6 +138,7 @@ class Station:
             job=job,
             ranks=ranks,
             world=world,
+            groups=self.config.node.transport in GROUP_TRANSPORTS,
         )
 
     def _on_event(self, event: NodeEvent) -> None:
@@ -171,7 +175,10 @@ class Station:
         yield Sample("inanet_packets_received", stats["results_in"], (role, "result"))
         yield Sample("inanet_packets_sent", device["tx_packets"], (role, "all"))
         yield Sample("inanet_packets_sent", stats["rows_sent"], (role, "fragment"))
+        yield Sample("inanet_packets_sent", stats["results_multicast"], (role, "multicast_result"))
         yield Sample("inanet_retransmissions", stats["retransmissions"], ("requested",))
+        yield Sample("inanet_result_repairs", stats["repairs_multicast"], ("multicast",))
+        yield Sample("inanet_result_repairs", stats["repairs_unicast"], ("unicast",))
         yield Sample("inanet_gradient_bytes", stats["rows_sent"] * PAYLOAD_BYTES, ("sent",))
         received = stats["contributions_in"] + stats["results_in"]
         yield Sample("inanet_gradient_bytes", received * PAYLOAD_BYTES, ("received",))

@@ -7,11 +7,13 @@ order does not matter.
 
 import hmac
 from collections.abc import Callable, Collection
+from functools import partial
 from ipaddress import IPv4Address
 from typing import Protocol
 
 from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined
 from inanet.control.fields import Cause
+from inanet.control.groups import Groups
 from inanet.control.job import Job
 from inanet.control.joining import Forming, Members, Refused
 from inanet.control.messages import (
@@ -64,6 +66,7 @@ class Admission:
         office: Office,
     ) -> None:
         self.receivers = Receivers()
+        self.groups = Groups(settings.group_range, settings.group_port)
         self._settings = settings
         self._topology = settings.topology
         self._format_of = format_of
@@ -194,7 +197,15 @@ class Admission:
 
     def _new_job(self, name: str, pending: Forming | Resuming, hosts: dict[str, Host]) -> Job:
         number, members = pending.number, pending.members
-        planner = Planner(number, pending.key, members.world, self._topology.ancestors)
+        downlink = self._settings.downlink
+        planner = Planner(
+            number,
+            pending.key,
+            members.world,
+            self._topology.ancestors,
+            group_of=None if downlink == "unicast" else partial(self.groups.of, number, pending.key),
+            probe=downlink == "auto",
+        )
 
         def next_nonce(host: str) -> int:
             peer = self._peers.worker(number, host)

@@ -17,12 +17,15 @@ from inanet.control import units
 from inanet.control.addresses import HostPort, check_socket_path
 from inanet.control.config_fields import (
     COORDINATOR_PORT,
+    GROUP_PORT,
+    GROUP_RANGE,
     AbsolutePath,
     Bytes,
     CoordinatorAddress,
     DataAddress,
     Duration,
     FileMode,
+    GroupRange,
     Name,
     Parents,
     Probability,
@@ -43,6 +46,10 @@ if TYPE_CHECKING:
 Role: TypeAlias = Literal["worker", "agg", "ps"]
 #: The programs, by role.
 PROGRAMS: Mapping[Role, str] = {"worker": "ina-worker", "agg": "ina-agg", "ps": "ina-ps"}
+
+
+#: Transports that can receive IP multicast.
+GROUP_TRANSPORTS = ("udp", "packet")
 
 
 class Section(BaseModel):
@@ -161,6 +168,12 @@ class CoordinatorControl(Control):
     """``[control]`` of the PS, which is the coordinator of its fabric."""
 
     listen: CoordinatorAddress = HostPort("127.0.0.1", COORDINATOR_PORT)
+    #: how every parent sends results to its children: once to a multicast group, or to each by itself; ``auto``: by
+    #: multicast to those children that have answered a probe. Switches that do not snoop flood multicast to all ports
+    downlink: Literal["multicast", "unicast", "auto"] = "unicast"
+    #: every parent of every job has a group of its own from this range
+    group_range: GroupRange = GROUP_RANGE
+    group_port: Annotated[int, Field(ge=1, le=65535)] = GROUP_PORT
 
 
 class Local(Section):
@@ -303,6 +316,17 @@ class PsConfig(DaemonConfig):
 
     control: CoordinatorControl = CoordinatorControl()
     topology: Topology = Field(description="the section with the fabric's nodes")
+
+    @field_validator("control")
+    @classmethod
+    def _can_multicast(cls, control: CoordinatorControl, info: ValidationInfo) -> CoordinatorControl:
+        transport = info.data["node"].transport if "node" in info.data else "udp"
+        if control.downlink == "multicast" and transport not in GROUP_TRANSPORTS:
+            raise ValueError(
+                f"downlink is multicast and node.transport is {transport}, which carries none; allowed: the "
+                f"transports {' and '.join(GROUP_TRANSPORTS)}, or downlink = 'unicast' or 'auto'"
+            )
+        return control
 
     @field_validator("topology")
     @classmethod

@@ -6,6 +6,7 @@ A refusal reads ``what is wrong; allowed: what is``. Every type also writes its 
 
 import os
 import re
+from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +17,16 @@ from inanet.control.addresses import HostPort, parse_host_port
 
 #: Where the coordinator listens unless told otherwise.
 COORDINATOR_PORT = 7400
+#: Where multicast groups are taken from unless told otherwise: the organisation's own (RFC 2365, section 6.2).
+GROUP_RANGE = IPv4Network("239.192.0.0/14")
+GROUP_PORT = 7401
 #: A token shorter than this is guessed too soon.
 TOKEN_CHARACTERS = 16
 #: Longest token a control message carries.
 TOKEN_LIMIT = 1024
 
+#: groups that no provider routes on (RFC 2365)
+_SCOPED = IPv4Network("239.0.0.0/8")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 
@@ -81,6 +87,19 @@ def _some_rate(value: object) -> int:
             f"{value!r} lets nothing pass; allowed: any higher rate, or leave it out for no limit"
         )
     return rate
+
+
+def _group_range(text: object) -> IPv4Network:
+    try:
+        found = IPv4Network(text) if isinstance(text, str) else None
+    except ValueError:
+        found = None
+    if found is None or not found.subnet_of(_SCOPED):
+        raise ValueError(
+            f"{text!r} is not a range of multicast groups for private use; allowed: a part of {_SCOPED}, "
+            f"e.g. '{GROUP_RANGE}'"
+        )
+    return found
 
 
 def between(low: int, high: int) -> AfterValidator:
@@ -153,6 +172,7 @@ _SHOW = PlainSerializer(str, return_type=str)
 #: is.
 DataAddress = Annotated[HostPort, PlainValidator(lambda text: parse_host_port(text, default_port=0)), _SHOW]
 ServiceAddress = Annotated[HostPort, PlainValidator(parse_host_port), _SHOW]
+GroupRange = Annotated[IPv4Network, PlainValidator(_group_range), _SHOW]
 CoordinatorAddress = Annotated[
     HostPort,
     PlainValidator(lambda text: parse_host_port(text, default_port=COORDINATOR_PORT, unix=True)),

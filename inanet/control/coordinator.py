@@ -204,6 +204,7 @@ class Coordinator:
         if job.over:
             del self.jobs[job.number]
             self._admission.remember(job.planner.key, job.verdict)
+            self._admission.groups.withdraw(job.number)
             for peer in self._peers:
                 if peer.job == job.number:
                     peer.job = None

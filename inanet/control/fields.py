@@ -139,6 +139,12 @@ def _check_placement(place: Placement, version: int) -> None:
     _need(len(set(bits)) == len(bits), f"tree {place.tree} uses a bit twice")
     _need(all(_is_bit(bit) for bit in bits), f"tree {place.tree} has a bit that is not one-hot")
     _need(place.parent is None or _is_bit(place.parent.bit), f"tree {place.tree}: own bit is not one-hot")
+    groups = [place.group] + ([place.parent.group] if place.parent else [])
+    _need(
+        all(group == 0 or (0 < group < 1 << 48 and group >> 44 == 0xE) for group in groups),
+        f"tree {place.tree} has a group that is no IP multicast address",
+    )
+    _need(place.group != 0 or not any(child.joins for child in place.children), "children join no group")
     for hop in (*place.children, *((place.parent,) if place.parent else ())):
         _in_range(f"endpoint of {hop.name!r}", hop.endpoint, 0, (1 << 48) - 1)
         _in_range(f"window to {hop.name!r}", hop.window, 1, (1 << 31) - 1)

@@ -7,7 +7,7 @@ changes when everything before it is finished and confirmed.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inanet.control.collectives import Collectives, JobLost
 from inanet.control.events import ControlEvent, JobOver, PlanChanged, RoundLost
@@ -183,7 +183,7 @@ class Job:
     def station(self, name: str) -> Station:
         """Where a member receives, and the window everybody who sends there has."""
         hello = self.hellos[name]
-        return self._receivers.station(hello.endpoint, hello.rx_window)
+        return replace(self._receivers.station(hello.endpoint, hello.rx_window), listens=hello.groups)
 
     def rewindow(self, now: float) -> None:
         """Other jobs have come or gone: make a new version if that changes any window."""

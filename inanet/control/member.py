@@ -95,6 +95,7 @@ class Identity:
     job: str = ""
     ranks: tuple[int, ...] = ()
     world: int = 0
+    groups: bool = False
 
 
 class Member:
@@ -165,6 +166,7 @@ class Member:
                 job=who.job,
                 ranks=who.ranks,
                 world=who.world,
+                groups=who.groups,
                 resume=resume,
             )
         )

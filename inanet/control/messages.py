@@ -88,7 +88,8 @@ class Hello(Frozen):
 
     ``job`` is the job's name and ``ranks`` are the global ranks on this host, of ``world`` in all; empty,
     () and 0 for aggregators and parameter servers, which serve any job. ``endpoint`` is where its data
-    plane receives (:mod:`inanet.wire.endpoint`), ``rx_window`` how many fragments its receive buffer holds.
+    plane receives (:mod:`inanet.wire.endpoint`), ``rx_window`` how many fragments its receive buffer holds,
+    ``groups`` whether it can also receive IP multicast.
     """
 
     kind: Literal["hello"] = "hello"
@@ -101,6 +102,7 @@ class Hello(Frozen):
     job: Annotated[String, Field(max_length=128)] = ""
     ranks: Ranks = ()
     world: Annotated[Integer, Field(ge=0, le=MAX_RANKS)] = 0
+    groups: Annotated[bool, Strict()] = False
     resume: Annotated[tuple[Resume, ...], Strict(), Field(max_length=64)] = ()
 
 

@@ -40,11 +40,20 @@ class Planner:
     """Plan versions of one job.
 
     ``ancestors(tree, name)`` are the configured parents of a node, nearest first: children that turn up at
-    a parent replace the one among them that is gone. ``ranks`` is R2's n.
+    a parent replace the one among them that is gone. ``ranks`` is R2's n. ``group_of(tree, parent)`` is the
+    endpoint of a multicast group for the results of a parent, or 0; without it all results go by unicast.
+    ``probe``: by multicast only to children that have answered.
     """
 
     def __init__(
-        self, job: int, key: int, ranks: int, ancestors: Callable[[int, str], Sequence[str]]
+        self,
+        job: int,
+        key: int,
+        ranks: int,
+        ancestors: Callable[[int, str], Sequence[str]],
+        *,
+        group_of: Callable[[int, str], int] | None = None,
+        probe: bool = False,
     ) -> None:
         self.job = job
         self.key = key
@@ -52,6 +61,8 @@ class Planner:
         self.version = 0
         self.trees: tuple[Tree, ...] = ()
         self._ancestors = ancestors
+        self._group_of = group_of
+        self._probe = probe
         self._ids: dict[tuple[int, str], Ids] = {}
 
     def advance(self, trees: tuple[Tree, ...], *, settled: int = 0, quiet: bool = False) -> None:
@@ -155,23 +166,35 @@ class Planner:
             if parent is None and name != tree.root:
                 continue
             ids = self._ids.get((tree.tree, name), Ids())
+            group = self._group(tree, name, stations)
             placements.append(
                 Placement(
                     tree.tree,
-                    self._parent(tree.tree, name, parent, stations) if parent else None,
-                    tuple(self._child(child, ids, stations) for child in children),
+                    self._parent(tree, name, parent, stations) if parent else None,
+                    tuple(self._child(child, ids, stations, group) for child in children),
                     tuple(Retired(bit, mask) for bit, (mask, _) in sorted(ids.retired.items())),
+                    group,
+                    group != 0 and self._probe,
                 )
             )
         own = stations(name).window
         return NodePlan(self.job, self.version, self.key, self.ranks, tuple(placements), own)
 
-    def _parent(self, tree: int, name: str, parent: str, stations: Callable[[str], Station]) -> Parent:
+    def _group(self, tree: Tree, parent: str, stations: Callable[[str], Station]) -> int:
+        """The group for the results of a parent; 0 unless it and at least two of its children can multicast."""
+        if self._group_of is None or not stations(parent).listens:
+            return 0
+        able = sum(stations(child).listens for child in tree.children.get(parent, ()))
+        return self._group_of(tree.tree, parent) if able > 1 else 0
+
+    def _parent(self, tree: Tree, name: str, parent: str, stations: Callable[[str], Station]) -> Parent:
         station = stations(parent)
-        return Parent(parent, station.endpoint, self._ids[tree, parent].live[name][0], station.window)
+        group = self._group(tree, parent, stations) if stations(name).listens else 0
+        bit, _ = self._ids[tree.tree, parent].live[name]
+        return Parent(parent, station.endpoint, bit, station.window, group)
 
     @staticmethod
-    def _child(name: str, ids: Ids, stations: Callable[[str], Station]) -> Child:
+    def _child(name: str, ids: Ids, stations: Callable[[str], Station], group: int) -> Child:
         station = stations(name)
         bit, since = ids.live[name]
-        return Child(name, station.endpoint, bit, since, station.window)
+        return Child(name, station.endpoint, bit, since, station.window, group != 0 and station.listens)

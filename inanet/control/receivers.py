@@ -17,6 +17,8 @@ class Station:
 
     endpoint: int
     window: int
+    #: it can receive IP multicast
+    listens: bool = False
 
 
 class Receivers:

@@ -2,7 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Literal
 
+from inanet.control.config_fields import GROUP_PORT, GROUP_RANGE
 from inanet.control.layouts import FormatFacts
 from inanet.control.topology import Topology
 from inanet.proto.plan import TensorSpec
@@ -36,6 +39,12 @@ class Settings:
     most_tensors: int = 1024
     #: rounds one host may be ahead of another
     most_ahead: int = 4096
+    #: how results go down: once for all children that hear a group, or one by one; ``auto``: by multicast to those that
+    #: have answered a probe
+    downlink: Literal["multicast", "unicast", "auto"] = "unicast"
+    #: where groups are taken from, and their port
+    group_range: IPv4Network = GROUP_RANGE
+    group_port: int = GROUP_PORT
 
 
 #: Facts about a tensor's number format for n ranks; ``ValueError`` with a sentence if there is none for it.

@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 
-from inanet.phy.device import aligned_offsets, check_transmission
+from inanet.phy.device import aligned_offsets, check_transmission, is_group
 from inanet.wire.batch import U8, PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint, show
 
@@ -19,6 +19,7 @@ class MemoryNetwork:
 
     def __init__(self) -> None:
         self._devices: dict[int, MemoryDevice] = {}
+        self._groups: dict[int, list[MemoryDevice]] = {}
         self._next_port = 49152
 
     def open(
@@ -44,9 +45,38 @@ class MemoryNetwork:
         """The open device at an endpoint, if there is one."""
         return self._devices.get(own)
 
+    def receivers(self, destination: int) -> "list[MemoryDevice]":
+        """The devices that get what is sent to an endpoint: one at most, or the members of a group as they joined."""
+        if is_group(destination):
+            return self._groups.get(destination, [])
+        device = self._devices.get(destination)
+        return [] if device is None else [device]
+
+    def join(self, group: int, device: "MemoryDevice") -> None:
+        """Make a device a member of a group, once."""
+        members = self._groups.setdefault(group, [])
+        if device not in members:
+            members.append(device)
+
+    def leave(self, group: int, device: "MemoryDevice") -> None:
+        """Undo :meth:`join`. Raises ``KeyError`` for a device that is no member."""
+        members = self._groups.get(group, [])
+        if device not in members:
+            raise KeyError(group)
+        members.remove(device)
+        if not members:
+            del self._groups[group]
+
+    def groups_of(self, device: "MemoryDevice") -> list[int]:
+        """Groups that a device is a member of."""
+        return [group for group, members in self._groups.items() if device in members]
+
     def remove(self, own: int) -> None:
         """Forget a device; called by :meth:`MemoryDevice.close`."""
-        self._devices.pop(own, None)
+        device = self._devices.pop(own, None)
+        if device is not None:
+            for group in self.groups_of(device):
+                self.leave(group, device)
 
 
 class MemoryDevice:
@@ -113,13 +143,29 @@ class MemoryDevice:
             return 0
         self._counts["tx_packets"] += len(offsets)
         self._counts["tx_bytes"] += len(offsets) * transmission.length
-        receiver = self._network.device(transmission.destination)
-        if receiver is None:
+        receivers = self._network.receivers(transmission.destination)
+        if not receivers:
             self._counts["unreachable"] += len(offsets)
             return len(offsets)
         windows = np.lib.stride_tricks.sliding_window_view(transmission.arena, transmission.length)
-        receiver._deliver(self._endpoint, windows[offsets])
+        packets = windows[offsets]
+        for receiver in receivers:
+            receiver._deliver(self._endpoint, packets)
         return len(offsets)
+
+    def join(self, group: int) -> None:
+        """Also receive what is sent to ``group``. Joining twice is one membership. Raises ``ValueError`` for an address
+        that is no group.
+        """
+        if not is_group(group):
+            raise ValueError(
+                f"{show(group)} is not a multicast group; groups are 224.0.0.0 to 239.255.255.255"
+            )
+        self._network.join(group, self)
+
+    def leave(self, group: int) -> None:
+        """Undo :meth:`join`. Raises ``KeyError`` if it was not joined."""
+        self._network.leave(group, self)
 
     def _deliver(self, source: int, packets: U8) -> None:
         """Queue packets, uint8[n, length], as far as there is room."""

@@ -1,9 +1,12 @@
 """What all parts of a node share: its memory, what it holds of its jobs, its outbox, its clock and its counters.
 
 :class:`~inanet.proto.node.Node` is built up in layers, one idea each, every one calling only those below it: this one,
-:mod:`~inanet.proto.rounds` (their life), :mod:`~inanet.proto.sending` (what leaves), :mod:`~inanet.proto.hops` (what
+:mod:`~inanet.proto.rounds` (their life), :mod:`~inanet.proto.sending` (what leaves),
+:mod:`~inanet.proto.downlink` (what leaves for several children at once), :mod:`~inanet.proto.hops` (what
 neighbours say), :mod:`~inanet.proto.upkeep` (what time brings), and on top the node with its plans and layouts.
 """
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +28,19 @@ CHUNK = 248
 
 
 class Core:
-    """``capacity`` is slot memory in fragments (1052 B each); ``timing`` holds all waiting times."""
+    """``capacity`` is slot memory in fragments (1052 B each); ``timing`` holds all waiting times.
 
-    def __init__(self, name: str, capacity: int, timing: Timing | None = None) -> None:
+    ``random`` gives numbers in [0, 1), from a generator with a seed: neighbours that lack the same packet of a multicast
+    then ask for it at different times (R6). Without it nothing is left to chance.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        timing: Timing | None = None,
+        random: Callable[[], float] | None = None,
+    ) -> None:
         self.name = name
         self.timing = timing or Timing()
         self.memory = SlotMemory(capacity)
@@ -45,7 +58,10 @@ class Core:
         self._next_timer: float | None = None
         #: something has happened since :meth:`transmit` last found nothing more to send
         self._stirred = False
+        self._random = random
         self.rows_sent = 0
+        #: results sent once for several children, and results sent again, to several or to one
+        self.results_multicast = self.repairs_multicast = self.repairs_unicast = 0
         self._retransmissions = 0
         #: fragments of this host's own tensors, data and exponents, each counted once
         self.leaf_contributions = 0
@@ -133,6 +149,16 @@ class Core:
     # ---------------------------------------------------------------- figures
 
     @property
+    def groups(self) -> frozenset[int]:
+        """Endpoints of the multicast groups that must be received for this node."""
+        return frozenset(
+            place.parent.group
+            for job in self._jobs.values()
+            for place in job.plan.placements
+            if place.parent is not None and place.parent.group
+        )
+
+    @property
     def jobs(self) -> int:
         """Jobs this node takes part in."""
         return len(self._jobs)
@@ -150,6 +176,9 @@ class Core:
             "leaf_contributions": self.leaf_contributions,
             "rows_sent": self.rows_sent,
             "retransmissions": self._retransmissions + sum(link.retransmissions for link in links),
+            "results_multicast": self.results_multicast,
+            "repairs_multicast": self.repairs_multicast,
+            "repairs_unicast": self.repairs_unicast,
             "slots_free": self.memory.free_slots(),
             "slots_total": self.memory.capacity,
         }

@@ -1,14 +1,15 @@
 """What neighbours say: reports of the slot engine, control packets, restarts (R1), repetitions and mending (R3)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.downlink import Downlink
 from inanet.proto.engine import Count, Event
 from inanet.proto.membership import Job, ShardState, Tree
 from inanet.proto.reliability import Link, Timing
-from inanet.proto.sending import Sending
 from inanet.proto.slots import (
     LOGGED_DOWN,
     ShardColumn,
@@ -22,11 +23,17 @@ from inanet.wire.drops import Drop
 from inanet.wire.xagg import GROUP, LOST_BODY_BYTES, Kind, is_newer
 
 
-class Hops(Sending):
+class Hops(Downlink):
     """Both halves of every hop, in both directions."""
 
-    def __init__(self, name: str, capacity: int, timing: Timing | None = None) -> None:
-        super().__init__(name, capacity, timing)
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        timing: Timing | None = None,
+        random: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(name, capacity, timing, random)
         self._handlers = {
             Kind.SENT: self._on_sent,
             Kind.LOST: self._on_lost,
@@ -54,8 +61,7 @@ class Hops(Sending):
             if state.tree.up is not None:
                 state.tree.up.again(state.row, a)
         elif code == Event.AGAIN_DOWN:
-            for link in state.tree.down.values():
-                link.again(state.row, a)
+            state.tree.again_down(state.row, a)
         elif code in (Event.RESTART, Event.AMNESIA):
             self._on_restart_event(state, code, a, b, now)
         elif code == Event.CORRUPT_SLOT:
@@ -105,11 +111,14 @@ class Hops(Sending):
         if h.kind == Kind.CREDIT:
             self._on_credit(job, h, source, now)
             return
+        if h.kind == Kind.PROBE:
+            self._on_probe(job, h, source, now)
+            return
         state = job.shards.get(h.shard)
         if state is None:
             self._drop(Drop.UNKNOWN_SHARD)
             return
-        # CREDIT apart, SENT and READY travel with their data, LOST, DONE and OPEN against it
+        # CREDIT and PROBE apart, SENT and READY travel with their data, LOST, DONE and OPEN against it
         from_child = h.kind == Kind.READY or (h.kind in (Kind.LOST, Kind.DONE)) == h.down
         if h.kind in (Kind.OPEN, Kind.RESTART):
             from_child = False
@@ -159,8 +168,11 @@ class Hops(Sending):
         if child < 0 and state.up is not None:
             state.up.attach_due = state.up.asking_since = None
         wanted = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + h.gradient * GROUP
+        wanted = wanted[wanted < state.shard.count]
+        if child >= 0:
+            wanted = self._sent_to(state, child, wanted)
         lost = 0
-        for fragment in wanted[wanted < state.shard.count].tolist():
+        for fragment in wanted.tolist():
             lost += self._send_again(state, child, link, fragment, now)
         link.written_off(lost)
 
@@ -186,7 +198,7 @@ class Hops(Sending):
                 host=link.bit,
             )
         elif holds_result or child < 0:
-            return link.again(state.row, fragment)
+            return self._again(state, child, link, fragment, now)
         return False
 
     def _heal(self, state: ShardState, fragment: int, now: float) -> None:

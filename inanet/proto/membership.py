@@ -1,9 +1,11 @@
 """A node's jobs, trees and shards: the Python side of the tables in :mod:`inanet.proto.slots`."""
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inanet.proto.collective import Collective, TensorState
+from inanet.proto.multicast import Multicast
 from inanet.proto.plan import NodePlan, Part, Placement, Shard
 from inanet.proto.reliability import Link, Receiver, Sender, Timing
 from inanet.proto.slots import SlotMemory, TreeColumn
@@ -22,6 +24,12 @@ class Tree:
     up: Link | None = None
     #: by child index (position of the one-hot bit)
     down: dict[int, Link] = field(default_factory=dict)
+    #: the group through which children get results; None: by unicast
+    multicast: Multicast | None = None
+    #: endpoint of the group through which the parent may send results; 0: none
+    hears: int = 0
+    #: numbers in [0, 1) for the back-off of requests for results that many may lack (R6)
+    random: Callable[[], float] | None = None
 
     def place(self, memory: SlotMemory, placement: Placement, *, fresh: bool) -> bool:
         """Apply a placement: tables, new links, links that went. Returns whether the parent has changed.
@@ -62,6 +70,8 @@ class Tree:
             known.since = max(known.since, version - _HORIZON)
         for index in [index for index in self.down if not live >> index & 1]:
             del self.down[index]
+        self.hears = parent.group if parent else 0
+        self._place_group(placement)
         t[TreeColumn.LIVE] = live
         t[TreeColumn.RETIRED] = 0
         for retired in placement.retired:
@@ -69,9 +79,41 @@ class Tree:
             memory.mask[self.row, retired.bit.bit_length() - 1] = retired.mask
         return moved
 
+    def _place_group(self, placement: Placement) -> None:
+        group = self.multicast
+        if group is not None and group.link.endpoint != placement.group:
+            group.dissolve()
+            group = None
+        if group is None and placement.group:
+            group = Multicast(Link("group", placement.group, 0, 0))
+        self.multicast = group
+        if group is not None:
+            joining = [child.bit.bit_length() - 1 for child in placement.children if child.joins]
+            group.follow({index: self.down[index] for index in joining}, trusted=not placement.probe)
+
     def links(self) -> list[Link]:
-        """All links, parent first."""
-        return ([self.up] if self.up else []) + list(self.down.values())
+        """All links, that of the parent first, then that of the group."""
+        many = [self.multicast.link] if self.multicast else []
+        return ([self.up] if self.up else []) + many + list(self.down.values())
+
+    def again_down(self, row: int, fragment: int) -> None:
+        """Queue one result for another transmission to all children."""
+        if self.multicast is not None and self.multicast.grouped:
+            self.multicast.link.again(row, fragment)
+        for link in self.down.values():
+            if not link.grouped:
+                link.again(row, fragment)
+
+    def forget(self, row: int) -> None:
+        """Drop what is queued for one shard: its round is over."""
+        for link in self.links():
+            link.forget(row)
+        if self.multicast is not None:
+            self.multicast.forget(row)
+
+    def receiver(self, count: int, timing: Timing) -> Receiver:
+        """For the results of one shard's round."""
+        return Receiver(count, timing, self.random if self.hears else None)
 
 
 @dataclass(slots=True)
@@ -89,6 +131,8 @@ class ShardState:
     down: dict[int, Sender] = field(default_factory=dict)
     from_children: dict[int, Receiver] = field(default_factory=dict)
     from_parent: Receiver | None = None
+    #: results sent by multicast so far, as a position in the emission log
+    group_cursor: int = 0
     #: the whole subtree below has the results and the parent has been told (or, at a root, has committed)
     confirmed: bool = False
     collective: Collective | None = None
@@ -110,13 +154,12 @@ class ShardState:
         self.round = round_
         self.confirmed = False
         self.collective = None
-        self.encoded = self.decoded = 0
+        self.encoded = self.decoded = self.group_cursor = 0
         self.up = Sender(self.tree.up) if self.tree.up else None
-        self.from_parent = Receiver(self.shard.count, timing) if self.tree.up else None
+        self.from_parent = self.tree.receiver(self.shard.count, timing) if self.tree.up else None
         self.down = {index: Sender(link) for index, link in self.tree.down.items()}
         self.from_children = {index: Receiver(self.shard.count, timing) for index in self.tree.down}
-        for link in self.tree.links():
-            link.forget(self.row)
+        self.tree.forget(self.row)
 
     @property
     def data(self) -> bool:

@@ -60,10 +60,12 @@ class Node(Upkeep):
         for placement in plan.placements:
             tree = job.trees.get(placement.tree)
             if tree is None:
-                tree = Tree(job, placement.tree, self.memory.add_tree(job.row))
+                tree = Tree(job, placement.tree, self.memory.add_tree(job.row), random=self._random)
                 job.trees[placement.tree] = tree
             again = placement.tree in attach
             moved = tree.place(self.memory, placement, fresh=again)
+            if tree.multicast is not None:
+                self._wake(now)
             for state in job.shards.values():
                 if state.tree is tree and state.round is not None and not self._is_committed(state):
                     self._rewire(state, moved or again, now)
@@ -83,7 +85,7 @@ class Node(Upkeep):
             slotwork.restamp(self._tables, state.row)
             state.up = Sender(tree.up, cursor=int(shard[ShardColumn.UP_LOGGED]), attach_due=now)
             state.confirmed = False
-            receiver = Receiver(state.shard.count, self.timing)
+            receiver = tree.receiver(state.shard.count, self.timing)
             state.from_parent = receiver
             for group in range(receiver.groups):
                 receiver.group_ended(group, now)
@@ -121,8 +123,7 @@ class Node(Upkeep):
         """Give a tensor's slots back."""
         job = self._jobs[job_id]
         for state in job.remove(tensor):
-            for link in state.tree.links():
-                link.forget(state.row)
+            state.tree.forget(state.row)
             del self._by_row[state.row]
             self.memory.drop_shard(state.row)
         known = job.tensors.pop(tensor, None)

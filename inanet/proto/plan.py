@@ -52,6 +52,8 @@ class Parent:
     bit: int
     #: fragments this node may have in flight towards the parent
     window: int
+    #: endpoint of the IP multicast group to which the parent may send results as well; 0: none
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,8 @@ class Child:
     since: int
     #: result fragments this node may have in flight towards the child
     window: int
+    #: it is told to join the group of the placement
+    joins: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +87,10 @@ class Placement:
     parent: Parent | None = None
     children: tuple[Child, ...] = ()
     retired: tuple[Retired, ...] = ()
+    #: endpoint of the IP multicast group that children join for the results of this node (R6); 0: none
+    group: int = 0
+    #: a child is sent results by multicast only once it has answered a probe; otherwise from the start
+    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ Nothing here reads a clock or a slot: :class:`~inanet.proto.node.Node` does.
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from inanet.proto.slots import GROUP
@@ -59,6 +59,8 @@ class Link:
     reported: int = 0
     #: plan version that made this link: credit under an older one counts another link's packets
     since: int = 0
+    #: results reach this neighbour through a multicast group
+    grouped: bool = False
 
     @property
     def room(self) -> int:
@@ -118,11 +120,15 @@ class Sender:
 
 
 class Receiver:
-    """One shard's round on one incoming hop: which groups are complete, which have to be looked at, and when."""
+    """One shard's round on one incoming hop: which groups are complete, which have to be looked at, and when.
 
-    __slots__ = ("_complete", "_due", "_timing", "count", "done", "final", "groups")
+    ``spread`` gives numbers in [0, 1). What is sent to many is missed by many at once: with it they wait up to twice as
+    long before they look, and before they ask again, each for another time (R6).
+    """
 
-    def __init__(self, count: int, timing: Timing) -> None:
+    __slots__ = ("_complete", "_due", "_spread", "_timing", "count", "done", "final", "groups")
+
+    def __init__(self, count: int, timing: Timing, spread: Callable[[], float] | None = None) -> None:
         self.count = count
         self.groups = -(-count // GROUP)
         #: SENT was heard
@@ -130,13 +136,17 @@ class Receiver:
         #: DONE was said
         self.done = False
         self._timing = timing
+        self._spread = spread
         self._complete = bytearray(self.groups)
         self._due: dict[int, tuple[float, float]] = {}
 
     def group_ended(self, group: int, now: float) -> None:
         """The last fragment of a group has come."""
         if not self._complete[group] and group not in self._due:
-            self._due[group] = (now + self._timing.reorder, self._timing.retransmit)
+            self._due[group] = (now + self._spread_out(self._timing.reorder), self._timing.retransmit)
+
+    def _spread_out(self, seconds: float) -> float:
+        return seconds if self._spread is None else seconds * (1.0 + self._spread())
 
     def close(self, now: float) -> None:
         """SENT was heard: every group that is not complete is looked at after one reorder window.
@@ -144,7 +154,7 @@ class Receiver:
         Also if it was looked at before, and more has come since.
         """
         self.final = True
-        soon = now + self._timing.reorder
+        soon = now + self._spread_out(self._timing.reorder)
         for group in range(self.groups):
             if not self._complete[group]:
                 at, interval = self._due.get(group, (soon, self._timing.retransmit))
@@ -164,7 +174,10 @@ class Receiver:
         """Outcome of a look at a group."""
         _, interval = self._due.pop(group, (0.0, self._timing.retransmit))
         if missing:
-            self._due[group] = (now + interval, min(interval * 2, self._timing.retransmit_max))
+            self._due[group] = (
+                now + self._spread_out(interval),
+                min(interval * 2, self._timing.retransmit_max),
+            )
         else:
             self._complete[group] = 1
 

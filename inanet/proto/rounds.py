@@ -123,8 +123,7 @@ class Rounds(Core):
         if failed and state.collective is not None:
             # this host may have its result, others have not
             state.collective.state.fail(state.collective.round)
-        for link in state.tree.links():
-            link.forget(state.row)
+        state.tree.forget(state.row)
         state.up = state.from_parent = state.collective = None
         state.down, state.from_children = {}, {}
         for link in state.tree.down.values():

@@ -58,6 +58,8 @@ class Sending(Rounds):
             burst = self._send_rows(link, slots[whole] * ROW_BYTES, now)
             if burst is not None:
                 link.retransmissions += len(burst)
+                if not up:
+                    self.repairs_unicast += len(burst)
                 return burst
         states = [
             state for state in tree.job.shards.values() if state.tree is tree and state.round is not None
@@ -71,6 +73,9 @@ class Sending(Rounds):
                 self._produce(state, sender, most, now)
             column = ShardColumn.UP_LOGGED if up else ShardColumn.DOWN_LOGGED
             logged = int(self.memory.shards[state.row, column])
+            if link.grouped:
+                # the rest comes with the group
+                logged = min(logged, state.group_cursor)
             burst = None
             while burst is None and sender.cursor < logged:
                 stop = min(sender.cursor + most, logged)

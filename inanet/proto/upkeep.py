@@ -29,6 +29,7 @@ class Upkeep(Hops):
                 self._sender_timer(state, sender, now)
         for job in self._jobs.values():
             for tree in job.trees.values():
+                self._multicast_timer(tree, now)
                 for link in tree.links():
                     self._link_timer(link, now)
 

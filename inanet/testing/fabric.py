@@ -8,13 +8,14 @@ same decorators that daemons use. Time stands still while packets are on their w
 a test that waits for half a second of retransmissions takes microseconds.
 """
 
+import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.phy.device import Device
+from inanet.phy.device import Device, GroupReceiver
 from inanet.phy.memory import MemoryNetwork
 from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
 from inanet.proto.formats import make_format
@@ -34,6 +35,7 @@ from inanet.proto.plan import (
 )
 from inanet.proto.reliability import Timing
 from inanet.testing.clock import FakeClock
+from inanet.wire.endpoint import endpoint
 
 Wrap = Callable[[Device, str, FakeClock], Device]
 
@@ -47,7 +49,7 @@ class VirtualFabric:
 
     ``wrap(device, name, clock)`` may put decorators around a node's device. ``window``, in fragments, is what each
     neighbour may have in flight towards a node; ``windows`` has other values by name. ``queue`` is how many packets a
-    device holds.
+    device holds. With a ``downlink`` other than ``unicast`` every node with two children or more has a multicast group.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class VirtualFabric:
         wrap: Wrap | None = None,
         key: int = 0x1234_5678_9ABC_DEF0,
         job: int = 0,
+        downlink: Literal["unicast", "multicast", "auto"] = "unicast",
     ) -> None:
         self.clock = FakeClock()
         self.network = MemoryNetwork()
@@ -75,10 +78,13 @@ class VirtualFabric:
         self.capacity = capacity
         self.key = key
         self.job = job
+        self.downlink = downlink
         self.version = 1
         self._wrap = wrap
         self.devices: dict[str, Device] = {}
         self.nodes: dict[str, Node] = {}
+        self._groups: dict[str, int] = {}
+        self._joined: dict[str, frozenset[int]] = {}
         self.log: list[tuple[str, NodeEvent]] = []
         self.layouts: dict[TensorSpec, TensorLayout] = {}
         self.retired: dict[str, list[Retired]] = {}
@@ -107,7 +113,8 @@ class VirtualFabric:
         if self._wrap is not None:
             device = self._wrap(device, name, self.clock)
         self.devices[name] = device
-        self.nodes[name] = Node(name, self.capacity, self.timing)
+        self.nodes[name] = Node(name, self.capacity, self.timing, random.Random(name).random)
+        self._joined[name] = frozenset()
 
     def kill(self, name: str) -> None:
         """Stop a node for good; what it holds and what is queued for it is gone."""
@@ -128,22 +135,56 @@ class VirtualFabric:
         parent = self.parents[name]
         up = None
         if parent is not None:
-            up = Parent(parent, self.devices[parent].endpoint, self.bits[name], self.granted(parent))
+            up = Parent(
+                parent,
+                self.devices[parent].endpoint,
+                self.bits[name],
+                self.granted(parent),
+                self.group_of(parent),
+            )
+        group = self.group_of(name)
         children = tuple(
             Child(
-                child, self.devices[child].endpoint, self.bits[child], self.since[child], self.granted(child)
+                child,
+                self.devices[child].endpoint,
+                self.bits[child],
+                self.since[child],
+                self.granted(child),
+                group != 0,
             )
             for child in sorted(self.parents)
             if self.parents[child] == name
         )
-        placement = Placement(0, up, children, tuple(self.retired.get(name, ())))
+        placement = Placement(
+            0, up, children, tuple(self.retired.get(name, ())), group, self.downlink == "auto"
+        )
         total = sum(len(numbers) for numbers in self.ranks.values())
         return NodePlan(self.job, self.version, self.key, total, (placement,), self.granted(name))
 
+    def group_of(self, name: str) -> int:
+        """The multicast group of a node's children, 0 if it has none."""
+        children = sum(parent == name for parent in self.parents.values())
+        if self.downlink == "unicast" or children < 2:
+            return 0
+        number = self._groups.setdefault(name, len(self._groups) + 1)
+        return endpoint(f"239.192.0.{number}", 7401)
+
     def publish(self, *, attach: Sequence[str] = ()) -> None:
-        """Give the current plan to all nodes."""
+        """Give the current plan to all nodes, and have their devices join and leave groups as it says."""
         for name, node in self.nodes.items():
             node.apply(self.plan_of(name), self.clock.now, attach=[0] if name in attach else [])
+            self._follow_groups(name)
+
+    def _follow_groups(self, name: str) -> None:
+        device, wanted = self.devices[name], self.nodes[name].groups
+        joined = self._joined.get(name, frozenset())
+        if wanted != joined:
+            assert isinstance(device, GroupReceiver)
+            for group in joined - wanted:
+                device.leave(group)
+            for group in wanted - joined:
+                device.join(group)
+            self._joined[name] = wanted
 
     def lose_aggregator(self, name: str) -> None:
         """Kill an inner node in the middle of whatever it does; its children move to its parent (R5)."""

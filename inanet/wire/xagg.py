@@ -11,7 +11,7 @@ offset size field      meaning
 1      1    kind       low nibble :class:`Kind`, high nibble :class:`Flag` bits
 2      2    job        job id given by the coordinator; any value, 0 included
 4      4    host       one-hot id of the child this hop concerns (paper: Host ID); 0 on packets to all children
-8      4    gradient   fragment index within the shard (paper: Gradient ID); for LOST the group, for CREDIT the count
+8      4    gradient   fragment index within the shard (paper: Gradient ID); for LOST the group, for CREDIT and PROBE a count
 12     4    round      the all-reduce this packet belongs to; serial-number arithmetic
 16     2    shard      part of a tensor with its own tree and its own slots
 18     1    plan       version of the plan the sender follows, modulo 256
@@ -83,6 +83,9 @@ class Kind(IntEnum):
     OPEN = 9
     #: receiver to sender: packets taken so far on this link, modulo 2^32 (flow control); word 0 is the tree, no shard
     CREDIT = 10
+    #: parent to its multicast group (DOWN): whoever hears this, answer; child to parent: the answer, with the same count in
+    #: the gradient field; word 0 is the tree, no shard (R6)
+    PROBE = 11
 
 
 class Flag(IntFlag):

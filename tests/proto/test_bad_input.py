@@ -85,7 +85,7 @@ CASES = [
     ("bad_magic", C0, A, {}, lambda d: flip(d, 0)),
     ("bad_magic", C0, A, {}, lambda d: b"\0" + d[1:]),
     ("bad_type", C0, A, {}, lambda d: d[:1] + b"\x00" + d[2:]),
-    ("bad_type", C0, A, {}, lambda d: d[:1] + b"\x0b" + d[2:]),
+    ("bad_type", C0, A, {}, lambda d: d[:1] + b"\x0c" + d[2:]),
     ("foreign_job", C0, A, {"job": 0}, None),
     ("foreign_job", C0, Kind.SENT, {"job": 65535}, None),
     ("bad_tag", C0, A, {"key": KEY ^ 1}, None),
@@ -168,6 +168,12 @@ CASES = [
     ("stale_plan", PARENT, Kind.CREDIT, {"host": 8, "word": TREE, "gradient": 9, "plan": 4}, None),
     ("duplicate", PARENT, Kind.CREDIT, {"host": 8, "word": TREE, "gradient": 2}, None),
     ("duplicate", PARENT, Kind.CREDIT, {"host": 8, "word": TREE, "gradient": 2**31 + 2}, None),
+    ("foreign_host", C0, Kind.PROBE, {"host": 0, "word": TREE, "flags": Flag.DOWN}, None),
+    ("foreign_host", PARENT, Kind.PROBE, {"host": 8, "word": TREE, "flags": Flag.DOWN}, None),
+    ("foreign_host", PARENT, Kind.PROBE, {"host": 0, "word": TREE + 1, "flags": Flag.DOWN}, None),
+    ("foreign_host", C0, Kind.PROBE, {"host": 0, "word": TREE}, None),
+    ("foreign_host", C1, Kind.PROBE, {"host": 1, "word": TREE}, None),
+    ("duplicate", C0, Kind.PROBE, {"host": 1, "word": TREE}, None),
 ]
 
 

@@ -44,7 +44,7 @@ def expected(data: bytes) -> Drop:
 
 
 def some_packet(rng: np.random.Generator) -> bytes:
-    kind = Kind(int(rng.integers(1, 11)))
+    kind = Kind(int(rng.integers(1, 12)))
     job = int(rng.choice([0, 65535, 77, 78]))
     fields = [int(rng.integers(0, 1 << bits)) for bits in (32, 32, 32, 16, 8, 8)]
     return Packet(kind, job, *fields, rng.bytes(body_bytes(kind))).encode(JOBS.get(job, 5))

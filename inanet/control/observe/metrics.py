@@ -37,6 +37,7 @@ FAMILIES: Mapping[str, Family] = {
     "inanet_packets_sent": Family("counter", "Packets sent, by kind.", ("role", "kind")),
     "inanet_packets_dropped": Family("counter", "Packets dropped, by reason.", ("reason",)),
     "inanet_retransmissions": Family("counter", "Fragments sent again, by cause.", ("cause",)),
+    "inanet_result_repairs": Family("counter", "Results sent again, by how they went out.", ("downlink",)),
     "inanet_gradient_bytes": Family("counter", "Payload bytes of fragments, by direction.", ("direction",)),
     "inanet_contributions": Family(
         "counter", "Contributions by where they were summed: in the network, or at the root.", ("place",)
