@@ -49,6 +49,24 @@ class Drop(IntEnum):
     KERNEL_OVERFLOW = 18
     #: removed by the fault injector of phy/fault
     INJECTED = 19
+    #: index of a slot outside the job's share of the switch
+    BAD_SLOT = 20
+    #: sequence number older than what its slot, or its place in the PS's table, holds
+    STALE_SEQUENCE = 21
+    #: partial sum that shares some workers, but not all of them, with what has been added already (R5)
+    OVERLAP = 22
+    #: answer or request for a slot that no longer holds that fragment
+    UNMATCHED = 23
+    #: switch: no port leads to where the packet is bound, or the one it came from does
+    NO_ROUTE = 24
+    #: switch: the egress queue of its port is full (tail drop)
+    QUEUE_FULL = 25
+    #: switch: the kernel had no room for it at its port
+    EGRESS_FULL = 26
+    #: switch: needs more passes through the pipeline than the hardware allows
+    TOO_MANY_PASSES = 27
+    #: switch: its time to live ended here
+    TTL_EXPIRED = 28
 
     @property
     def label(self) -> str:
