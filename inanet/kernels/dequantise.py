@@ -2,7 +2,7 @@
 
 The sum ``R`` of a block becomes ``R * multiply[E] / divide[E]`` in float64, then one rounding to the element
 type. A power-of-two ``multiply`` is exact in float64, so a sum is rounded once. NaN in ``multiply`` poisons
-the block.
+the block. Where rounding ``R`` to float32 first gives the same (``fast[E]`` is not 0), that is done.
 """
 
 import numpy as np
@@ -14,7 +14,8 @@ from inanet.kernels.layout import BLOCK, HEAD, WORDS
 
 
 @njit(
-    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], float32[::1])",
+    "void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], float32[::1],"
+    " float32[::1])",
     cache=True,
     nogil=True,
 )
@@ -25,6 +26,7 @@ def dequantise32(
     exps: NDArray[np.uint8],
     multiply: NDArray[np.float64],
     divide: NDArray[np.float64],
+    fast: NDArray[np.float32],
     out: NDArray[np.float32],
 ) -> None:
     """Write block ``fragments[k]`` of ``out`` from row ``slots[k]``, with exponent table ``exps``."""
@@ -33,8 +35,11 @@ def dequantise32(
         start = np.uint64(fragments[k] * BLOCK)
         count = min(WORDS, np.uint64(out.size) - start)
         exponent = exps[fragments[k]]
-        scale, divisor = multiply[exponent], divide[exponent]
-        if divisor == 1.0:
+        scale, divisor, quick = multiply[exponent], divide[exponent], fast[exponent]
+        if quick != 0:
+            for j in range(count):
+                out[start + j] = np.float32(rows[row, HEAD + j]) * quick
+        elif divisor == 1.0:
             for j in range(count):
                 out[start + j] = np.float32(rows[row, HEAD + j] * scale)
         else:

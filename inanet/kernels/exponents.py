@@ -114,6 +114,23 @@ HEADROOM = 2
 MOST_HEADROOM = 6
 
 
+@njit("uint8(int32[::1], uint8, int64)", cache=True, nogil=True, _nrt=False, inline="always")
+def carried_exponent(sums: NDArray[np.int32], exponent: int, shift: int) -> Any:
+    """Exponent of the next round for one block; see :func:`carried_exponents`."""
+    peak = np.int32(0)
+    for j in range(sums.size):
+        peak = max(peak, np.int32(abs(sums[j])))
+    if peak == 0 or exponent == POISON:
+        return np.uint8(0)
+    field = np.int64(exponent) + shift
+    while peak > 1:
+        peak >>= 1
+        field += 1
+    decayed = min(np.int64(exponent) - 1, field + MOST_HEADROOM)
+    field = max(field + HEADROOM, decayed)
+    return np.uint8(min(max(field, np.int64(0)), np.int64(POISON - 1)))
+
+
 @njit("void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], int64, uint8[::1])", cache=True, nogil=True)
 def carried_exponents(
     rows: NDArray[np.int32],
@@ -136,17 +153,4 @@ def carried_exponents(
     """
     for k in range(slots.size):
         payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        peak = np.int32(0)
-        for j in range(payload.size):
-            peak = max(peak, np.int32(abs(payload[j])))
-        fragment = fragments[k]
-        if peak == 0 or exps[fragment] == POISON:
-            out[fragment] = 0
-            continue
-        field = np.int64(exps[fragment]) + shift
-        while peak > 1:
-            peak >>= 1
-            field += 1
-        decayed = min(np.int64(exps[fragment]) - 1, field + MOST_HEADROOM)
-        field = max(field + HEADROOM, decayed)
-        out[fragment] = np.uint8(min(max(field, np.int64(0)), np.int64(POISON - 1)))
+        out[fragments[k]] = carried_exponent(payload, exps[fragments[k]], shift)

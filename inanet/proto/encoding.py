@@ -127,6 +127,17 @@ class Format(ABC):
         """
         out[fragments] = 0
 
+    def together(
+        self, arrays: Arrays, lo: int, hi: int, exps: Bytes, following: Bytes, *, prologue: bool
+    ) -> int | None:
+        """A whole round of fragments ``lo`` to ``hi - 1`` at once, for a job whose ranks all are on this host.
+
+        The same bits as :meth:`exponents` (with ``prologue``), :meth:`encode`, :meth:`carried` into ``following``
+        (unless it is empty) and :meth:`decode`. Returns -1, the first fragment that holds what is not to be summed
+        (from there on nothing has been written), or None: nothing was done, this format does it step by step.
+        """
+        return None
+
     def first_nonfinite(self, array: Array, lo: int = 0, hi: int | None = None) -> int:
         """Index of the first NaN or infinity in fragments ``lo`` to ``hi - 1`` of one rank's array, or -1."""
         return -1

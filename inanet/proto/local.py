@@ -118,6 +118,13 @@ class LocalRound:
     def work(self, part: Part) -> None:
         """Take one part through quantising, summing and dequantising, or give it up (:attr:`Part.refused`)."""
         form, exponents = part.format, self._exponents
+        following = self._following if self._following is not None else np.zeros(0, np.uint8)
+        given_up = form.together(
+            self.arrays, part.low, part.high, exponents, following, prologue=self._prologue
+        )
+        if given_up is not None:
+            part.refused = given_up
+            return
         rows = np.empty((min(CHUNK, part.high - part.low), ROW_WORDS), np.int32)
         for low in range(part.low, part.high, CHUNK):
             high = min(low + CHUNK, part.high)

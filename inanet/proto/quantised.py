@@ -43,6 +43,7 @@ from inanet.kernels.dequantise import dequantise16, dequantise32
 from inanet.kernels.exponents import block_exponents, block_misfits, carried_exponents, first_nonfinite
 from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
 from inanet.kernels.quantise import quantise
+from inanet.kernels.together import reduce_together
 from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.plan import ExponentMode, Fold, TensorSpec
 
@@ -87,6 +88,23 @@ class FloatSum(Format):
             if not self._factor and _reciprocal_suffices(self.ranks):
                 self._multiply *= 1.0 / self.ranks
                 self._divide[:] = 1.0
+        self._fast_tables()
+
+    def _fast_tables(self) -> None:
+        """What of the tables float32 can do with the same bits, 0 elsewhere.
+
+        *Quantising*: ``x * 2**s`` is exact in float32 if it neither overflows nor becomes too small to be halved
+        exactly, which then rounds to 0 either way; and up to 128 ranks the clamp changes nothing (see above).
+        *Dequantising*: ``R`` rounded to float32, times a power of two, is the product rounded once, if no product
+        overflows or is denormal.
+        """
+        scale, multiply = self._scale, self._multiply
+        exact = (scale >= 2.0**-126) & (scale < 2.0**127) & (np.frexp(scale)[0] == 0.5)
+        fits = exact & (self._log2 <= 7)
+        self._scale32 = np.where(fits, scale, 0.0).astype(np.float32)
+        exact = (multiply >= 2.0**-126) & (multiply <= 2.0**96) & (np.frexp(multiply)[0] == 0.5)
+        fits = exact & (self._divide == 1.0)
+        self._multiply32 = np.where(fits, multiply, 0.0).astype(np.float32)
 
     def exponents(self, arrays: Arrays, lo: int, hi: int, out: Bytes) -> None:
         super().exponents(arrays, lo, hi, out)
@@ -120,6 +138,7 @@ class FloatSum(Format):
                 hi,
                 exps,
                 self._scale,
+                self._scale32,
                 self._limit,
                 misfit,
                 rows,
@@ -132,7 +151,7 @@ class FloatSum(Format):
         views = [self._bits(array) for array in arrays]
         if self.spec.dtype == "f32":
             out = views[0].view(np.float32)
-            dequantise32(rows, slots, fragments, exps, self._multiply, self._divide, out)
+            dequantise32(rows, slots, fragments, exps, self._multiply, self._divide, self._multiply32, out)
         else:
             dequantise16(rows, slots, fragments, exps, self._multiply, self._divide, self._brain, views[0])
         poisoned = fragments[exps[fragments] == POISON]
@@ -145,6 +164,35 @@ class FloatSum(Format):
             super().carried(rows, slots, fragments, exps, out)
         else:
             carried_exponents(rows, slots, fragments, exps, self._log2 - 30, out)
+
+    def together(
+        self, arrays: Arrays, lo: int, hi: int, exps: Bytes, following: Bytes, *, prologue: bool
+    ) -> int | None:
+        if self.spec.dtype != "f32":
+            return None
+        bases = np.array([self._bits(array).ctypes.data for array in arrays], np.uint64)
+        refuse = not self.spec.propagate
+        return int(
+            reduce_together(
+                bases,
+                self.elements,
+                lo,
+                hi,
+                prologue,
+                refuse,
+                self._log2 - 30,
+                exps,
+                following,
+                self._largest,
+                self._limit,
+                self._scale,
+                self._scale32,
+                self._multiply,
+                self._divide,
+                self._multiply32,
+                np.empty(BLOCK, np.int32),
+            )
+        )
 
     def first_nonfinite(self, array: Array, lo: int = 0, hi: int | None = None) -> int:
         return shifted(lo * self.values, first_nonfinite(self._part(array, lo, hi), self._brain))

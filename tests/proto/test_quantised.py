@@ -144,7 +144,8 @@ def test_contributions_beyond_the_exponent_are_clamped_not_wrapped() -> None:
     exps = np.full(1, 127, np.uint8)
     rows = np.zeros((1, ROW_WORDS), np.int32)
     made.encode([np.array([1e30, -1e30, np.inf, -np.inf], np.float32)], 0, 1, exps, rows, 0)
-    limit = (2**31 - 1) // 4
+    # largest float32 up to (2^31 - 1) / 4
+    limit = 2**29 - 32
     assert rows[0, 6:10].tolist() == [limit, -limit, limit, -limit]
 
 
@@ -391,3 +392,37 @@ def test_poisoned_and_fixed_blocks_carry_nothing_over() -> None:
         out = np.full(1, 9, np.uint8)
         make_format(spec, 2).carried(rows, one, one, np.full(1, 255, np.uint8), out)
         assert out[0] == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 100, 128, 129, 512])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_float32_arithmetic_gives_the_bits_of_float64(ranks: int, op: str) -> None:
+    """For every exponent, with values up to the largest it admits and down to ones that round to nothing."""
+    generator = np.random.default_rng(ranks)
+    blocks = 255
+    bits = generator.integers(0, 1 << 23, (blocks, 256), np.uint32)
+    # exponents at and below the block's, both signs, and values of a few low bits
+    fields = np.maximum(np.arange(blocks)[:, None] - generator.integers(0, 40, (blocks, 256)), 0)
+    bits[:, :4] = [0x7FFFFF, 0, 1, 0x400000]
+    fields[:, :4] = np.arange(blocks)[:, None]
+    bits |= fields.astype(np.uint32) << 23 | generator.integers(0, 2, (blocks, 256), np.uint32) << 31
+    array = bits.reshape(-1).view(np.float32)
+    quick, exact = (make_format(make_spec("f32", op, array.size), ranks) for _ in range(2))
+    exact._scale32[:] = 0
+    exact._multiply32[:] = 0
+    exps = np.arange(blocks, dtype=np.uint8)
+    everything = np.arange(blocks)
+    outcomes = []
+    for made in (quick, exact):
+        rows, out = np.zeros((blocks, ROW_WORDS), np.int32), np.zeros_like(array)
+        made.encode([array], 0, blocks, exps, rows, 0)
+        outcomes.append(rows[:, 6:262].copy())
+        # any sum may come back, not only what one rank sent
+        generator = np.random.default_rng(7)
+        rows[:, 6:262] = generator.integers(-(2**31) + 1, 2**31, (blocks, 256), np.int32)
+        made.decode(rows, everything, everything, exps, [out])
+        outcomes.append(out.view(np.uint32).copy())
+    np.testing.assert_array_equal(outcomes[0], outcomes[2])
+    np.testing.assert_array_equal(outcomes[1], outcomes[3])
+    # most exponents can be done the quick way, as long as the clamp never bites
+    assert (np.count_nonzero(quick._scale32) > 200) == (ranks <= 128)
