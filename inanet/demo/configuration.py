@@ -17,11 +17,13 @@ def worker_socket(directory: Path, name: str) -> Path:
     return directory / f"{name}.sock"
 
 
-def configurations(directory: Path, nodes: Iterable[NodeSpec], impair: float, seed: int) -> dict[str, str]:
+def configurations(
+    directory: Path, nodes: Iterable[NodeSpec], impair: float, seed: int, downlink: str = "unicast"
+) -> dict[str, str]:
     """TOML by node name: data on kernel-chosen ports of 127.0.0.1, everything else in ``directory``.
 
     Every node loses, duplicates, reorders and corrupts arriving packets with probability ``impair`` each,
-    repeatably for a ``seed``, and independently of the other nodes.
+    repeatably for a ``seed``, and independently of the other nodes. ``downlink`` is how results go out.
     """
     nodes = list(nodes)
     coordinator = f"unix:{directory / 'control.sock'}"
@@ -42,5 +44,6 @@ def configurations(directory: Path, nodes: Iterable[NodeSpec], impair: float, se
             sections["local"] = {"socket": str(worker_socket(directory, node.name))}
         if role == "ps":
             sections["topology"] = section(nodes)
+            sections["control"]["downlink"] = downlink
         texts[node.name] = write_toml(validate(MODELS[role], sections, directory / f"{node.name}.toml"))
     return texts

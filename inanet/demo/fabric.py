@@ -115,12 +115,13 @@ class Fabric:
         topology: Iterable[tuple[str, str | None]] | None = None,
         impair: float = 0.0,
         seed: int = 0,
+        downlink: str = "unicast",
         command: Command = daemon_command,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). On every hop
         packets are lost, duplicated, reordered and corrupted with probability ``impair`` each, repeatably
-        for a ``seed``. ``check`` is called at least every :data:`GLANCE` seconds while this class waits and
+        for a ``seed``. ``downlink`` is that of the PS's [control]. ``check`` is called at least every :data:`GLANCE` seconds while this class waits and
         may raise to give up. Raises ``ValueError`` for a topology that is no tree.
         """
         nodes = (
@@ -131,6 +132,7 @@ class Fabric:
         self.processes: dict[str, Process] = {}
         self._impair = impair
         self._seed = seed
+        self._downlink = downlink
         self._command = command
         self._check = check
         self._starts: dict[str, int] = {}
@@ -239,7 +241,7 @@ class Fabric:
 
     def _start_all(self) -> None:
         for name, text in configurations(
-            self.directory, self.nodes.values(), self._impair, self._seed
+            self.directory, self.nodes.values(), self._impair, self._seed, self._downlink
         ).items():
             self._config(name).write_text(text)
         # The PS first and alone: it is where the others report, and if the kernels' cache is cold it fills

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inanet.control.config import MODELS, Role
+from inanet.control.config import MODELS, ClientControl, CoordinatorControl, Role
 from inanet.control.config_fields import COORDINATOR_PORT
 from inanet.control.config_file import validate, write_toml
 from inanet.lab.layout import addresses
@@ -15,7 +15,9 @@ _DRAIN_TIMEOUT = "3 s"
 #: Module of the daemon, by the role in its configuration.
 MODULES: Mapping[Role, str] = {"worker": "daemons.worker", "agg": "daemons.aggregator", "ps": "daemons.ps"}
 
-#: Sections with keys that replace what the lab would write, for every daemon.
+#: Keys of [control] that only the coordinator has, e.g. ``downlink``.
+_COORDINATORS = CoordinatorControl.model_fields.keys() - ClientControl.model_fields.keys()
+#: Sections with keys that replace what the lab would write, for every daemon that has them.
 Overrides = Mapping[str, Mapping[str, Any]]
 
 
@@ -64,6 +66,8 @@ def configurations(topology: Topology, directory: Path, overrides: Overrides | N
         if role == "ps":
             sections["topology"] = topology.trees()
         for section, keys in (overrides or {}).items():
-            sections.setdefault(section, {}).update(keys)
+            foreign = _COORDINATORS if section == "control" and role != "ps" else frozenset()
+            chosen = {key: value for key, value in keys.items() if key not in foreign}
+            sections.setdefault(section, {}).update(chosen)
         texts[host.name] = write_toml(validate(MODELS[role], sections, directory / f"{host.name}.toml"))
     return texts
