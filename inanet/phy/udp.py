@@ -47,7 +47,8 @@ class UdpDevice(SocketDevice):
     Binds to loopback unless told otherwise; port 0 lets the kernel choose. ``rcvbuf`` and ``sndbuf`` are
     bytes as in ``setsockopt`` (the kernel grants twice that, within ``net.core.rmem_max``/``wmem_max`` for
     unprivileged users). Sends to multicast groups as to any endpoint, in super-frames; see :meth:`join` for
-    receiving. Raises ``OSError`` naming the address when binding fails.
+    receiving. With ``peer``, an endpoint, it hears nobody else; see :meth:`beside`. Raises ``OSError`` naming the
+    address when binding fails.
     """
 
     headroom = 28
@@ -60,9 +61,12 @@ class UdpDevice(SocketDevice):
         *,
         rcvbuf: int = RCVBUF,
         sndbuf: int = SNDBUF,
+        peer: int | None = None,
     ) -> None:
         sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         try:
+            if peer is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             request_buffer(sock, SO_RCVBUFFORCE, socket.SO_RCVBUF, rcvbuf)
             request_buffer(sock, SO_SNDBUFFORCE, socket.SO_SNDBUF, sndbuf)
             # never fragment: a lost IP fragment would cost the whole packet, and a wrong MTU should be heard
@@ -72,6 +76,8 @@ class UdpDevice(SocketDevice):
                 sock.bind((address, port))
             except OSError as error:
                 raise OSError(error.errno, f"cannot bind UDP {address}:{port}: {error.strerror}") from error
+            if peer is not None:
+                sock.connect(address_of(peer))
             # groups: out of the interface that peers know, no further than the segment, to members on this
             # host too
             sock.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(address))
@@ -105,6 +111,18 @@ class UdpDevice(SocketDevice):
         packet whenever the queue is below its limit.
         """
         return max(self.rcvbuf // TRUESIZE, 1) * FRAGMENTS
+
+    def beside(self, peer: int, *, rcvbuf: int = RCVBUF, sndbuf: int = SNDBUF) -> "UdpDevice":
+        """A device with the same endpoint that takes over the traffic with ``peer``, in buffers of its own.
+
+        No other program can bind the endpoint afterwards. Raises ``OSError``.
+        """
+        # both sockets must agree to share the port, but only while the second one is bound
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            return UdpDevice(*address_of(self._endpoint), rcvbuf=rcvbuf, sndbuf=sndbuf, peer=peer)
+        finally:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
     def _unpack(self, count: int) -> PacketBatch:
         return self._received(unpack(self._in, count), count)

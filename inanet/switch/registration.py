@@ -1,0 +1,50 @@
+"""What a switch knows of a program that it runs: which packets are its, whose they are, where its results go."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from inanet.proto.program import Program
+
+#: ethertype of the raw frames of A2TP's and ATP's public programs
+RAW_ETHERTYPE = 0x0700
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A program and its packets.
+
+    ``name`` is unique in the switch. Its packets are UDP datagrams to one of ``ports`` and, if ``raw``, frames with
+    ethertype :data:`RAW_ETHERTYPE`. They are taken from the endpoints in ``uplinks`` alone (R7); an uplink is where a
+    packet of that endpoint goes when the program lets it pass and the frame itself has no destination (ports over UDP),
+    or 0 if nowhere. ``groups`` are the endpoints of each group that the program may name. ``passes`` is how often its
+    packets go through the pipeline, ``share`` the most register bytes it may take.
+    """
+
+    name: str
+    program: Program
+    ports: tuple[range, ...] = ()
+    raw: bool = False
+    uplinks: Mapping[int, int] = field(default_factory=dict)
+    groups: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    passes: int = 1
+    share: int | None = None
+
+
+def check_ports(registrations: list[Registration]) -> None:
+    """Refuse packets that two programs claim. Raises ``ValueError`` naming both."""
+    taken: list[tuple[range, str]] = []
+    raw: str | None = None
+    for one in registrations:
+        if any(other.name == one.name for other in registrations if other is not one):
+            raise ValueError(f"two programs are named {one.name}; names are used once")
+        if one.raw and raw is not None:
+            raise ValueError(f"programs {raw} and {one.name} both claim raw frames; one can have them")
+        raw = one.name if one.raw else raw
+        for ports in one.ports:
+            for other, name in taken:
+                if ports.start < other.stop and other.start < ports.stop:
+                    raise ValueError(
+                        f"programs {name} and {one.name} both claim UDP ports "
+                        f"{max(ports.start, other.start)} to {min(ports.stop, other.stop) - 1}; give one others"
+                    )
+            taken.append((ports, one.name))
