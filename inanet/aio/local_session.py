@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from inanet.control import segments
 from inanet.control.errors import FabricError, InaError, cause_of
 from inanet.control.fields import check_spec
-from inanet.control.session import MOST_AHEAD, MOST_SEGMENTS, SessionError, Unpacker, pack
+from inanet.control.session import MOST_AHEAD, MOST_IDS, MOST_SEGMENTS, SessionError, Unpacker, pack
 from inanet.control.session import field as get
 from inanet.proto.plan import ExponentMode, TensorSpec
 
@@ -31,6 +31,9 @@ _DTYPES = {name: np.dtype(kind) for name, kind in [
 _HELLO_SECONDS = 10.0
 #: descriptors taken with one message; a process sends one
 _MOST_FDS = 4
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MOST_FDS * 4)
+# as plain numbers: operations on enumerations take longer than the system call
+_CLOEXEC, _CTRUNC = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
 #: bytes of answers that a process may leave unread
 _OUT_LIMIT = 1 << 20
 #: what of a sentence and of a list of ranks goes into a frame
@@ -54,6 +57,8 @@ class Session:
         self._unpacker = Unpacker()
         self._fds: list[int] = []
         self._segments: dict[int, Any] = {}
+        #: collectives that may be called again, by id: what, where, and in which memory
+        self._known: dict[int, tuple[TensorSpec, NDArray[Any], int]] = {}
         self._out = bytearray()
         self._open = True
         self._loop = asyncio.get_running_loop()
@@ -64,20 +69,19 @@ class Session:
 
     def _readable(self) -> None:
         try:
-            data, ancillary, flags, _ = self._socket.recvmsg(
-                1 << 16, socket.CMSG_SPACE(_MOST_FDS * 4), socket.MSG_CMSG_CLOEXEC
-            )
+            data, ancillary, flags, _ = self._socket.recvmsg(1 << 16, _ANCILLARY_BYTES, _CLOEXEC)
         except BlockingIOError:
             return
         except OSError as error:
             self.close(error.strerror or str(error))
             return
-        self._fds += _descriptors(ancillary)
+        if ancillary:
+            self._fds += _descriptors(ancillary)
         if not data:
             self.close(f"process {self.pid} ended")
             return
         try:
-            if flags & socket.MSG_CTRUNC:
+            if flags & _CTRUNC:
                 raise FabricError(
                     "the worker agent of this host cannot take shared memory: it has no file descriptors "
                     "left; raise its limit (LimitNOFILE)"
@@ -103,12 +107,14 @@ class Session:
         kind = message["t"]
         if self.group is None and kind != "hello":
             raise SessionError(f"{kind} before hello")
-        if kind == "reduce":
+        if kind == "again":
+            self._again(message)
+        elif kind == "reduce":
             self._reduce(message)
         elif kind == "memory":
             self._adopt(message)
         elif kind == "release":
-            self._segments.pop(get(message, "id", int), None)
+            self._release(get(message, "id", int))
         elif kind == "stats":
             self.send(pack("stats", figures=self._server.figures()))
         elif kind == "hello" and self.group is None:
@@ -134,10 +140,26 @@ class Session:
         finally:
             os.close(fd)
 
+    def _release(self, memory: int) -> None:
+        if self._segments.pop(memory, None) is not None:
+            self._known = {number: known for number, known in self._known.items() if known[2] != memory}
+
     def _reduce(self, message: dict[str, Any]) -> None:
-        assert self.group is not None
         spec = _spec_of(message)
         view = self._view(message, spec)
+        if "id" in message:
+            number = get(message, "id", int, low=0, high=MOST_IDS - 1)
+            self._known[number] = spec, view, get(message, "memory", int)
+        self._call(message, spec, view)
+
+    def _again(self, message: dict[str, Any]) -> None:
+        known = self._known.get(get(message, "id", int))
+        if known is None:
+            raise SessionError(f"collective {message['id']} cannot be called again: it is not known")
+        self._call(message, known[0], known[1])
+
+    def _call(self, message: dict[str, Any], spec: TensorSpec, view: NDArray[Any]) -> None:
+        assert self.group is not None
         if get(message, "seq", int) != self.rounds + 1:
             raise SessionError(f"collective {message['seq']} does not follow {self.rounds}")
         if self._unanswered >= MOST_AHEAD:
@@ -219,6 +241,7 @@ class Session:
         for fd in self._fds:
             os.close(fd)
         self._fds.clear()
+        self._known.clear()
         self._segments.clear()
         self._server.gone(self, why)
 

@@ -12,11 +12,11 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from inanet.client.connection import Connection
 from inanet.control.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, error_of
-from inanet.control.session import MOST_AHEAD, SessionError, pack
+from inanet.control.session import MOST_AHEAD, MOST_IDS, SessionError, pack
 from inanet.control.session import field as get
 
 #: seconds between two log messages about who is waited for
@@ -45,6 +45,20 @@ class Outcome:
         self.finished = True
 
 
+class Call(NamedTuple):
+    """What a collective does with which memory: the fields of a ``reduce`` frame but for ``seq`` and ``id``."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    op: str
+    mode: str
+    factor: float
+    propagate: bool
+    memory: int
+    offset: int
+
+
 class Conversation:
     """One connection to the agent. Once it, or the job, is over, everything raises what ``broken`` says."""
 
@@ -61,6 +75,9 @@ class Conversation:
         self._connection = connection
         self._pending: dict[int, Outcome] = {}
         self._seq = 0
+        #: calls that the agent remembers, and under which id; the oldest first
+        self._known: dict[Call, int] = {}
+        self._free_ids = list(range(MOST_IDS - 1, -1, -1))
         self._logged = time.monotonic()
         self._closed = False
         self._renew_locks()
@@ -80,7 +97,14 @@ class Conversation:
         with self._sending:
             self._send(frame, fd)
 
-    def reduce(self, outcome: Outcome, seconds: float, **fields: Any) -> None:
+    def release(self, memory: int) -> None:
+        """Tell the agent that a piece of memory is not used any more. Raises what :attr:`broken` says."""
+        with self._sending:
+            for call in [call for call in self._known if call.memory == memory]:
+                self._free_ids.append(self._known.pop(call))
+            self._send(pack("release", id=memory), None)
+
+    def reduce(self, outcome: Outcome, seconds: float, call: Call) -> None:
         """Send a collective; its number is the number of calls so far.
 
         Waits up to ``seconds`` while too many are on their way, then raises
@@ -90,12 +114,25 @@ class Conversation:
             if len(self._pending) >= MOST_AHEAD:
                 self._make_room(seconds)
             seq = self._seq + 1
-            frame = pack("reduce", seq=seq, **fields)
+            frame = self._frame(seq, call)
             self._seq = outcome.seq = seq
             with self._turn:
                 self.check()
                 self._pending[seq] = outcome
             self._send(frame, None)
+
+    def _frame(self, seq: int, call: Call) -> bytes:
+        """The whole call the first time, then only its id; the agent has long checked the rest."""
+        number = self._known.get(call)
+        if number is not None:
+            return pack("again", seq=seq, id=number)
+        if not self._free_ids:
+            self._free_ids.append(self._known.pop(next(iter(self._known))))
+        frame = pack(
+            "reduce", seq=seq, id=self._free_ids[-1], **{**call._asdict(), "shape": list(call.shape)}
+        )
+        self._known[call] = self._free_ids.pop()
+        return frame
 
     def _make_room(self, seconds: float) -> None:
         with self._turn:

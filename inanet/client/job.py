@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from inanet.client.arrays import as_array
 from inanet.client.connection import Connection
-from inanet.client.conversation import Conversation, Outcome
+from inanet.client.conversation import Call, Conversation, Outcome
 from inanet.client.environment import number, socket_path
 from inanet.client.handle import Handle
 from inanet.client.memory import Memory, Piece
@@ -154,19 +154,18 @@ class Job:
         self._release_dead()
         place, offset, staged = self._place(view)
         outcome = Outcome(name or f"{dtype}{list(view.shape)}", staged or view)
-        talk.reduce(
-            outcome,
-            self.timeout,
-            name=name,
-            dtype=dtype,
-            shape=list(view.shape),
-            op=op,
-            mode=mode,
-            factor=float(factor) if mode == "fixed" else 0.0,
-            propagate=nan == "propagate",
-            memory=place,
-            offset=offset,
+        call = Call(
+            name,
+            dtype,
+            view.shape,
+            op,
+            mode,
+            float(factor) if mode == "fixed" else 0.0,
+            nan == "propagate",
+            place,
+            offset,
         )
+        talk.reduce(outcome, self.timeout, call)
         kept = (self._memory, staged) if staged is not None else None
         return Handle(talk, outcome, array, view, kept, self.timeout)
 
@@ -214,7 +213,7 @@ class Job:
 
     def _release_dead(self) -> None:
         for piece in self._memory.dead():
-            self._conversation.say("release", id=piece)
+            self._conversation.release(piece)
 
     # ------------------------------------------------------------ everything else
 

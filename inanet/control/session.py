@@ -13,7 +13,8 @@ one file descriptor (SCM_RIGHTS). Tensors never travel: both sides map the memfd
 ``memory``  to agent  id, size (bytes), and the file descriptor of a memfd sealed against shrinking
 ``release`` to agent  id: the process does not use this memory any more
 ``reduce``  to agent  seq (1, 2, ...), name, dtype, shape, op, mode, factor, propagate, memory (id),
-                      offset (bytes)
+                      offset (bytes); perhaps id, under which the agent remembers all but seq
+``again``   to agent  seq, id: as the last ``reduce`` of this id; not after its memory was released
 ``result``  from      seq; if it failed also cause, message, round, ranks, details
 ``failed``  from      cause, message, round, ranks, details: the job is over for this process
 ``stats``   both      to agent: (none); from: figures
@@ -35,6 +36,8 @@ FRAME_LIMIT = 64 << 10
 #: collectives that one process may have on their way, and pieces of memory that it may share
 MOST_AHEAD = 256
 MOST_SEGMENTS = 4096
+#: ids of collectives that are called again and again
+MOST_IDS = 4096
 
 
 class SessionError(ValueError):
@@ -57,6 +60,13 @@ class Unpacker:
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         """Messages completed by ``data``."""
+        if (
+            not self._buffer
+            and len(data) >= 4
+            and int.from_bytes(data[:4], "big") == len(data) - 4 <= FRAME_LIMIT
+        ):
+            # one whole frame, as nearly always
+            return [_parse(data[4:])]
         self._buffer += data
         messages = []
         while len(self._buffer) >= 4:

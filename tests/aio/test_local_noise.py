@@ -34,7 +34,8 @@ MEMORY: dict[str, Any] = {"id": 1, "size": 4096}
 KINDS: dict[str, dict[str, Any]] = {
     "hello": HELLO,
     "memory": MEMORY,
-    "reduce": REDUCE,
+    "reduce": REDUCE | {"id": 1},
+    "again": {"seq": 2, "id": 1},
     "release": {"id": 1},
     "stats": {},
     "bye": {},

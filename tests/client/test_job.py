@@ -327,6 +327,23 @@ class TestMemory:
                 handle.wait()
         assert self.segments(agent) == 8
 
+    def test_calls_are_told_apart_however_many_there_are(
+        self, agent: Agent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The agent remembers a few calls under ids; they come back after others have taken their ids, or their memory."""
+        monkeypatch.setattr("inanet.client.conversation.MOST_IDS", 3)
+        with agent.connect() as job:
+            arrays = [job.empty(count) for count in (1, 2, 3, 4, 5)]
+            for index in (0, 1, 2, 3, 4, 4, 3, 0, 1, 0, 2):
+                arrays[index][:] = index
+                job.all_reduce(arrays[index])
+            del arrays[0]
+            again = job.empty(6)
+            for _ in range(2):
+                job.all_reduce(again)
+        shapes = [spec.shape for _, _, spec in agent.backend.rounds]
+        assert shapes == [(n,) for n in (1, 2, 3, 4, 5, 5, 4, 1, 2, 1, 3, 6, 6)]
+
     def test_arrays_that_are_gone_are_released(self, job: inanet.Job, agent: Agent) -> None:
         for _ in range(100):
             job.all_reduce(job.empty(100))

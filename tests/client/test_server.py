@@ -230,6 +230,39 @@ class TestBrokenProtocol:
         joined.say("reduce", **REDUCE)
         assert "do not lie inside memory 1" in joined.end()
 
+    def test_a_collective_again(self, agent: Agent, joined: Raw) -> None:
+        joined.share()
+        joined.say("reduce", **REDUCE | {"id": 7})
+        joined.say("again", seq=2, id=7)
+        # the id now means another
+        joined.say("reduce", **REDUCE | {"seq": 3, "id": 7, "shape": [2]})
+        joined.say("again", seq=4, id=7)
+        assert [joined.hear("result")["seq"] for _ in range(4)] == [1, 2, 3, 4]
+        assert [spec.shape for _, _, spec in agent.backend.rounds] == [(4,), (4,), (2,), (2,)]
+
+    @pytest.mark.parametrize(
+        ("frames", "sentence"),
+        [
+            ([("again", {"seq": 1, "id": 7})], "collective 7 cannot be called again"),
+            ([("reduce", REDUCE), ("again", {"seq": 2, "id": 0})], "collective 0 cannot be called again"),
+            ([("reduce", REDUCE | {"id": 4096})], "reduce.id = 4096"),
+            ([("reduce", REDUCE | {"id": -1})], "reduce.id = -1"),
+            ([("reduce", REDUCE | {"id": 1}), ("again", {"seq": 1, "id": 1})], "1 does not follow 1"),
+            ([("reduce", REDUCE | {"id": 1}), ("again", {"seq": 2})], "again.id is None"),
+            (
+                [("reduce", REDUCE | {"id": 1}), ("release", {"id": 1}), ("again", {"seq": 2, "id": 1})],
+                "collective 1 cannot be called again",
+            ),
+        ],
+    )
+    def test_a_collective_that_cannot_be_called_again(
+        self, joined: Raw, frames: list[tuple[str, dict[str, Any]]], sentence: str
+    ) -> None:
+        joined.share()
+        for kind, fields in frames:
+            joined.say(kind, **fields)
+        assert sentence in joined.end()
+
     def test_descriptors_that_nobody_asked_for(self, agent: Agent, joined: Raw) -> None:
         before = len(os.listdir("/proc/self/fd"))
         # the server may close before the last of them
