@@ -44,7 +44,7 @@ def test_figure_1_as_workers_begin_and_end() -> None:
     # it alone is missing: the server's ingress carries its gradient, and results as fast as they are made of it
     assert ups(negotiator) == {"w3": 5.0, "s1": 5.0}
     negotiator.done(0, "w3", 2)
-    assert ups(negotiator) == {"s1": 10.0}
+    assert ups(negotiator) == {"s1": 5.0}
     negotiator.rest(0)
     assert negotiator.rates() == {}
 
