@@ -130,9 +130,9 @@ class Packet:
         for name in ("bitmap", "fan_in", "app", "seq", "agtr", "values", "flags", "key", "length"):
             frame[name] = getattr(self, name)
         frame["agtr2"] = (self.agtr + SECOND_HALF) & 0xFFFF
-        name = mark_of(frame_type)
-        if name:
-            frame[name] = self.mark
+        mark = mark_of(frame_type)
+        if mark:
+            frame[mark] = self.mark
         return frame.tobytes()
 
 

@@ -120,9 +120,7 @@ class RegisterFile:
         """First slot of a share of ``count``. Raises :class:`OutOfRegisters` if they are not free in one piece."""
         for position, (start, size) in enumerate(self._free):
             if size >= count:
-                self._free[position : position + 1] = (
-                    [(start + count, size - count)] if size > count else []
-                )
+                self._free[position : position + 1] = [(start + count, size - count)] if size > count else []
                 return start
         raise OutOfRegisters(
             f"job {job} asks for {count} slots of {self.slot_bytes} B; {sum(n for _, n in self._free)} of {self.slots}"

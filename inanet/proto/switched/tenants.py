@@ -58,7 +58,7 @@ class Bindings(NamedTuple):
     known: NDArray[np.uint8]
     full: NDArray[np.uint32]
     first: NDArray[np.int64]
-    count: NDArray[np.int64]
+    share: NDArray[np.int64]
     quota: NDArray[np.int64]
     group: NDArray[np.int64]
     ps: NDArray[np.int64]
@@ -93,7 +93,7 @@ class Tenants:
             known=np.zeros(JOBS, np.uint8),
             full=np.zeros(JOBS, np.uint32),
             first=np.zeros(JOBS, np.int64),
-            count=np.zeros(JOBS, np.int64),
+            share=np.zeros(JOBS, np.int64),
             quota=np.zeros(JOBS, np.int64),
             group=np.zeros(JOBS, np.int64),
             ps=np.full(JOBS, -1, np.int64),
@@ -105,7 +105,7 @@ class Tenants:
         """Let a job use ``count`` slots from ``first`` on."""
         table, job = self.bindings, tenant.job
         table.full[job] = tenant.full
-        table.first[job], table.count[job] = first, count
+        table.first[job], table.share[job] = first, count
         table.quota[job] = count if tenant.quota is None else tenant.quota
         table.group[job], table.ps[job] = tenant.group, tenant.ps or -1
         table.source[job] = -1

@@ -1,0 +1,140 @@
+"""What a worker has in flight: the result is the acknowledgement, gaps and time tell what is lost.
+
+Fragments are numbered for the life of a job. Those from ``base`` on are unanswered or were answered out of order; nothing
+beyond ``base`` plus the window has left. Two workers are therefore less than two windows apart, which is how far back the
+slots of a switch (two sets) and the table of a PS (two windows) can answer.
+
+- *Gap*: a fragment that was sent once, while one at least :attr:`Timing.reorder` numbers later has been answered, is sent
+  again, once.
+- *Time*: a fragment that is not answered within the retransmission timeout is sent again. The timeout follows the round
+  trips seen (RFC 6298; of fragments sent once only), because answers of a job with a straggler are late without being
+  lost; it doubles until something is answered.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Index = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Waiting times in seconds, and ``reorder`` in fragments."""
+
+    #: the shortest retransmission timeout, and the first
+    timeout: float = 0.01
+    timeout_max: float = 1.0
+    reorder: int = 8
+    #: no answer for this long is reported
+    silent: float = 5.0
+
+
+class Window:
+    """``capacity`` bounds every window; ``first`` is the number of the first fragment ever."""
+
+    def __init__(self, capacity: int, timing: Timing, first: int = 0) -> None:
+        if capacity < 1:
+            raise ValueError(f"a window of {capacity} fragments: at least one is needed")
+        self.capacity = capacity
+        self.timing = timing
+        self.base = self.next = first
+        self._size = 1 << (2 * capacity - 1).bit_length()
+        self._answered: NDArray[np.bool_] = np.zeros(self._size, np.bool_)
+        self._sent_at: NDArray[np.float64] = np.zeros(self._size)
+        self._times_sent: NDArray[np.int64] = np.zeros(self._size, np.int64)
+        self._highest = first - 1
+        self._smoothed = self._variation = 0.0
+        self._backoff = 0
+        self.resent_by_gap = self.resent_by_time = 0
+
+    # ---------------------------------------------------------------- sending
+
+    def fresh(self, window: int, limit: int, now: float) -> Index:
+        """Numbers that may leave for the first time, below ``limit``; they are in flight from now on."""
+        stop = max(self.next, min(limit, self.base + max(1, min(window, self.capacity))))
+        numbers = np.arange(self.next, stop)
+        places = numbers % self._size
+        self._answered[places] = False
+        self._sent_at[places] = now
+        self._times_sent[places] = 1
+        self.next = stop
+        return numbers
+
+    def lost(self, now: float) -> Index:
+        """Numbers to send again; they count as sent at ``now``."""
+        waiting = self._waiting()
+        places = waiting % self._size
+        gap = (waiting + self.timing.reorder <= self._highest) & (self._times_sent[places] == 1)
+        late = self._sent_at[places] + self.timeout <= now
+        self.resent_by_gap += int(np.count_nonzero(gap))
+        late &= ~gap
+        if late.any():
+            self.resent_by_time += int(np.count_nonzero(late))
+            self._backoff += 1
+        numbers: Index = waiting[gap | late]
+        self._sent_at[numbers % self._size] = now
+        self._times_sent[numbers % self._size] += 1
+        return numbers
+
+    # ---------------------------------------------------------------- answers
+
+    def absolute(self, low: Index, bits: int) -> Index:
+        """Whole numbers from the ``bits`` of them that travel: the ones nearest to what is in flight."""
+        half = np.int64(1 << (bits - 1))
+        numbers: Index = self.base + ((low - self.base + half) & (2 * half - 1)) - half
+        return numbers
+
+    def accept(self, numbers: Index, now: float) -> NDArray[np.bool_]:
+        """Which of these answers are new and were asked for; they are answered from now on."""
+        new = (numbers >= self.base) & (numbers < self.next)
+        new[new] = ~self._answered[numbers[new] % self._size]
+        if new.any():
+            once = np.zeros(len(numbers), np.bool_)
+            once[np.flatnonzero(new)[np.unique(numbers[new], return_index=True)[1]]] = True
+            new = once
+        accepted = numbers[new]
+        if not len(accepted):
+            return new
+        places = accepted % self._size
+        self._answered[places] = True
+        self._highest = max(self._highest, int(accepted.max()))
+        self._backoff = 0
+        measured = places[self._times_sent[places] == 1]
+        if len(measured):
+            self._measure(float((now - self._sent_at[measured]).mean()))
+        ahead = self._answered[np.arange(self.base, self.next) % self._size]
+        self.base = self.next if ahead.all() else self.base + int(np.argmin(ahead))
+        return new
+
+    def _measure(self, trip: float) -> None:
+        if self._smoothed == 0.0:
+            self._smoothed, self._variation = trip, trip / 2
+            return
+        self._variation += (abs(trip - self._smoothed) - self._variation) / 4
+        self._smoothed += (trip - self._smoothed) / 8
+
+    # ---------------------------------------------------------------- time
+
+    @property
+    def timeout(self) -> float:
+        """Seconds after which an unanswered fragment is sent again."""
+        estimate = max(self.timing.timeout, self._smoothed + 4 * self._variation)
+        return min(estimate * (1 << min(self._backoff, 16)), self.timing.timeout_max)
+
+    def timer(self) -> float | None:
+        """When the oldest unanswered fragment is late; None while nothing is in flight."""
+        waiting = self._waiting()
+        if not len(waiting):
+            return None
+        return float(self._sent_at[waiting % self._size].min()) + self.timeout
+
+    def _waiting(self) -> Index:
+        numbers: Index = np.arange(self.base, self.next)
+        return numbers[~self._answered[numbers % self._size]]
+
+    @property
+    def in_flight(self) -> int:
+        """Fragments that are sent and not answered."""
+        return len(self._waiting())

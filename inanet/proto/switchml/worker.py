@@ -1,0 +1,50 @@
+"""SwitchML at a worker: a pool of slots with two versions, one fragment in flight for each.
+
+Fragment *s* uses slot ``s mod pool`` in version ``(s div pool) mod 2``. The count goes on over rounds and tensors, so that
+the alternation survives them: beginning again with version 0 would make new fragments look like duplicates of old ones.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.switched.window import Index, Timing
+from inanet.proto.switched.worker import Answers, Layout, Mask, Membership, Worker
+from inanet.wire.batch import PacketBatch
+from inanet.wire.drops import Drop
+from inanet.wire.switchml import DATA, FRAMES, MAX_SLOTS, SET_BIT, SIZES, VALUES_AT, frame_bytes
+
+
+class SwitchMLWorker(Worker):
+    """``pool`` is the job's share of slots at the switch; ``values`` (64 or 256) what a packet carries.
+
+    Exponents are those of R2, agreed with the root; the packets' own two are 0.
+    """
+
+    def __init__(
+        self, member: Membership, pool: int, *, values: int = 256, timing: Timing | None = None
+    ) -> None:
+        if not 1 <= pool <= MAX_SLOTS or values not in SIZES:
+            raise ValueError(f"a pool of 1 to {MAX_SLOTS} slots, {list(SIZES)} values; not {pool}, {values}")
+        layout = Layout(values, frame_bytes(values), VALUES_AT, 32)
+        super().__init__(member, layout, pool, timing=timing)
+        self.pool = pool
+        self._kind = DATA << 4 | SIZES[values]
+
+    def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
+        index = self._sized(batch, index)
+        heads = batch.arena[batch.offsets[index][:, None] + np.arange(VALUES_AT)]
+        kind = heads[:, 0] & 0xF7 == self._kind
+        mine = heads[:, 1] == self.member.job & 0xFF
+        self.drops[Drop.BAD_TYPE] += int(np.count_nonzero(~kind))
+        self.drops[Drop.FOREIGN_JOB] += int(np.count_nonzero(kind & ~mine))
+        good = kind & mine
+        low = np.ascontiguousarray(heads[good, 2:6]).view("<u4")[:, 0].astype(np.int64)
+        none = np.zeros(len(low), np.bool_)
+        return Answers(low, batch.offsets[index[good]] + VALUES_AT, none, none, np.full(len(low), -1))
+
+    def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
+        view = frames.view(FRAMES[self.layout.width])[:, 0]
+        view["kind"] = self._kind
+        view["job"] = self.member.job & 0xFF
+        view["packet_id"] = numbers & 0xFFFFFFFF
+        view["pool_index"] = numbers % self.pool + np.where(numbers // self.pool % 2 == 1, SET_BIT, 0)
