@@ -1,0 +1,284 @@
+"""The hook for DistributedDataParallel: gradients through the fabric, everything else where it was."""
+
+import atexit
+import logging
+import os
+import weakref
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from inanet.client.job import Job
+from inanet.control.errors import InaError
+from inanet.torch import verdict as rules
+from inanet.torch.lane import promise
+from inanet.torch.options import Options
+from inanet.torch.record import Recorder, now
+from inanet.torch.rendezvous import Refusal, join, through_group
+from inanet.torch.share import MEASURED, CommunicationShare
+from inanet.torch.transport import FLOATS, Reduction, Transport
+from inanet.torch.verdict import Verdict
+
+#: seconds a round may take unless the options say otherwise
+ROUND_SECONDS = 300.0
+_log = logging.getLogger("inanet")
+
+
+def hook(process_group: "dist.ProcessGroup | None" = None, **options: Any) -> "tuple[GradientHook, Any]":
+    """What ``register_comm_hook`` wants: ``ddp.register_comm_hook(*inanet.torch.hook())``.
+
+    All ranks of ``process_group`` (default: the default group; give the one DDP has) must call it, once for
+    every model and after ``init_process_group``. They join a job through their agents; where that fails, or
+    does not pay, gradients go through the process group as they would without a hook, and one line in the
+    log of rank 0 (logger ``inanet``) says why. ``options`` are those of :class:`Options`.
+
+    Raises an :class:`~inanet.control.errors.InaError` on all ranks if ``require_ina`` is set and the job
+    cannot be had, ``ValueError`` for options that make no sense. Errors of rounds are raised by ``backward``
+    with their own type, on every rank.
+    """
+    return GradientHook(process_group, Options(**options)), GradientHook.reduce
+
+
+@dataclass(slots=True)
+class _Slot:
+    """Memory shared with the agent for one bucket, as a tensor, and the reduction that last used it."""
+
+    tensor: torch.Tensor
+    reduction: Reduction | None = None
+
+    def fits(self, buffer: torch.Tensor) -> bool:
+        """Whether a bucket may be put into it: an agent still writes into one whose reduction timed out."""
+        same = self.tensor.dtype == buffer.dtype and self.tensor.numel() == buffer.numel()
+        return same and (self.reduction is None or self.reduction.answered())
+
+
+class GradientHook:
+    """The state of one model's hook. :meth:`close` leaves the job; the end of the process does, too."""
+
+    def __init__(self, process_group: "dist.ProcessGroup | None", options: Options) -> None:
+        self._group = process_group
+        self._rank = dist.get_rank(process_group)
+        self._size = dist.get_world_size(process_group)
+        self._options = options
+        self._transport: Transport | None = None
+        self._share: CommunicationShare | None = None
+        self._recorder: Recorder | None = None
+        self._slots: dict[int, _Slot] = {}
+        self._parameters: set[int] = set()
+        self._whole = False
+        self._step = 0
+        self._first_ready = 0
+        self._running: list[Reduction] = []
+        self.verdict = self._begin()
+        if self.verdict.use_ina and options.trace_directory is not None:
+            self._recorder = Recorder(options.trace_directory, self._rank, f"ddp-{os.getpid()}")
+        _open.add(self)
+
+    # ------------------------------------------------------------ the choice
+
+    def _begin(self) -> Verdict:
+        seconds = self._options.seconds(timedelta(seconds=ROUND_SECONDS))
+        exchange = through_group(self._group)
+        if self._size == 1 and not self._options.required:
+            return self._decide(Verdict(False, "there is one rank, and nothing to reduce with"))
+        joined = join(exchange, self._rank, self._size, self._options, seconds)
+        if isinstance(joined, Refusal):
+            return self._decide(rules.on_refusal(joined))
+        self._transport = Transport(joined, self._options, seconds)
+        if self._options.required or not self._options.measure:
+            return self._decide(Verdict(True, "INA is wanted"))
+        self._share = CommunicationShare()
+        return self._decide(self._compare(joined, exchange))
+
+    def _compare(self, job: Job, exchange: Any) -> Verdict:
+        device = "cpu" if dist.get_backend(self._group) != "nccl" else f"cuda:{torch.cuda.current_device()}"
+        probe = torch.zeros(rules.PROBE_ELEMENTS, device=device)
+        transport = self._transport
+        assert transport is not None
+
+        def through_fabric() -> None:
+            reduction = transport.reduce(probe, "mean", "probe")
+            reduction.finish()
+            reduction.synchronize()
+            if probe.is_cuda:
+                torch.cuda.synchronize()
+
+        def through_ring() -> None:
+            dist.all_reduce(probe, group=self._group)
+            if probe.is_cuda:
+                torch.cuda.synchronize()
+
+        return rules.compare(through_fabric, through_ring, exchange)
+
+    def _decide(self, verdict: Verdict) -> Verdict:
+        """Say it once for the job, and leave the job if it is of no use."""
+        if self._rank == 0:
+            way = "through the fabric" if verdict.use_ina else "through the process group, without INA"
+            level = logging.INFO if verdict.use_ina else logging.WARNING
+            _log.log(level, "gradients travel %s: %s", way, verdict.reason)
+        if not verdict.use_ina:
+            self._share = None
+            if self._transport is not None:
+                self._transport.close()
+                self._transport = None
+        self.verdict = verdict
+        return verdict
+
+    def _reconsider(self) -> None:
+        """After the first steps: what share of them was communication?"""
+        share, self._share = self._share, None
+        assert share is not None
+        assert self._transport is not None
+        judged = rules.on_share(share.agreed(self._transport.job), MEASURED)
+        if not judged.use_ina:
+            self._decide(judged)
+
+    # ------------------------------------------------------------ buckets
+
+    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Called by DDP for every bucket as soon as backward has filled it; returns at once with the mean to
+        come."""
+        ready = now()
+        if bucket.index() == 0:
+            self._begin_step(ready)
+        self._check_model(bucket)
+        transport = self._transport
+        buffer = bucket.buffer()
+        if transport is None or buffer.layout is not torch.strided:
+            return self._through_group(buffer)
+        # sums of real and imaginary parts are sums of complex numbers
+        values = torch.view_as_real(buffer).flatten() if buffer.is_complex() else buffer
+        if values.dtype not in FLOATS:
+            self._say_once(values.dtype)
+            return self._through_group(buffer)
+        name = f"bucket {bucket.index()}"
+        if values.is_cuda:
+            target, reduction = values, transport.reduce(values, "mean", name)
+        else:
+            slot = self._slot(bucket.index(), values)
+            slot.tensor.copy_(values)
+            target, reduction = slot.tensor, transport.reduce(slot.tensor, "mean", name)
+            slot.reduction = reduction
+        self._running.append(reduction)
+        times = (self._step, ready, now())
+        future = self._promise(transport, reduction, buffer, target, bucket.index(), times)
+        if bucket.is_last():
+            self._queue_end()
+        return future
+
+    def _promise(
+        self,
+        transport: Transport,
+        reduction: Reduction,
+        buffer: torch.Tensor,
+        target: torch.Tensor,
+        index: int,
+        times: tuple[int, int, int],
+    ) -> torch.futures.Future[torch.Tensor]:
+        step, ready, sent = times
+
+        def wait() -> None:
+            reduction.finish()
+            back = now()
+            if self._share is not None:
+                self._share.add(sent, back)
+            if self._recorder is not None:
+                self._recorder.bucket(index, buffer.nbytes, step, ready, sent, back)
+
+        def value() -> torch.Tensor:
+            reduction.synchronize()
+            return torch.view_as_complex(target.view(-1, 2)) if buffer.is_complex() else target
+
+        devices = [buffer.device] if buffer.is_cuda else None
+        return promise(transport.delivery, wait, value, devices)
+
+    def _begin_step(self, ready: int) -> None:
+        self._step += 1
+        self._first_ready = ready
+        self._running = []
+        if self._share is not None and self._share.begin(ready):
+            self._reconsider()
+
+    def _check_model(self, bucket: dist.GradBucket) -> None:
+        """Two models with one hook would write into the same memory while backward is at work on both."""
+        parameters = {id(parameter) for parameter in bucket.parameters()}
+        if self._whole and not parameters <= self._parameters:
+            raise ValueError("this hook belongs to another model: call inanet.torch.hook() once for each")
+        if not self._whole:
+            self._parameters |= parameters
+            self._whole = bucket.is_last()
+
+    def _slot(self, index: int, buffer: torch.Tensor) -> _Slot:
+        """Memory for a bucket. DDP has copied the last step's result out of it before backward returned; it
+        builds its buckets anew after the first step, and then other sizes replace the first ones."""
+        slot = self._slots.get(index)
+        if slot is None or not slot.fits(buffer):
+            assert self._transport is not None
+            memory = self._transport.job.empty(buffer.nbytes, "uint8")
+            slot = self._slots[index] = _Slot(torch.from_numpy(memory).view(buffer.dtype))
+        return slot
+
+    def _queue_end(self) -> None:
+        """Look at the results at the end of backward, just before DDP does.
+
+        Futures lose the type of an error on their way through C++; callbacks of the engine keep it. Outside
+        of backward, where DDP makes up for ranks that have no more inputs, the futures must do.
+        """
+        running, step, began = self._running, self._step, self._first_ready
+
+        def end() -> None:
+            if self._recorder is not None:
+                self._recorder.backward(began, now(), step)
+            for reduction in running:
+                reduction.finish()
+
+        if torch._C._current_graph_task_id() != -1:
+            Variable._execution_engine.queue_callback(end)
+
+    # ------------------------------------------------------------ the other way
+
+    def _through_group(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """What DDP does without a hook."""
+        buffer = buffer.div_(self._size)
+        work = dist.all_reduce(buffer, group=self._group, async_op=True)
+        future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return future
+
+    def _say_once(self, dtype: torch.dtype) -> None:
+        if self._rank == 0 and self._step == 1:
+            _log.warning(
+                "gradients of %s travel through the process group: the fabric adds up float32, float16 and "
+                "bfloat16",
+                dtype,
+            )
+
+    # ------------------------------------------------------------ the end
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the agent's node; empty without INA."""
+        return self._transport.job.stats() if self._transport is not None else {}
+
+    def close(self) -> None:
+        """Leave the job and write the trace. Closing twice is fine."""
+        _open.discard(self)
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+
+_open: "weakref.WeakSet[GradientHook]" = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for state in list(_open):
+        try:
+            state.close()
+        except (OSError, InaError) as error:
+            _log.warning("closing a hook at the end of the process: %s", error)
