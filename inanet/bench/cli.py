@@ -31,6 +31,21 @@ def kernels(size: int, repetitions: int, as_json: bool) -> None:
         click.echo(f"  {row.kernel:<12} {row.ns_per_fragment:11.1f} {row.gbps:19.1f}")
 
 
+@bench.command()
+@click.option(
+    "--workers", multiple=True, type=click.IntRange(1, 1023), help="Only these. [default: 40 to 1,000]"
+)
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of places and roundings.")
+@click.option("--repetitions", "-n", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def scheduler(workers: tuple[int, ...], seed: int, repetitions: int, as_json: bool) -> None:
+    """GOAT's scheduler in fat-trees: seconds, cost, bound of the relaxation, overshoot of the rounding."""
+    from inanet.bench.scheduler import GROWTH, run, sizes_for, table
+
+    result = run(sizes_for(workers) if workers else GROWTH, seed, repetitions)
+    click.echo(json.dumps(result) if as_json else "\n".join(table(result)))
+
+
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
     from inanet.control.units import parse_bytes
 

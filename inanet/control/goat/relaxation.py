@@ -166,10 +166,9 @@ def solve_exactly(instance: Instance, *, time_limit: float = 60.0, gap: float = 
 
 
 def nearest(instance: Instance, opened: Any) -> I64:
-    """int64[G, W]: the nearest node that has a worker's sub-model, S for the PS. The PS wins ties with switches that
-    are no nearer.
+    """int64[G, W]: the nearest node that has a worker's sub-model, S for the PS. The PS loses ties: an equally near switch
+    costs the network the same and spares the PS a packet.
     """
     far = np.where(opened[:, None, :], instance.to_switch[None], np.inf)
-    every = np.concatenate([np.broadcast_to(instance.to_ps[None, :, None], (*far.shape[:2], 1)), far], axis=2)
-    best = every.argmin(axis=2)
-    return np.where(best == 0, len(instance.switches), best - 1).astype(np.int64)
+    ps = np.broadcast_to(instance.to_ps[None, :, None], (*far.shape[:2], 1))
+    return np.asarray(np.concatenate([far, ps], axis=2).argmin(axis=2), np.int64)
