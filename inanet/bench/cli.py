@@ -1,7 +1,8 @@
 """``ina bench``: measurements of this machine."""
 
 import json
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 
 import click
 
@@ -47,12 +48,25 @@ def scheduler(workers: tuple[int, ...], seed: int, repetitions: int, as_json: bo
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
+    """Bytes, as this program writes them ('4 KiB') or as nccl-tests does ('4096', '4K')."""
     from inanet.control.units import parse_bytes
 
+    plain = re.fullmatch(r"(\d+)([KMG]?)", value, re.ASCII)
+    if plain:
+        return int(plain[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[plain[2]]
     try:
         return int(parse_bytes(value))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+def _several_bytes(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[int, ...]:
+    sizes = tuple(_bytes(context, parameter, value) for value in values)
+    if min(sizes, default=4) < 4:
+        raise click.BadParameter("a size below one value of 4 B cannot be compared")
+    return sizes
 
 
 @bench.command()
@@ -99,8 +113,11 @@ def allreduce(as_json: bool, system: str, check: int, **options: object) -> None
     "--table",
     "tables",
     multiple=True,
-    type=click.Choice(("local", "star")),
-    help="Only these tables; local comes with ingest, star needs root. [default: all that can be had here]",
+    type=click.Choice(("local", "star", "hetero")),
+    help="Only these tables; local comes with ingest, the others need root. [default: all that can be had here]",
+)
+@click.option(
+    "--system", "systems", multiple=True, help="Only these contestants. [default: all that are installed]"
 )
 @click.option(
     "--topology",
@@ -113,33 +130,27 @@ def allreduce(as_json: bool, system: str, check: int, **options: object) -> None
     "--size",
     "sizes",
     multiple=True,
-    callback=lambda c, p, v: tuple(_bytes(c, p, x) for x in v),
-    help="Bytes per rank; may be repeated, star takes the largest. [default: 4 KiB, 1 MiB, 97 MiB]",
+    callback=_several_bytes,
+    help="Bytes per rank; may be repeated, tables of labs take the largest. [default: 4 KiB, 1 MiB, 97 MiB]",
 )
-@click.option("-n", "repetitions", default=3, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option(
     "--plot", type=click.Path(dir_okay=False, writable=True), help="Draw the rows into this PNG file."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def compare(
-    tables: tuple[str, ...],
-    topologies: tuple[str, ...],
-    workers: int,
-    sizes: tuple[int, ...],
-    repetitions: int,
-    plot: str | None,
-    as_json: bool,
-) -> None:
-    """Every peer and every system in one run, repetitions interleaved."""
-    from inanet.bench.compare import run, table
+def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: object) -> None:
+    """Every peer and every system in one run, repetitions interleaved; then the marks, met or missed."""
+    from inanet.bench.compare import Wanted, run, table
 
     def say(text: str) -> None:
         click.echo(f"# {text}", err=True)
 
-    result = run(tables, workers, sizes or (1 << 12, 1 << 20, 97 << 20), repetitions, topologies, say)
     if plot is not None:
+        # found missing now, not after the run
         from inanet.bench.plot import draw
-
+    chosen = Wanted(say=say, **wanted)  # type: ignore[arg-type]
+    result = run(replace(chosen, sizes=sizes) if sizes else chosen)
+    if plot is not None:
         draw(result["rows"], plot)
     if as_json:
         click.echo(json.dumps(result))

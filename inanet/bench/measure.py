@@ -1,8 +1,13 @@
-"""Repeating things fairly: interleaved, warmed up, with medians."""
+"""Repeating things fairly: interleaved, warmed up, with medians; and whether processors were short meanwhile."""
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+#: Share of idle time below which processes are said to have been short of processors.
+SHORT_OF_CPU = 0.05
 
 
 def interleave(
@@ -21,6 +26,63 @@ def interleave(
     return seconds
 
 
-def median(values: list[float]) -> float:
+def median(values: Sequence[float]) -> float:
     """Median; 0 for an empty list."""
     return statistics.median(values) if values else 0.0
+
+
+def paired_ratio(values: Sequence[float], references: Sequence[float]) -> float | None:
+    """Median over repetitions of value / reference of the same repetition; ``None`` without references."""
+    pairs = [value / reference for value, reference in zip(values, references, strict=False) if reference]
+    return statistics.median(pairs) if pairs else None
+
+
+class Line(NamedTuple):
+    """``offset`` + ``slope`` x, and the largest relative distance of a point from it."""
+
+    offset: float
+    slope: float
+    deviation: float
+
+
+def fit(xs: Sequence[float], ys: Sequence[float]) -> Line:
+    """The line with the least squares of *relative* errors, so that small values count as much as large ones.
+
+    Raises ``ValueError`` for fewer than two different ``xs`` or a ``y`` that is not positive.
+    """
+    if min(ys, default=0.0) <= 0 or len(set(xs)) < 2:
+        raise ValueError("a line needs two different sizes and positive times")
+    weights = [1 / (y * y) for y in ys]
+    total = sum(weights)
+    middle_x = sum(w * x for w, x in zip(weights, xs, strict=True)) / total
+    middle_y = sum(w * y for w, y in zip(weights, ys, strict=True)) / total
+    spread = sum(w * (x - middle_x) ** 2 for w, x in zip(weights, xs, strict=True))
+    slope = sum(w * (x - middle_x) * (y - middle_y) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
+    offset = middle_y - slope * middle_x
+    return Line(offset, slope, max(abs(offset + slope * x - y) / y for x, y in zip(xs, ys, strict=True)))
+
+
+class Ticks(NamedTuple):
+    """Time of all processors so far, in the kernel's ticks."""
+
+    total: int
+    idle: int
+
+
+def ticks(text: str | None = None) -> Ticks:
+    """From ``/proc/stat`` (or its ``text``). Time stolen by a hypervisor counts as not idle."""
+    head = (Path("/proc/stat").read_text() if text is None else text).split("\n", 1)[0]
+    numbers = [int(word) for word in head.split()[1:9]]
+    return Ticks(sum(numbers), numbers[3] + numbers[4])
+
+
+def idle_share(before: Ticks, after: Ticks) -> float | None:
+    """Share of idle time between two readings; ``None`` if no tick has passed, which proves nothing."""
+    total = after.total - before.total
+    return (after.idle - before.idle) / total if total > 0 else None
+
+
+def short_of_cpu(shares: Sequence[float | None]) -> bool | None:
+    """Whether the median of what is known lies below :data:`SHORT_OF_CPU`; ``None`` if nothing is known."""
+    known = [share for share in shares if share is not None]
+    return statistics.median(known) < SHORT_OF_CPU if known else None

@@ -1,7 +1,10 @@
-"""A picture of the rows of ``ina bench compare``: one panel per table and topology, one bar per system."""
+"""A picture of the rows of ``ina bench compare``: one panel per table and topology, one bar per system.
+Needs matplotlib (``bench`` extra)."""
 
 import os
 from typing import Any
+
+from matplotlib.figure import Figure
 
 
 def panels(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -20,9 +23,7 @@ def panels(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def draw(rows: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write a PNG file. Raises :class:`ModuleNotFoundError` without matplotlib, ``OSError`` if it cannot be written."""
-    from matplotlib.figure import Figure
-
+    """Write a PNG file. Raises ``OSError`` if it cannot be written."""
     found = panels(rows)
     figure = Figure(figsize=(4.2 * max(len(found), 1), 3.6), layout="constrained")
     axes = figure.subplots(1, max(len(found), 1), squeeze=False)[0]

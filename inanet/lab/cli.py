@@ -80,8 +80,9 @@ def up(topology: str, name: str | None, as_json: bool) -> None:
         click.echo(json.dumps({"schema": SCHEMA, "ok": True, "lab": name, "hosts": _hosts(chosen, name)}))
         return
     for host in _hosts(chosen, name):
-        rate = units.show_rate(host["rate_bps"]) if host["rate_bps"] else "not limited"
-        click.echo(f"{host['name']:12} {host['role']:10} {host['address']:15} {rate:12} {host['namespace']}")
+        click.echo(
+            f"{host['name']:12} {host['role']:10} {host['address']:15} {_rates(host):12} {host['namespace']}"
+        )
     first = chosen.hosts()[0].name
     click.echo(
         f"# enter a host: ip netns exec {namespace(name, first)} COMMAND   remove: ina lab down {name}"
@@ -179,11 +180,20 @@ def _hosts(topology: Topology, name: str) -> list[dict[str, Any]]:
             "name": host.name,
             "role": host.role,
             "address": places[host.name],
-            "rate_bps": host.link.rate,
+            "rate_bps": host.link.sends,
+            "down_bps": host.link.receives,
             "namespace": namespace(name, host.name),
         }
         for host in topology.hosts()
     ]
+
+
+def _rates(host: dict[str, Any]) -> str:
+    """The rate of a host's link, or both if its directions differ."""
+    shown = [
+        units.show_rate(rate) if rate else "not limited" for rate in (host["rate_bps"], host["down_bps"])
+    ]
+    return shown[0] if shown[0] == shown[1] else f"up {shown[0]}, down {shown[1]}"
 
 
 @contextlib.contextmanager

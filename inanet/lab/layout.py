@@ -131,16 +131,16 @@ def _block(index: int) -> ipaddress.IPv4Network:
     return ipaddress.IPv4Network((int(_HOSTS.network_address) + (index << 8), 24))
 
 
-def _shaper(place: str, name: str, link: Link) -> Shaper:
+def _shaper(place: str, name: str, link: Link, rate: int | None) -> Shaper:
     assert link.burst is not None
     assert link.latency is not None
-    return Shaper(place, name, link.rate, link.burst, link.latency)
+    return Shaper(place, name, rate, link.burst, link.latency)
 
 
 def _host(topology: Topology, lab: str, host: Host, cidr: str) -> Iterator[Operation]:
     here = namespace(lab, host.name)
     yield Interface(here, HOST_INTERFACE, host.link.mtu, address=cidr)
-    yield _shaper(here, HOST_INTERFACE, host.link)
+    yield _shaper(here, HOST_INTERFACE, host.link, host.link.sends)
     # without a route the kernel refuses to send to a group unless the socket names an interface
     yield Route(here, "224.0.0.0/4")
     if topology.fabric == "routed":
@@ -158,7 +158,7 @@ def _switch(topology: Topology, lab: str, index: int) -> Iterator[Operation]:
         if host.switch == switch.name:
             yield Veth(here, host.name, namespace(lab, host.name), HOST_INTERFACE)
             yield Interface(here, host.name, host.link.mtu, master=BRIDGE)
-            yield _shaper(here, host.name, host.link)
+            yield _shaper(here, host.name, host.link, host.link.receives)
     # the switch that comes first lays the cable, so that both find it
     earlier = {before.name for before in topology.switch[:index]}
     for number, trunk in enumerate(topology.trunks()):
@@ -172,7 +172,7 @@ def _switch(topology: Topology, lab: str, index: int) -> Iterator[Operation]:
             yield Interface(here, other, trunk.link.mtu, address=f"{_end(number, first)}/30")
         else:
             yield Interface(here, other, trunk.link.mtu, master=BRIDGE)
-        yield _shaper(here, other, trunk.link)
+        yield _shaper(here, other, trunk.link, trunk.link.rate)
     if routed:
         yield Router(here)
         yield from _routes(topology, lab, switch.name)

@@ -7,7 +7,7 @@ between parts (names, switches that exist, loops) are checked once all parts are
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -59,7 +59,7 @@ class _Part(BaseModel):
 
 
 class Link(_Part):
-    """Properties of a link, the same in both directions; ``None`` falls back to the topology's ``[link]``."""
+    """Properties of a link, in both directions; ``None`` falls back to the topology's ``[link]``."""
 
     #: bits per second; absent there as well: not limited
     rate: Rate | None = None
@@ -69,10 +69,32 @@ class Link(_Part):
     latency: Span | None = None
     mtu: Annotated[int, Field(ge=1100, le=65535)] | None = None
 
-    def over(self, default: "Link") -> "Link":
+    def over(self, default: "Link") -> Self:
         """This link with what it leaves open taken from ``default``."""
         stated = {name: getattr(self, name) for name in type(self).model_fields}
-        return default.model_copy(update={name: value for name, value in stated.items() if value is not None})
+        known = {name: getattr(default, name) for name in type(default).model_fields}
+        return type(self).model_construct(
+            **known | {name: value for name, value in stated.items() if value is not None}
+        )
+
+
+class HostLink(Link):
+    """The link of a host, whose directions may differ: what a host sends and what it receives."""
+
+    #: bits per second from the host to its switch; absent: ``rate``
+    up: Rate | None = None
+    #: bits per second from the switch to the host; absent: ``rate``
+    down: Rate | None = None
+
+    @property
+    def sends(self) -> int | None:
+        """Bits per second that the host can send; ``None``: not limited."""
+        return self.rate if self.up is None else self.up
+
+    @property
+    def receives(self) -> int | None:
+        """Bits per second that the host can receive; ``None``: not limited."""
+        return self.rate if self.down is None else self.down
 
 
 #: Links that say nothing: not limited, ordinary Ethernet. The fields are in base units already.
@@ -101,7 +123,7 @@ class Host(_Part):
     count: Annotated[int, Field(ge=1, le=MOST_HOSTS)] | None = None
     role: Role = "worker"
     switch: Name = Field(description="name of the switch it is plugged into")
-    link: Link = Link()
+    link: HostLink = HostLink()
     #: processes of the job on this host; workers only
     ranks: Annotated[int, Field(ge=1, le=64)] = 1
     #: hosts this one sends its sums to, one in each tree; absent: every ps (an aggregator: the first)

@@ -41,9 +41,9 @@ def team(command: list[str], start: Callable[..., Any] = subprocess.Popen) -> It
 def test_ranks_on_one_host_agree_on_the_sum(tmp_path: Path) -> None:
     with team(openmpi.command(3, tmp_path)) as peer:
         for size in (0, 4, 4096, 1 << 20, 4096):
-            seconds, cpu = peer.run(size, 60)  # raises if a sum is wrong
-            assert seconds >= 0
-            assert cpu >= 0
+            sample = peer.run(size, 60)  # raises if a sum is wrong
+            assert sample.seconds >= 0
+            assert sample.cpu >= 0
 
 
 @needs_mpi

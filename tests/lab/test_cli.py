@@ -103,6 +103,7 @@ def test_up_twice_and_down(name: str, file: str, capsys: pytest.CaptureFixture[s
             "role": "ps",
             "address": "10.201.0.1",
             "rate_bps": 800_000_000,
+            "down_bps": 800_000_000,
             "namespace": namespace(name, "ps"),
         }
     assert main(["lab", "list"]) == 0

@@ -23,8 +23,9 @@ class Collective(Protocol):
         """Return when all ranks have come here."""
         ...
 
-    def all_reduce(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The sum over all ranks; may be the same array."""
+    def all_reduce(self, array: NDArray[np.float32], late: float) -> NDArray[np.float32]:
+        """The sum over all ranks; may be the same array. This rank has its values ``late`` seconds from now; whatever
+        can be done without them before that, a peer may do."""
         ...
 
 
@@ -34,16 +35,22 @@ def serve(
     peer: Collective,
     allocate: Callable[[int], NDArray[np.float32]] = lambda count: np.empty(count, np.float32),
 ) -> None:
-    """Answer lines on standard input until it ends. Every result is checked against the known sum."""
+    """Answer lines on standard input until it ends. Every result is checked against the known sum.
+
+    ``{"bytes": N, "late": [s, ...]}``: rank ``i`` has its tensor ``late[i]`` seconds after the others; its time counts
+    from when the others had theirs.
+    """
     arrays: dict[int, NDArray[np.float32]] = {}
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
-        count = int(json.loads(line)["bytes"]) // 4
+        question = json.loads(line)
+        count = int(question["bytes"]) // 4
+        late = float(question["late"][rank]) if "late" in question else 0.0
         array = arrays.setdefault(count, allocate(count))
         array[:] = rank + 1
         peer.barrier()
         start, cpu = time.perf_counter(), time.process_time()
-        result = peer.all_reduce(array)
+        result = peer.all_reduce(array, late)
         answer = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
         expected = world * (world + 1) / 2
         if count and not np.allclose(result, expected, rtol=1e-5):
@@ -77,13 +84,14 @@ class Team:
         """Raises :class:`Failure` naming the peer if a rank does not start."""
         self._answers(deadline, "starting")
 
-    def run(self, size: int, deadline: float = 120.0) -> Sample:
-        """One all-reduce of ``size`` bytes. Raises :class:`Failure` for a wrong sum, or for a rank that ends or is
+    def run(self, size: int, deadline: float = 120.0, late: Sequence[float] = ()) -> Sample:
+        """One all-reduce of ``size`` bytes; ``late``: seconds by which each rank has its tensor later. Raises :class:`Failure` for a wrong sum, or for a rank that ends or is
         not done in ``deadline`` seconds."""
         helped, served = self._spent(self.helpers), self._spent(self.servers)
+        question = json.dumps({"bytes": size} | ({"late": list(late)} if late else {}))
         for process in self.processes:
             assert process.stdin is not None
-            process.stdin.write(json.dumps({"bytes": size}) + "\n")
+            process.stdin.write(question + "\n")
             process.stdin.flush()
         answers = self._answers(deadline, f"an all-reduce of {size} B")
         helped, served = self._spent(self.helpers) - helped, self._spent(self.servers) - served

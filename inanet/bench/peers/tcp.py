@@ -2,35 +2,32 @@
 
 Every rank has one connection with TCP_NODELAY. It sends its tensor in messages; the server adds what comes and sends
 sums back once it has them from all ranks, so that sending, adding and receiving overlap. A *plain* parameter server
-waits for the whole tensor of every rank first: push, then pull. The loops are compiled and call the C library's ``recv``
+waits for the whole tensor of every rank first: push, then pull. A *window* makes it a model of a switch that
+aggregates synchronously: no rank is further ahead of the sum than the switch has memory for. The loops are compiled and call the C library's ``recv``
 and ``send`` themselves: no Python runs per message, on either side. A message is what one ``send`` carries; one ``recv``
 takes as many as there are, for nothing forces a good TCP server to ask for them one by one.
 
-``server PORT_FILE WORLD MESSAGE HOST stream|plain`` or ``rank RANK WORLD HOST PORT MESSAGE`` (message in bytes).
+``server PORT_FILE WORLD MESSAGE HOST stream|plain`` or ``rank RANK WORLD HOST PORT MESSAGE WINDOW`` (message and window
+in bytes; window 0: as far ahead as a rank can get).
 """
 
-import ctypes
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from inanet.bench.peers.rank import serve
 
-_libc = ctypes.CDLL(None)
-_recv = _libc.recv
-_recv.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_recv.restype = ctypes.c_ssize_t
-_send = _libc.send
-_send.argtypes = _recv.argtypes
-_send.restype = ctypes.c_ssize_t
-_poll = _libc.poll
-_poll.argtypes = (ctypes.c_void_p, ctypes.c_ulong, ctypes.c_int)
-_poll.restype = ctypes.c_int
+# found by name, unlike ctypes' functions, so that what calls them can be kept on disk
+_recv = types.ExternalFunction("recv", types.intp(types.intc, types.voidptr, types.uintp, types.intc))
+_send = types.ExternalFunction("send", types.intp(types.intc, types.voidptr, types.uintp, types.intc))
+_poll = types.ExternalFunction("poll", types.intc(types.voidptr, types.uintp, types.intc))
 _DONTWAIT, _NOSIGNAL = 0x40, 0x4000
 _POLLIN, _POLLOUT = 1, 4
 #: Milliseconds without a byte after which the other side counts as gone; the parent has a deadline of its own.
@@ -39,7 +36,7 @@ _PATIENCE = 120_000
 _INBOX = 1 << 18
 
 
-@numba.njit(nogil=True)
+@numba.njit(cache=True, nogil=True)
 def _add(sums: Any, front: int, inbox: Any, first: int, count: int) -> int:
     """Add ``count`` received values from index ``first`` on; those from ``front`` on are the first of this round and
     replace what is there. Returns the new front."""
@@ -53,7 +50,7 @@ def _add(sums: Any, front: int, inbox: Any, first: int, count: int) -> int:
     return max(front, first + count)
 
 
-@numba.njit(nogil=True)
+@numba.njit(cache=True, nogil=True)
 def _serve_round(fds: Any, polls: Any, total: int, message: int, plain: bool, sums: Any, inbox: Any) -> int:
     """One all-reduce of ``total`` floats: receive, add, send back, for all ranks at once; 0, or -1 if a rank is gone.
 
@@ -114,20 +111,21 @@ def _serve_round(fds: Any, polls: Any, total: int, message: int, plain: bool, su
     return 0
 
 
-@numba.njit(nogil=True)
-def _exchange(fd: int, polls: Any, out: Any, result: Any, message: int) -> int:
-    """A rank's side: send ``out`` in messages while receiving ``result``; both uint8."""
+@numba.njit(cache=True, nogil=True)
+def _exchange(fd: int, polls: Any, out: Any, result: Any, message: int, window: int) -> int:
+    """A rank's side: send ``out`` in messages, at most ``window`` bytes ahead, while receiving ``result``; both uint8."""
     size = len(out)
     sent = got = 0
     while got < size:
+        allowed = min(size, got + window) if window else size
         polls[0, 0] = fd
-        polls[0, 1] = _POLLIN | (_POLLOUT if sent < size else 0)
+        polls[0, 1] = _POLLIN | (_POLLOUT if sent < allowed else 0)
         if _poll(polls.ctypes, 1, _PATIENCE) <= 0:
             return -1
         ready = polls[0, 1] >> 16
         if ready & _POLLOUT:
-            while sent < size:
-                n = _send(fd, out[sent:].ctypes, min(message, size - sent), _DONTWAIT | _NOSIGNAL)
+            while sent < allowed:
+                n = _send(fd, out[sent:].ctypes, min(message, allowed - sent), _DONTWAIT | _NOSIGNAL)
                 if n <= 0:
                     break
                 sent += n
@@ -147,25 +145,28 @@ def _exchange(fd: int, polls: Any, out: Any, result: Any, message: int) -> int:
 class TcpRank:
     """One rank."""
 
-    def __init__(self, host: str, port: int, message: int) -> None:
+    def __init__(self, host: str, port: int, message: int, window: int = 0) -> None:
         # compiled before anybody waits for it
         nothing = np.zeros(0, np.uint8)
-        _exchange(0, np.zeros((1, 2), np.int32), nothing, nothing, 1)
+        _exchange(0, np.zeros((1, 2), np.int32), nothing, nothing, 1, 0)
         self._socket = socket.create_connection((host, port))
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._message = message
+        self._window = window
         self._polls = np.zeros((1, 2), np.int32)
         self._token = np.zeros(1, np.float32)
 
     def barrier(self) -> None:
         """A one-element sum."""
-        self.all_reduce(self._token)
+        self.all_reduce(self._token, 0.0)
 
-    def all_reduce(self, array: NDArray[np.float32]) -> NDArray[np.float32]:
-        """In place: the sum streams back into what has been sent already."""
+    def all_reduce(self, array: NDArray[np.float32], late: float) -> NDArray[np.float32]:
+        """In place: the sum streams back into what has been sent already. The server hears the size at once, so that
+        it takes what the others send while this rank is late."""
         self._socket.sendall(array.size.to_bytes(8, "little"))
+        time.sleep(late)
         raw = array.view(np.uint8)
-        if _exchange(self._socket.fileno(), self._polls, raw, raw, self._message):
+        if _exchange(self._socket.fileno(), self._polls, raw, raw, self._message, self._window):
             raise ConnectionError("the TCP aggregator is gone")
         return array
 
@@ -203,4 +204,4 @@ if __name__ == "__main__":
         run_server(port_file, int(sys.argv[3]), int(sys.argv[4]), address, style == "plain")
     else:
         me, everybody = int(sys.argv[2]), int(sys.argv[3])
-        serve(me, everybody, TcpRank(sys.argv[4], int(sys.argv[5]), int(sys.argv[6])))
+        serve(me, everybody, TcpRank(sys.argv[4], *map(int, sys.argv[5:8])))
