@@ -41,20 +41,12 @@ class Downlink(Sending):
                 self.repairs_multicast += len(burst)
                 self._retransmissions += len(burst)
                 return burst
-        for state in self._running(tree):
+        for state in tree.lineup():
             burst = self._results(state, group, most, now)
             if burst is not None:
                 self.results_multicast += len(burst)
                 return burst
         return None
-
-    @staticmethod
-    def _running(tree: Tree) -> list[ShardState]:
-        """Shards with something to send to children, oldest round first, exponents before data."""
-        states = [
-            state for state in tree.job.shards.values() if state.tree is tree and state.round is not None
-        ]
-        return sorted(states, key=lambda state: (state.round or 0, state.data))
 
     @staticmethod
     def _members(state: ShardState, group: Multicast) -> list[Sender]:
@@ -99,7 +91,7 @@ class Downlink(Sending):
     def _see_stall(self, tree: Tree, group: Multicast, now: float) -> None:
         """The group waits for credit. Who has returned none for too long is not waited for."""
         waits = bool(group.link.resend)
-        for state in self._running(tree):
+        for state in tree.lineup():
             self._members(state, group)
             waits |= state.group_cursor < int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
         if not waits:

@@ -28,6 +28,7 @@ class Tree:
     multicast: Multicast | None = None
     #: endpoint of the group through which the parent may send results; 0: none
     hears: int = 0
+    _lineup: "list[ShardState] | None" = None
     #: numbers in [0, 1) for the back-off of requests for results that many may lack (R6)
     random: Callable[[], float] | None = None
 
@@ -96,6 +97,17 @@ class Tree:
         many = [self.multicast.link] if self.multicast else []
         return ([self.up] if self.up else []) + many + list(self.down.values())
 
+    def lineup(self) -> "list[ShardState]":
+        """Shards with a round on its way, in the order in which they are sent: oldest round first, exponents first."""
+        if self._lineup is None:
+            mine = [state for state in self.job.shards.values() if state.tree is self and state.sending]
+            self._lineup = sorted(mine, key=lambda state: (state.round or 0, state.data))
+        return self._lineup
+
+    def changed(self) -> None:
+        """A round has begun or ended, or a shard has come or gone."""
+        self._lineup = None
+
     def again_down(self, row: int, fragment: int) -> None:
         """Queue one result for another transmission to all children."""
         if self.multicast is not None and self.multicast.grouped:
@@ -152,6 +164,7 @@ class ShardState:
     def start(self, round_: int, timing: Timing) -> None:
         """Fresh senders and receivers for a round."""
         self.round = round_
+        self.tree.changed()
         self.confirmed = False
         self.collective = None
         self.encoded = self.decoded = self.group_cursor = 0
@@ -160,6 +173,11 @@ class ShardState:
         self.down = {index: Sender(link) for index, link in self.tree.down.items()}
         self.from_children = {index: Receiver(self.shard.count, timing) for index in self.tree.down}
         self.tree.forget(self.row)
+
+    @property
+    def sending(self) -> bool:
+        """Whether a round is on its way that has neighbours to be sent to."""
+        return self.round is not None and (self.up is not None or bool(self.down))
 
     @property
     def data(self) -> bool:
@@ -184,12 +202,15 @@ class Job:
         """Take in this node's shards of one tensor."""
         self._by_tensor[tensor] = states
         self.shards.update((state.shard.shard, state) for state in states)
+        for state in states:
+            state.tree.changed()
 
     def remove(self, tensor: int) -> list[ShardState]:
         """Forget a tensor's shards; returns them."""
         states = self._by_tensor.pop(tensor, [])
         for state in states:
             del self.shards[state.shard.shard]
+            state.tree.changed()
         return states
 
     def shards_of(self, tensor: int) -> list[ShardState]:

@@ -73,6 +73,7 @@ class Node(Upkeep):
     def _rewire(self, state: ShardState, attach: bool, now: float) -> None:
         """Bring a running round in line with changed links."""
         tree = state.tree
+        tree.changed()
         shard = self.memory.shards[state.row]
         for index, link in tree.down.items():
             known = state.down.get(index)

@@ -126,6 +126,7 @@ class Rounds(Core):
         state.tree.forget(state.row)
         state.up = state.from_parent = state.collective = None
         state.down, state.from_children = {}, {}
+        state.tree.changed()
         for link in state.tree.down.values():
             self._say(state, link, Kind.OPEN, down=True, round_=round_, word0=int(failed))
         state.ready_due = None

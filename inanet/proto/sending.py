@@ -17,8 +17,8 @@ from inanet.proto.slots import (
 from inanet.proto.xagg import slotwork
 from inanet.wire.batch import Transmission
 
-#: largest number of packets in one transmission: four super-frames, so that Python runs once for a quarter of a megabyte
-BURST = 248
+#: largest number of packets in one transmission: eight super-frames, so that Python runs once for half a megabyte
+BURST = 496
 
 
 class Sending(Rounds):
@@ -61,12 +61,9 @@ class Sending(Rounds):
                 if not up:
                     self.repairs_unicast += len(burst)
                 return burst
-        states = [
-            state for state in tree.job.shards.values() if state.tree is tree and state.round is not None
-        ]
-        states.sort(key=lambda state: (state.round or 0, state.data))
-        for state in states:
-            sender = state.up if up else state.down.get(link.bit.bit_length() - 1)
+        index = link.bit.bit_length() - 1
+        for state in tree.lineup():
+            sender = state.up if up else state.down.get(index)
             if sender is None or sender.link is not link:
                 continue
             if up and state.collective is not None:
