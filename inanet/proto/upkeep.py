@@ -102,7 +102,7 @@ class Upkeep(Hops):
     def _link_timer(self, link: Link, now: float) -> None:
         """A window that stays full means that credits or packets were lost: start afresh."""
         if link.in_flight and link.room == 0:
-            if now - link.waiting_since >= self.timing.retransmit_max:
+            if now >= link.waiting_since + self.timing.retransmit_max:
                 link.in_flight = 0
                 link.waiting_since = now
                 self._wake(now)
