@@ -1,0 +1,66 @@
+"""A topology file as the planner's network and fleet."""
+
+import math
+
+from inanet.control.candidates import Fleet
+from inanet.control.config import Topology as Trees
+from inanet.control.network import Network, Port
+from inanet.control.pricing import FRAGMENT
+from inanet.control.topology import Tree
+from inanet.control.trees import Server
+from inanet.lab.model import Topology
+
+#: What a lab's host counts as if nothing says how many cores and how much memory it has to spare.
+CORES, MEMORY = 64, 1 << 40
+
+
+def network(topology: Topology) -> Network:
+    """Links of a topology. One switch that floods, floods them all: groups cross trunks."""
+    ports = {
+        host.name: Port(host.switch, host.link.sends or math.inf, host.link.receives or math.inf)
+        for host in topology.hosts()
+    }
+    trunks = {trunk.between: trunk.link.rate or math.inf for trunk in topology.trunks()}
+    flooding = any(not (switch.snooping and switch.querier) for switch in topology.switch)
+    return Network(ports, trunks, flooding, topology.fabric == "routed")
+
+
+def fleet(topology: Topology, size: int, *, shared_cores: int | None = None) -> Fleet:
+    """Workers and servers of a topology, and its own trees. ``size``: bytes of a tensor, in which lateness is counted.
+
+    ``shared_cores``: for a lab, whose hosts share this machine's. Servers without a rate count as the fastest there is.
+    """
+    net = network(topology)
+    workers = topology.workers()
+    unit = min((size * FRAGMENT * 8 / host.link.sends for host in workers if host.link.sends), default=0.0)
+    rates = [
+        rate for port in net.ports.values() for rate in (port.sends, port.receives) if math.isfinite(rate)
+    ]
+    fastest = max(rates, default=1e9)
+    servers = tuple(
+        Server(
+            host.name,
+            min(net.ports[host.name].sends, net.ports[host.name].receives, fastest),
+            CORES,
+            MEMORY,
+        )
+        for host in topology.hosts()
+        if host.role in ("ps", "aggregator")
+    )
+    return Fleet(
+        net,
+        tuple(host.name for host in workers),
+        servers,
+        {host.name: host.lateness * unit for host in workers},
+        configured(topology),
+        shared_cores,
+    )
+
+
+def configured(topology: Topology) -> tuple[Tree, ...]:
+    """The trees that the file states, over all workers; none without a PS."""
+    roots = topology.roots()
+    if not roots:
+        return ()
+    fabric = Trees.model_validate(topology.trees()).fabric(roots[0])
+    return fabric.trees(fabric.workers)
