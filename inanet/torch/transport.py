@@ -80,10 +80,8 @@ class Reduction:
         try:
             self._handle.wait(max(0.0, stop - time.monotonic()))
         except RoundTimeout as error:
-            if seconds is None or self._handle.done():
-                # the client knows only what was left of the time when it was asked
-                raise self._late(self._seconds, error) from None
-            raise
+            # the client knows only what was left of the time when it was asked
+            raise self._late(self._seconds if seconds is None else seconds, error) from None
 
     def _late(self, seconds: float, known: RoundTimeout | None = None) -> RoundTimeout:
         job = self._transport.job

@@ -1,0 +1,326 @@
+"""The process group "ina": all-reduce through the fabric, everything else by a private Gloo group."""
+
+import logging
+import time
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+
+from inanet.control.errors import InaError, WorkerLostError
+from inanet.torch import verdict as rules
+from inanet.torch.options import Options
+from inanet.torch.rendezvous import Exchange, Refusal, join, through_store
+from inanet.torch.transport import Reduction, Transport, carries
+from inanet.torch.verdict import Verdict
+from inanet.torch.work import DelegatedWork, FabricWork, Work, seconds_of
+
+NAME = "ina"
+#: what Gloo says when another rank has ended
+_BROKEN = ("connection", "closed by peer", "pair closure", "broken pipe")
+#: seconds that the agent has to say why the job is over after Gloo has noticed that something is
+_EXPLAIN_SECONDS = 0.5
+_OPS = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "mean",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.MIN: "min",
+}
+#: collectives of the base class that are left to Gloo; one that a torch does not have is passed over
+DELEGATED = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+_DEVICES = ("cpu", "cuda")
+_log = logging.getLogger("inanet")
+
+
+class ProcessGroup(dist.ProcessGroup):
+    """A group of ranks that are a job of the fabric, or would be if that helped.
+
+    The first all-reduce of a group that is made later than the default one joins its job, so groups that
+    never reduce cost nothing. ``verdict`` says what all-reduce uses, None until that is known.
+    """
+
+    def __init__(
+        self, store: "dist.Store", rank: int, size: int, timeout: timedelta, options: Options, title: str
+    ) -> None:
+        super().__init__(rank, size)
+        self._store = store
+        self._timeout = timeout
+        self._options = options
+        self._title = title
+        self._gloo, self._private = _gloo_group(dist.PrefixStore("gloo/", store), rank, size, timeout)
+        # what torch asks a group for without calling it: its devices, and a backend for each
+        kind = dist.ProcessGroup.BackendType.CUSTOM
+        self._set_default_backend(kind)
+        for device in _DEVICES:
+            self._register_backend(torch.device(device), kind, self._gloo)
+        self._transport: Transport | None = None
+        self._said: set[torch.dtype] = set()
+        self._backward: tuple[int, list[Reduction]] = (-1, [])
+        self.verdict: Verdict | None = None
+        _open.add(self)
+
+    # ------------------------------------------------------------ the choice
+
+    def decide(self) -> Verdict:
+        """Join the job, or find out why not; all ranks of the group at once.
+
+        Raises an :class:`~inanet.control.errors.InaError` on all ranks if INA is required and not to be had.
+        """
+        if self.verdict is None:
+            verdict = self._join()
+            if self.rank() == 0:
+                way = "through the fabric" if verdict.use_ina else "by Gloo, without INA"
+                level = logging.INFO if verdict.use_ina else logging.WARNING
+                _log.log(level, "%s: all-reduce goes %s: %s", self._title, way, verdict.reason)
+            self.verdict = verdict
+        return self.verdict
+
+    def _join(self) -> Verdict:
+        if self.size() == 1 and not self._options.required:
+            return Verdict(False, "there is one rank, and nothing to reduce with")
+        seconds = self._options.seconds(self._timeout)
+        store = dist.PrefixStore("ina/", self._store)
+        exchange = through_store(store, self.rank(), self.size(), self._timeout.total_seconds())
+        joined = join(exchange, self.rank(), self.size(), self._options, seconds)
+        if isinstance(joined, Refusal):
+            return rules.on_refusal(joined)
+        self._transport = Transport(joined, self._options, seconds)
+        if self._options.required or not self._options.measure:
+            return Verdict(True, "INA is wanted")
+        verdict = self._compare(self._transport, exchange)
+        if not verdict.use_ina:
+            self._transport.close()
+            self._transport = None
+        return verdict
+
+    def _compare(self, transport: Transport, exchange: Exchange) -> Verdict:
+        probe = torch.zeros(rules.PROBE_ELEMENTS)
+        options = dist.AllreduceOptions()
+        return rules.compare(
+            lambda: transport.reduce(probe, "sum", "probe").finish(),
+            lambda: self._gloo.allreduce([probe], options).wait(),
+            exchange,
+        )
+
+    # ------------------------------------------------------------ all-reduce
+
+    def allreduce(self, tensors: Any, options: Any = None) -> Any:
+        """Through the fabric where it carries dtype and operation, else by Gloo; in place.
+
+        Raises ``ValueError`` or ``TypeError`` for what neither can do.
+        """
+        options = _options(options, dist.AllreduceOptions)
+        given = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if len(given) != 1:
+            raise ValueError(f"all-reduce takes one tensor per rank, not {len(given)}")
+        return self._allreduce(given, options)
+
+    def allreduce_coalesced(self, tensors: Any, options: Any = None) -> Any:
+        """As :meth:`allreduce` of each of the tensors."""
+        options = _options(options, dist.AllreduceCoalescedOptions)
+        return self._allreduce(list(tensors), options)
+
+    def _allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+        op = next((name for one, name in _OPS.items() if options.reduceOp == one), "")
+        verdict = self.decide()
+        if verdict.use_ina and op and all(carries(tensor, op) for tensor in tensors):
+            assert self._transport is not None
+            seconds = seconds_of(options.timeout)
+            reductions = [self._transport.reduce(tensor, op, "", seconds) for tensor in tensors]
+            self._watch(reductions)
+            return FabricWork(reductions, tensors, self._transport.delivery)
+        if verdict.use_ina:
+            self._say_once(tensors, op)
+        return self._by_gloo(tensors, op, options)
+
+    def _by_gloo(self, tensors: list[torch.Tensor], op: str, options: Any) -> Any:
+        after = None
+        if op == "mean":
+            # Gloo has no mean
+            if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
+                kinds = ", ".join(sorted({str(tensor.dtype) for tensor in tensors}))
+                raise TypeError(f"the mean of {kinds} is no {kinds}; reduce with ReduceOp.SUM and divide")
+            sums = type(options)()
+            sums.reduceOp, sums.timeout, sums.asyncOp = dist.ReduceOp.SUM, options.timeout, options.asyncOp
+            options = sums
+
+            def after() -> None:
+                for tensor in tensors:
+                    tensor.div_(self.size())
+
+        coalesced = isinstance(options, dist.AllreduceCoalescedOptions)
+        reduce = self._gloo.allreduce_coalesced if coalesced else self._gloo.allreduce
+        return DelegatedWork(reduce(tensors, options), self._explain, after)
+
+    def _watch(self, reductions: Sequence[Reduction]) -> None:
+        """Within backward, look at the results at its end, just before DDP does: what goes through DDP's
+        futures has lost its type, what a callback of the engine raises keeps it."""
+        task = torch._C._current_graph_task_id()
+        if task == -1:
+            return
+        if self._backward[0] != task:
+            running: list[Reduction] = []
+            self._backward = (task, running)
+
+            def end() -> None:
+                for reduction in running:
+                    reduction.finish()
+
+            Variable._execution_engine.queue_callback(end)
+        self._backward[1].extend(reductions)
+
+    def _say_once(self, tensors: Sequence[torch.Tensor], op: str) -> None:
+        for dtype in {tensor.dtype for tensor in tensors} - self._said:
+            self._said.add(dtype)
+            if self.rank() == 0:
+                _log.info(
+                    "%s: Gloo reduces %s with %s, which the fabric does not add up",
+                    self._title,
+                    dtype,
+                    op or "this operation",
+                )
+
+    # ------------------------------------------------------------ errors
+
+    def _explain(self, error: RuntimeError) -> Exception:
+        """Gloo notices that a rank is gone as a broken connection: what the agent knows of it, or failing
+        that the same kind of error, so that all ranks raise the same whatever they were doing.
+
+        Other hosts hear of a departure with their next round; asking for one here would be a round that
+        ranks which are ahead do not expect.
+        """
+        transport = self._transport
+        if transport is None or not any(word in str(error).lower() for word in _BROKEN):
+            return error
+        deadline = time.monotonic() + _EXPLAIN_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                transport.job.stats(left)
+            except InaError as known:
+                return known
+            time.sleep(min(left, 0.02))
+        text = f"a rank of the group is gone, Gloo says: {error}"
+        return WorkerLostError(text, job=transport.job.name, rank=self.rank())
+
+    # ------------------------------------------------------------ administration
+
+    def getBackendName(self) -> str:
+        """What ``get_backend`` says."""
+        return NAME
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """What collectives may take from now on."""
+        self._timeout = timeout
+        self._gloo._set_default_timeout(timeout)
+        if self._transport is not None:
+            self._transport.seconds = self._options.seconds(timeout)
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the agent's node; empty without INA."""
+        return self._transport.job.stats() if self._transport is not None else {}
+
+    def shutdown(self) -> None:
+        """Leave the job; what is on its way fails. Called by ``destroy_process_group``; twice is fine."""
+        _open.discard(self)
+        transport, self._transport = self._transport, None
+        if transport is not None:
+            transport.close()
+
+    def abort(self) -> None:
+        """As :meth:`shutdown`."""
+        self.shutdown()
+
+
+def _gloo_group(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> tuple[Any, Any]:
+    """Gloo, and a group around it as ``init_process_group("gloo")`` makes it."""
+    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+    gloo._set_sequence_number_for_group()
+    group = dist.ProcessGroup(store, rank, size)
+    kind = dist.ProcessGroup.BackendType.GLOO
+    group._set_default_backend(kind)
+    for device in _DEVICES:
+        group._register_backend(torch.device(device), kind, gloo)
+    return gloo, group
+
+
+def _options(given: Any, kind: Any) -> Any:
+    """Options of a collective; torch also takes an operation in their place, or nothing."""
+    if given is not None and hasattr(given, "reduceOp"):
+        return given
+    options = kind()
+    if given is not None:
+        options.reduceOp = given
+    return options
+
+
+def _delegated(name: str) -> Any:
+    def collective(self: ProcessGroup, *arguments: Any, **keywords: Any) -> Any:
+        work = getattr(self._private, name)(*arguments, **keywords)
+        return DelegatedWork(work, self._explain) if isinstance(work, Work) else work
+
+    collective.__name__ = name
+    collective.__doc__ = f"``{name}`` by the private Gloo group."
+    return collective
+
+
+for _name in DELEGATED:
+    if hasattr(dist.ProcessGroup, _name):
+        setattr(ProcessGroup, _name, _delegated(_name))
+
+_open: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
+
+
+def create(place: Any, options: Any) -> ProcessGroup:
+    """What torch calls for ``init_process_group("ina")`` and ``new_group(backend="ina")``.
+
+    Raises ``TypeError`` for ``pg_options`` that are not :class:`Options`, and what :meth:`decide` raises for
+    the default group.
+    """
+    if options is not None and not isinstance(options, Options):
+        raise TypeError(f"pg_options of backend 'ina' are inanet.torch.Options, not {type(options).__name__}")
+    # the default group's name is "0" and its list of ranks empty
+    default = not list(place.global_ranks_in_group)
+    group = ProcessGroup(
+        place.store,
+        place.group_rank,
+        place.group_size,
+        place.timeout,
+        options or Options(),
+        "default group" if default else f"group {place.group_id}",
+    )
+    if default:
+        group.decide()
+    return group
+
+
+def register() -> None:
+    """Tell torch of the backend; importing it twice is fine."""
+    if NAME.upper() not in dist.Backend._plugins:
+        dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
