@@ -89,17 +89,6 @@ def copy_out(values: Slots, slot: int, arena: Arena, at: int) -> None:
         target[j] = swapped(source[j])
 
 
-@numba.njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
-def exchange(values: Slots, slot: int, arena: Arena, at: int) -> None:
-    """Swap a packet's values with a slot's: one access that reads and writes, as an eviction needs."""
-    mine = values[slot]
-    other = arena[at : at + 4 * mine.size].view(np.int32)
-    for j in range(mine.size):
-        old = mine[j]
-        mine[j] = swapped(other[j])
-        other[j] = swapped(old)
-
-
 @numba.njit("void(int32[:, ::1], int64, int64[::1], int64, uint8[::1], int64, int64)", **_PAYLOAD)
 def place(
     rows: Slots, words: int, fragments: Index, width: int, arena: Arena, first_at: int, stride: int

@@ -28,7 +28,7 @@ def switchml(
 
 @pytest.mark.parametrize(
     ("workers", "pool", "values", "elements"),
-    [(4, 16, 256, 20_000), (3, 1, 64, 700), (2, 8, 64, 5_000), (32, 8, 256, 4_000), (1, 4, 256, 3_000)],
+    [(4, 16, 256, 20_000), (3, 1, 64, 700), (2, 8, 64, 5_000), (32, 8, 256, 2_500), (1, 4, 256, 3_000)],
 )
 def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, pool, values, elements):
     job = switchml(workers, pool, values=values, impairment=NOISE)
