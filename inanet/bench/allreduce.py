@@ -1,30 +1,37 @@
 """``ina bench allreduce``: nccl-tests' table over real daemons; correctness and speed in the same run.
 
-The parent starts a fabric on this machine (or uses the agents it is told of) and one process per rank; the ranks
-measure, rank 0 reports. A repetition starts from fresh data behind a barrier, so that no rank runs ahead, and its time
-is that of the slowest rank.
+The parent starts a fabric on this machine and one process per rank, and asks the ranks for one size after the other. A
+repetition starts from fresh data behind a barrier, so that no rank runs ahead, and its time is that of the slowest rank.
+Counters of all nodes are read between sizes.
 """
 
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 import inanet
-from inanet.bench.measure import median
-from inanet.control.exits import Failure
-from inanet.demo.fabric import Fabric, python, python_environment
+from inanet.bench.bounds import FRAGMENT
+from inanet.bench.counted import CountedFabric, Reading, in_network_share, per_gigabyte
+from inanet.bench.measure import Ticks, idle_share, median, short_of_cpu, ticks
+from inanet.bench.peers.rank import Team
+from inanet.bench.samples import check, fill
+from inanet.client.job import Job
+from inanet.demo.fabric import python, python_environment
+from inanet.wire.xagg import PAYLOAD_BYTES
 
-#: bytes beside the payload that a fragment costs on an Ethernet: row overhead, UDP, IPv4, Ethernet headers
-WIRE_OVERHEAD = 1052 - 1024 + 8 + 20 + 14
+#: Of what ``--json`` prints.
+SCHEMA = 1
+#: Seconds that ranks may take to join, compiles included, and that a size may take.
+JOINING, MEASURING = 120.0, 300.0
+#: Bytes on the wire of one fragment with all its headers.
+FRAGMENT_BYTES = round(FRAGMENT * PAYLOAD_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,170 +58,151 @@ class Options:
             size *= self.factor
 
 
-def run(options: Options, deadline: float = 300.0) -> dict[str, Any]:
-    """Measure; returns the object that ``--json`` prints. Raises :class:`Failure` if a rank fails."""
+def run(options: Options) -> dict[str, Any]:
+    """Measure; returns the object that ``--json`` prints. Raises :class:`inanet.control.exits.Failure` if a rank or a
+    daemon fails."""
     topology = [("ps", None), ("worker0", "ps")] if options.one_host else None
-    with Fabric(workers=options.workers, topology=topology) as fabric:
-        sockets = [fabric.worker_socket(0 if options.one_host else rank) for rank in range(options.workers)]
-        return run_ranks(options, sockets, deadline)
+    rows = []
+    with CountedFabric(options.workers, topology) as fabric, ExitStack() as stack:
+        team = _ranks(fabric, options)
+        stack.callback(team.close)
+        team.wait_ready(JOINING)
+        for size in options.sizes():
+            before, ticks_before = fabric.read(), ticks()
+            answers = team.ask({"bytes": size}, MEASURING, f"all-reduces of {size} B")
+            moved, idle = fabric.read().since(before), (ticks_before, ticks())
+            rows.append(row(options, size, answers, moved, idle))
+    ok = all(row["wrong"] == 0 for row in rows)
+    return {"schema": SCHEMA, "ok": ok, "system": "xagg", **asdict(options), "rows": rows}
 
 
-def run_ranks(options: Options, sockets: Sequence[Path], deadline: float) -> dict[str, Any]:
-    """One process per rank, rank ``i`` at the agent ``sockets[i]``."""
-    local = options.workers if options.one_host else 1
-    with tempfile.TemporaryDirectory(prefix="inanet-bench-") as directory:
-        ranks = []
-        for rank, path in enumerate(sockets):
-            argument = json.dumps(
-                {
-                    "rank": rank,
-                    "local": local,
-                    "socket": str(path),
-                    "out": str(Path(directory) / f"{rank}.json"),
-                    **{name: getattr(options, name) for name in options.__slots__},
-                }
-            )
-            ranks.append(
+def _ranks(fabric: CountedFabric, options: Options) -> Team:
+    processes = []
+    for rank in range(options.workers):
+        socket = str(fabric.worker_socket(0 if options.one_host else rank))
+        with (fabric.directory / f"rank{rank}.log").open("ab") as errors:
+            processes.append(
                 subprocess.Popen(
-                    python("inanet.bench.allreduce", argument),
+                    python("inanet.bench.allreduce", json.dumps(asdict(options)), str(rank), socket),
                     env=python_environment(),
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
                 )
             )
-        try:
-            stop = time.monotonic() + deadline
-            for rank, process in enumerate(ranks):
-                try:
-                    _, errors = process.communicate(timeout=max(0.1, stop - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    raise Failure(f"rank {rank} of the benchmark is not done after {deadline:g} s") from None
-                if process.returncode:
-                    raise Failure(f"rank {rank} of the benchmark failed: {errors.decode()[-2000:]}")
-            results = [
-                json.loads((Path(directory) / f"{rank}.json").read_text()) for rank in range(len(ranks))
-            ]
-        finally:
-            for process in ranks:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-    return summary(options, results)
+    return Team("inanet", processes, logs=[fabric.directory / f"rank{n}.log" for n in range(options.workers)])
 
 
-def summary(options: Options, results: list[list[dict[str, Any]]]) -> dict[str, Any]:
-    """One row per size from what all ranks measured."""
-    rows = []
-    for index, size in enumerate(options.sizes()):
-        per_rank = [result[index] for result in results]
-        times = [max(times) for times in zip(*(rank["seconds"] for rank in per_rank), strict=True)]
-        seconds = median(times)
-        algorithm = size / seconds if seconds else 0.0
-        n = options.workers
-        rows.append(
-            {
-                "bytes": size,
-                "count": size // np.dtype(options.dtype).itemsize,
-                "seconds": seconds,
-                "algbw_bps": algorithm * 8,
-                "busbw_bps": algorithm * 8 * 2 * (n - 1) / n,
-                "wrong": sum(rank["wrong"] for rank in per_rank),
-                "max_error": max(rank["max_error"] for rank in per_rank),
-                "wire_bytes_per_worker": per_rank[0]["rows_sent"] * (1024 + WIRE_OVERHEAD),
-                "retransmissions": sum(rank["retransmissions"] for rank in per_rank),
-                "drops": sum(rank["drops"] for rank in per_rank),
-                "cpu_short": per_rank[0]["load"] > (os.cpu_count() or 1) * 1.5,
-            }
-        )
-    ok = all(row["wrong"] == 0 for row in rows)
-    return {"schema": 1, "ok": ok, "workers": options.workers, "op": options.op, "rows": rows}
+def row(
+    options: Options,
+    size: int,
+    answers: Sequence[dict[str, Any]],
+    moved: Reading,
+    period: tuple[Ticks, Ticks],
+) -> dict[str, Any]:
+    """One size from what all ranks measured and all nodes counted meanwhile, warm-ups included in the latter.
 
-
-def measure(argument: dict[str, Any]) -> list[dict[str, Any]]:
-    """What one rank does."""
-    names = Options.__slots__
-    options = Options(**{name: argument[name] for name in names})
-    rank, results = argument["rank"], []
-    with inanet.connect(
-        "bench", rank=rank, world=options.workers, local_world=argument["local"], socket=argument["socket"]
-    ) as job:
-        for size in options.sizes():
-            count = size // np.dtype(options.dtype).itemsize
-            everybody = [source(options.dtype, count, other) for other in range(options.workers)]
-            expected = exact(options.op, everybody)
-            buffer = job.empty(count, options.dtype)
-            before = job.stats()
-            seconds, wrong, worst = [], 0, 0.0
-            for repetition in range(options.warmups + options.repetitions):
-                buffer[:] = everybody[rank]
-                job.barrier()
-                start = time.perf_counter()
-                job.all_reduce(buffer, options.op, name=f"bench{size}", mode=options.mode)
-                if repetition >= options.warmups:
-                    seconds.append(time.perf_counter() - start)
-                if options.check:
-                    error = np.abs(buffer.astype(np.float64) - expected)
-                    worst = max(worst, float(error.max(initial=0.0)))
-                    wrong += int((error > tolerance(options, everybody)).sum())
-            after = job.stats()
-            moved = {name: after[name] - before[name] for name in after}
-            rounds = options.warmups + options.repetitions
-            results.append(
-                {
-                    "seconds": seconds,
-                    "wrong": wrong,
-                    "max_error": worst,
-                    "rows_sent": moved["rows_sent"] // rounds,
-                    "retransmissions": moved["retransmissions"],
-                    "drops": sum(n for name, n in moved.items() if name.startswith("drop_")),
-                    "load": os.getloadavg()[0],
-                }
-            )
-    return results
-
-
-def source(dtype: str, count: int, rank: int) -> Any:
-    """A rank's values: normally distributed, or small integers."""
-    generator = np.random.default_rng(rank)
-    if np.dtype(dtype).kind == "i":
-        return generator.integers(-1000, 1000, count).astype(dtype)
-    return generator.standard_normal(count, np.float32).astype(dtype)
-
-
-def exact(op: str, values: Sequence[Any]) -> Any:
-    """The result in float64 (int64 values of these sizes are exact in it)."""
-    wide = np.stack([value.astype(np.float64) for value in values])
-    return {"sum": wide.sum(0), "mean": wide.mean(0), "max": wide.max(0), "min": wide.min(0)}[op]
-
-
-def tolerance(options: Options, values: Sequence[Any]) -> float:
-    """Largest error that the number format allows for these values; 0 where it is exact."""
-    if np.dtype(options.dtype).kind == "i" or options.op in ("max", "min"):
-        return 0.0
-    peak = max(float(np.abs(value.astype(np.float64)).max(initial=0.0)) for value in values)
+    ``cpu_s_per_gb``: processor seconds by role over the bytes of all ranks' tensors; ranks' while they reduce,
+    daemons' all the time.
+    """
+    times = [max(times) for times in zip(*(rank["seconds"] for rank in answers), strict=True)]
+    seconds = median(times)
+    algorithm = size / seconds if seconds else 0.0
     n = options.workers
-    digits = {"float32": 24, "float16": 11}[options.dtype]
-    # carried exponents lie up to six bits above the block's own (inanet.kernels.exponents)
-    return float(n * 2.0 ** ((n - 1).bit_length() - 32) * peak * 2 * 64 + n * peak * 2.0**-digits)
+    rounds = options.warmups + options.repetitions
+    leaves = 0 if options.one_host else sum(rank["leaves"] for rank in answers)
+    spent = {"rank": sum(rank["cpu"] for rank in answers), **moved.cpu}
+    idle = idle_share(*period)
+    return {
+        "bytes": size,
+        "count": size // np.dtype(options.dtype).itemsize,
+        "seconds": seconds,
+        "algbw_bps": algorithm * 8,
+        "busbw_bps": algorithm * 8 * 2 * (n - 1) / n,
+        "wrong": sum(rank["wrong"] for rank in answers),
+        "max_error": max(rank["max_error"] for rank in answers),
+        "wire_bytes_per_worker": 0
+        if options.one_host
+        else answers[0]["rows_sent"] // rounds * FRAGMENT_BYTES,
+        "in_network_share": in_network_share(moved.into_root, leaves),
+        "retransmissions": moved.retransmissions,
+        "drops": moved.drops,
+        "cpu_s_per_gb": per_gigabyte(spent, size * n * rounds),
+        "idle": idle,
+        "short_of_cpu": short_of_cpu([idle]),
+    }
+
+
+def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
+    """What one rank does for one size."""
+    buffer = job.empty(size // np.dtype(options.dtype).itemsize, options.dtype)
+    before = job.stats()
+    seconds, spent, wrong, worst = [], 0.0, 0, 0.0
+    for repetition in range(options.warmups + options.repetitions):
+        fill(buffer, job.rank)
+        job.barrier()
+        start, cpu = time.perf_counter(), time.process_time()
+        job.all_reduce(buffer, options.op, name=f"bench{size}", mode=options.mode)
+        elapsed = time.perf_counter() - start
+        spent += time.process_time() - cpu
+        if repetition >= options.warmups:
+            seconds.append(elapsed)
+        if options.check:
+            bad, error = check(buffer, options.op, options.workers)
+            wrong, worst = wrong + bad, max(worst, error)
+    after = job.stats()
+    return {
+        "seconds": seconds,
+        "cpu": spent,
+        "wrong": wrong,
+        "max_error": worst,
+        # without the barriers', which send one fragment each
+        "rows_sent": after["rows_sent"] - before["rows_sent"] - options.warmups - options.repetitions,
+        "leaves": after["leaf_contributions"] - before["leaf_contributions"],
+    }
 
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """nccl-tests' table, with what matters for in-network aggregation at the right."""
-    yield f"# nThread 1 workers {result['workers']} op {result['op']}: median over repetitions of the slowest rank"
-    yield "# busbw multiplies algbw by 2(n-1)/n, which assumes point-to-point transfers: with in-network"
-    yield "# aggregation a worker sends and receives the tensor once, so compare algbw and the bytes on the wire."
-    yield "#       size        count      time   algbw   busbw  #wrong    wire/worker     retx    drops"
-    yield "#        (B)   (elements)      (us)  (GB/s)  (GB/s)                   (B)"
+    roles = sorted({role for row in result["rows"] for role in row["cpu_s_per_gb"]})
+    yield f"# nThread 1 workers {result['workers']} minBytes {result['begin']} maxBytes {result['end']}"
+    yield (
+        f"# step: {result['factor']}(factor) warmup iters: {result['warmups']} iters: {result['repetitions']} "
+        f"validation: {int(result['check'])}"
+    )
+    yield "# time: median over repetitions of the slowest rank. busbw multiplies algbw by 2(n-1)/n, which assumes"
+    yield "# point-to-point transfers: here a worker sends and receives the tensor once, so compare algbw and wire bytes."
+    yield f"# CPU: processor seconds per GB of all ranks' tensors, of {'/'.join(roles)}; in-net: share of contributions"
+    yield "# that were summed before the root; * processes were short of processors"
+    yield "#       size        count      type   redop      time   algbw   busbw  #wrong    wire/worker  in-net     retx    drops  CPU"
+    yield "#        (B)   (elements)                       (us)  (GB/s)  (GB/s)                   (B)                              (s/GB)"
     for row in result["rows"]:
+        share = row["in_network_share"]
+        cpu = "/".join(f"{row['cpu_s_per_gb'].get(role, 0.0):.2f}" for role in roles)
         yield (
-            f"{row['bytes']:12d} {row['count']:12d} {row['seconds'] * 1e6:9.1f} {row['algbw_bps'] / 8e9:7.3f} "
-            f"{row['busbw_bps'] / 8e9:7.3f} {row['wrong']:7d} {row['wire_bytes_per_worker']:14d} "
-            f"{row['retransmissions']:8d} {row['drops']:8d}{'  # short of CPU' if row['cpu_short'] else ''}"
+            f"{row['bytes']:12d} {row['count']:12d} {result['dtype']:>9} {result['op']:>7} {row['seconds'] * 1e6:9.1f} "
+            f"{row['algbw_bps'] / 8e9:7.3f} {row['busbw_bps'] / 8e9:7.3f} {row['wrong']:7d} "
+            f"{row['wire_bytes_per_worker']:14d} {'-' if share is None else f'{share:.3f}':>7} "
+            f"{row['retransmissions']:8d} {sum(row['drops'].values()):8d}  {cpu}{' *' if row['short_of_cpu'] else ''}"
         )
+        if row["drops"]:
+            yield "# drops: " + ", ".join(f"{reason} {count}" for reason, count in row["drops"].items())
     wrong = sum(row["wrong"] for row in result["rows"])
     yield f"# Out of bounds values : {wrong} {'OK' if result['ok'] else 'FAILED'}"
+    rates = [row["busbw_bps"] / 8e9 for row in result["rows"]]
+    yield f"# Avg bus bandwidth    : {sum(rates) / len(rates) if rates else 0.0:.4f}"
+
+
+def main(given: str, rank: int, socket: str) -> None:
+    """Answer a line per size until standard input ends."""
+    options = Options(**json.loads(given))
+    local = options.workers if options.one_host else 1
+    with inanet.connect("bench", rank=rank, world=options.workers, local_world=local, socket=socket) as job:
+        print(json.dumps({"ready": True}), flush=True)
+        for line in sys.stdin:
+            print(json.dumps(measure(job, options, int(json.loads(line)["bytes"]))), flush=True)
 
 
 if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    Path(given["out"]).write_text(json.dumps(measure(given)))
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])

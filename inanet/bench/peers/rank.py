@@ -1,5 +1,6 @@
 """The loop of a peer's rank, and how its parent talks to it."""
 
+import contextlib
 import json
 import selectors
 import subprocess
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.control.exits import Failure
+from inanet.demo.process import TAIL_LINES
 
 
 class Collective(Protocol):
@@ -79,6 +81,8 @@ class Team:
     helpers: Sequence[int] = ()
     #: and those of them that add up what all ranks send
     servers: Sequence[int] = ()
+    #: where the ranks complain, if each has a file of its own
+    logs: Sequence[Path] = ()
 
     def wait_ready(self, deadline: float) -> None:
         """Raises :class:`Failure` naming the peer if a rank does not start."""
@@ -88,18 +92,26 @@ class Team:
         """One all-reduce of ``size`` bytes; ``late``: seconds by which each rank has its tensor later. Raises :class:`Failure` for a wrong sum, or for a rank that ends or is
         not done in ``deadline`` seconds."""
         helped, served = self._spent(self.helpers), self._spent(self.servers)
-        question = json.dumps({"bytes": size} | ({"late": list(late)} if late else {}))
-        for process in self.processes:
-            assert process.stdin is not None
-            process.stdin.write(question + "\n")
-            process.stdin.flush()
-        answers = self._answers(deadline, f"an all-reduce of {size} B")
+        question = {"bytes": size} | ({"late": list(late)} if late else {})
+        answers = self.ask(question, deadline, f"an all-reduce of {size} B")
         helped, served = self._spent(self.helpers) - helped, self._spent(self.servers) - served
         if any("wrong" in answer for answer in answers):
             raise Failure(f"{self.name}: wrong sum for {size} B")
         return Sample(
             max(a["seconds"] for a in answers), sum(a["cpu"] for a in answers) + helped + served, served
         )
+
+    def ask(self, question: dict[str, Any], deadline: float, what: str) -> list[dict[str, Any]]:
+        """Give a question to every process and collect their answers, in order. Raises :class:`Failure` for one that
+        ends or is not done in ``deadline`` seconds with ``what``."""
+        line = json.dumps(question) + "\n"
+        for process in self.processes:
+            assert process.stdin is not None
+            # one that has ended is named below
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(line)
+                process.stdin.flush()
+        return self._answers(deadline, what)
 
     @staticmethod
     def _spent(processes: Sequence[int]) -> float:
@@ -122,10 +134,18 @@ class Team:
                 for key, _ in ready:
                     line = key.fileobj.readline()  # type: ignore[union-attr]
                     if not line:
-                        raise Failure(f"{self.name}: rank {key.data} ended during {what}")
+                        raise Failure(
+                            f"{self.name}: rank {key.data} ended during {what}{self._last_words(key.data)}"
+                        )
                     answers[key.data] = json.loads(line)
                     selector.unregister(key.fileobj)
         return [answers[rank] for rank in range(len(self.processes))]
+
+    def _last_words(self, rank: int) -> str:
+        if not self.logs:
+            return ""
+        lines = self.logs[rank].read_text(errors="replace").splitlines()
+        return "; its log ends with:\n" + "\n".join(lines[-TAIL_LINES:])
 
     def _missing(self, answers: dict[int, Any]) -> int:
         return next(rank for rank in range(len(self.processes)) if rank not in answers)
@@ -134,7 +154,9 @@ class Team:
         """End all ranks."""
         for process in self.processes:
             if process.stdin is not None:
-                process.stdin.close()
+                # what was never read goes with a process that has ended
+                with contextlib.suppress(BrokenPipeError):
+                    process.stdin.close()
         for process in self.processes:
             try:
                 process.wait(10)
