@@ -70,15 +70,12 @@ def block_exponents(bits: Bits, brain: bool, lo: int, hi: int, out: NDArray[np.u
 
 
 @njit(
-    [
-        "void(uint32[::1], boolean, int64, int64, uint8[::1], uint32[::1], uint8[::1])",
-        "void(uint16[::1], boolean, int64, int64, uint8[::1], uint32[::1], uint8[::1])",
-    ],
+    "void(uint16[::1], boolean, int64, int64, uint8[::1], uint32[::1], uint8[::1])",
     cache=True,
     nogil=True,
 )
 def block_misfits(
-    bits: Bits,
+    bits: NDArray[np.uint16],
     brain: bool,
     lo: int,
     hi: int,

@@ -4,12 +4,8 @@ Kernels see f16 and bf16 as uint16 bit patterns. ``brain`` tells which: False is
 bfloat16.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
-from numba import njit, types
-from numba.extending import overload
+from numba import njit
 
 _F16_INFINITY = 0x7C00
 #: difference of the exponent biases of float32 and f16
@@ -56,22 +52,3 @@ def narrow16(value: float, brain: bool) -> np.uint16:
     if value != value:
         return np.uint16(quiet)
     return np.uint16(sign | magnitude)
-
-
-def as_float32(value: Any, brain: Any) -> Any:
-    """An element as float32: itself, or :func:`widen16` of its bits. Only inside kernels."""
-    raise NotImplementedError("as_float32 is only meant for compiled code")
-
-
-# numba wants the annotations of an overload and of its implementations to be the same
-@overload(as_float32)
-def _as_float32(value: Any, brain: Any) -> Callable[..., Any]:
-    return _itself if value == types.float32 else _widened
-
-
-def _itself(value: Any, brain: Any) -> Any:
-    return value
-
-
-def _widened(value: Any, brain: Any) -> Any:
-    return widen16(value, brain)

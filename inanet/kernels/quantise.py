@@ -11,10 +11,8 @@ from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import slot_checksum
-from inanet.kernels.half import as_float32
+from inanet.kernels.half import widen16
 from inanet.kernels.layout import BLOCK, CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, POISON, WORDS
-
-Values = NDArray[np.float32] | NDArray[np.uint16]
 
 
 @njit("float32(int64)", cache=True, nogil=True, inline="always")
@@ -26,17 +24,13 @@ def largest_float32(limit: int) -> np.float32:
 
 
 @njit(
-    [
-        "void(float32[::1], boolean, int64, int64, uint8[::1], float64[::1], float32[::1], int64, uint8[::1],"
-        " int32[:, ::1], int64, boolean, boolean)",
-        "void(uint16[::1], boolean, int64, int64, uint8[::1], float64[::1], float32[::1], int64, uint8[::1],"
-        " int32[:, ::1], int64, boolean, boolean)",
-    ],
+    "void(uint16[::1], boolean, int64, int64, uint8[::1], float64[::1], float32[::1], int64, uint8[::1],"
+    " int32[:, ::1], int64, boolean, boolean)",
     cache=True,
     nogil=True,
 )
 def quantise(
-    values: Values,
+    values: NDArray[np.uint16],
     brain: bool,
     lo: int,
     hi: int,
@@ -52,8 +46,8 @@ def quantise(
 ) -> None:
     """Quantise blocks ``lo`` to ``hi - 1`` of one rank's elements into rows ``row0`` onwards.
 
-    ``values`` holds float32, or uint16 patterns of f16 (``brain`` False) or bf16 (``brain`` True). ``exps``
-    holds one exponent per block of the tensor. The ``first`` rank of a host clears the payload, each adds to
+    ``values`` holds patterns of f16 (``brain`` False) or bf16 (``brain`` True); float32 has a kernel that takes all
+    ranks at once (:func:`inanet.kernels.together.quantise_together`). ``exps`` holds one exponent per block of the tensor. The ``first`` rank of a host clears the payload, each adds to
     it, the ``last`` one writes the checksum; what a short last block leaves over stays 0.
 
     A block with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros. A block of
@@ -74,14 +68,14 @@ def quantise(
             factor, quick = scale[exponent], fast[exponent]
             if quick != 0:
                 for j in range(count):
-                    r = np.rint(np.float32(as_float32(values[start + j], brain) * quick))
+                    r = np.rint(np.float32(widen16(values[start + j], brain) * quick))
                     r = r if r < bound32 else bound32
                     r = r if r > -bound32 else -bound32
                     rows[row, HEAD + j] += np.int32(r)
                 count = np.uint64(0)
             for j in range(count):
                 # comparisons, because the NaN rules of min and max cost time; a NaN becomes a bound
-                q = np.rint(np.float64(as_float32(values[start + j], brain)) * factor)
+                q = np.rint(np.float64(widen16(values[start + j], brain)) * factor)
                 q = q if q < bound else bound
                 q = q if q > -bound else -bound
                 rows[row, HEAD + j] += np.int32(q)

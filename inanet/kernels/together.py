@@ -1,7 +1,7 @@
-"""Ranks on one host: read, quantised, summed, dequantised and written in one pass, while a block is in the cache.
+"""float32 tensors of all ranks on one host, a block at a time, so that each is read from memory once.
 
-The bits are those of the separate kernels (:mod:`inanet.kernels.exponents`, :mod:`~inanet.kernels.quantise`,
-:mod:`~inanet.kernels.dequantise`) and of the network, for a fifth of their memory traffic with four ranks.
+:func:`quantise_together` fills the rows of packets. :func:`reduce_together` does a whole round for a job that has no
+other hosts; its bits are those of the network, for a fifth of the memory traffic of separate kernels with four ranks.
 """
 
 from typing import Any
@@ -11,8 +11,9 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from inanet.kernels.checksum import row_checksum
 from inanet.kernels.exponents import carried_exponent
-from inanet.kernels.layout import BLOCK, POISON
+from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, POISON
 from inanet.kernels.quantise import largest_float32
 
 U8 = NDArray[np.uint8]
@@ -102,6 +103,54 @@ def _spread(
         else:
             for j in range(count):
                 values[j] = np.float32(sums[j] * multiply / divide)
+
+
+@njit(
+    "void(uint64[::1], int64, int64, int64, boolean, uint8[::1], uint32[::1], int64, float64[::1], float32[::1],"
+    " uint8[::1], int32[:, ::1], int64)",
+    cache=True,
+    nogil=True,
+)
+def quantise_together(
+    bases: NDArray[np.uint64],
+    size: int,
+    lo: int,
+    hi: int,
+    check: bool,
+    exps: U8,
+    largest: NDArray[np.uint32],
+    limit: int,
+    scale: F64,
+    scale32: F32,
+    misfit: U8,
+    rows: NDArray[np.int32],
+    row0: int,
+) -> None:
+    """Payload and checksum of rows ``row0`` on: blocks ``lo`` to ``hi - 1`` of tensors of ``size`` elements at ``bases``.
+
+    With ``check``, ``misfit[i]`` becomes the exponent that block ``lo + i`` needs if it does not fit ``exps[lo + i]``,
+    else 0. Such a block is not quantised; its payload is that exponent, then zeros. A block of exponent 255
+    contributes zeros. Tables as in :mod:`inanet.proto.quantised`.
+    """
+    for i in range(hi - lo):
+        block = lo + i
+        start = block * BLOCK
+        count = min(size - start, BLOCK)
+        exponent = exps[block]
+        misfit[i] = 0
+        if check:
+            peak = _peak(bases, np.uint64(start), count)
+            if peak > largest[exponent]:
+                misfit[i] = np.uint8(peak >> np.uint32(23))
+        row = rows[row0 + i]
+        payload = row[HEADER_WORDS:CHECKSUM_WORD]
+        if misfit[i] != 0 or exponent == POISON:
+            payload[:] = 0
+            payload[0] = misfit[i]
+        else:
+            _sum(bases, np.uint64(start), count, scale32[exponent], scale[exponent], limit, payload)
+            payload[count:] = 0
+        row[CHECKSUM_WORD] = np.int32(row_checksum(row, HEADER_WORDS, PAYLOAD_WORDS))
 
 
 @njit(

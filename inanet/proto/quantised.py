@@ -38,12 +38,13 @@ from fractions import Fraction
 from math import ldexp
 
 import numpy as np
+from numpy.typing import NDArray
 
 from inanet.kernels.dequantise import dequantise16, dequantise32
 from inanet.kernels.exponents import block_exponents, block_misfits, carried_exponents, first_nonfinite
 from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
 from inanet.kernels.quantise import quantise
-from inanet.kernels.together import reduce_together
+from inanet.kernels.together import quantise_together, reduce_together
 from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.plan import ExponentMode, Fold, TensorSpec
 
@@ -121,18 +122,33 @@ class FloatSum(Format):
         row0: int,
         misfit: Bytes | None = None,
     ) -> None:
-        views = [self._bits(array) for array in arrays]
+        check = misfit is not None
         if misfit is None:
-            misfit = np.zeros(hi - lo, np.uint8)
-        else:
-            misfit[: hi - lo] = 0
-            for bits in views:
-                block_misfits(bits, self._brain, lo, hi, exps, self._largest, misfit)
-        last = len(views) - 1
+            misfit = np.empty(hi - lo, np.uint8)
+        if self.spec.dtype == "f32":
+            quantise_together(
+                self._bases(arrays),
+                self.elements,
+                lo,
+                hi,
+                check,
+                exps,
+                self._largest,
+                self._limit,
+                self._scale,
+                self._scale32,
+                misfit,
+                rows,
+                row0,
+            )
+            return
+        views = [self._bits(array) for array in arrays]
+        misfit[: hi - lo] = 0
+        for bits in views if check else ():
+            block_misfits(bits, self._brain, lo, hi, exps, self._largest, misfit)
         for k, bits in enumerate(views):
-            values = bits.view(np.float32) if self.spec.dtype == "f32" else bits
             quantise(
-                values,
+                bits,
                 self._brain,
                 lo,
                 hi,
@@ -144,8 +160,12 @@ class FloatSum(Format):
                 rows,
                 row0,
                 k == 0,
-                k == last,
+                k == len(views) - 1,
             )
+
+    def _bases(self, arrays: Arrays) -> NDArray[np.uint64]:
+        """Where the arrays lie; they must outlive every use of it."""
+        return np.array([self._bits(array).ctypes.data for array in arrays], np.uint64)
 
     def decode(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, arrays: Arrays) -> None:
         views = [self._bits(array) for array in arrays]
@@ -170,7 +190,7 @@ class FloatSum(Format):
     ) -> int | None:
         if self.spec.dtype != "f32":
             return None
-        bases = np.array([self._bits(array).ctypes.data for array in arrays], np.uint64)
+        bases = self._bases(arrays)
         refuse = not self.spec.propagate
         return int(
             reduce_together(
