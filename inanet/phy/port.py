@@ -169,10 +169,24 @@ class FramePort:
             count = min(FRAMES, total - at)
             self._iovecs[:count, 0] = base + frames.offsets[at : at + count].view(np.uint64)
             self._iovecs[:count, 1] = frames.lengths[at : at + count]
-            sent = transmit(self._socket.fileno(), address_in_memory(self._words), count)
+            sizes = frames.lengths[at : at + count]
+            sent = self.send_messages(self._words, 0, count, sizes)
+            at += sent
+            if sent < count:
+                break
+        return at - start
+
+    def send_messages(self, words: U64, first: int, count: int, sizes: I64) -> int:
+        """Send frames ``first`` to ``first + count - 1`` of a message table (:mod:`inanet.phy.mmsg`), each gathered from
+        its iovecs and ``sizes`` bytes long; returns how many were taken, as for :meth:`send`.
+        """
+        table = address_in_memory(words)
+        at = 0
+        while at < count:
+            sent = transmit(self._socket.fileno(), table + (first + at) * HEADER_WORDS * 8, count - at)
             if sent >= 0:
                 self._counts["tx_frames"] += sent
-                self._counts["tx_bytes"] += int(frames.lengths[at : at + sent].sum())
+                self._counts["tx_bytes"] += int(sizes[at : at + sent].sum())
                 at += sent
             elif -sent == errno.EAGAIN:
                 self._counts["eagain"] += 1
@@ -182,7 +196,7 @@ class FramePort:
                 at += 1
             else:
                 raise system_error(-sent, f"sending at {self.interface}")
-        return at - start
+        return at
 
     def counters(self) -> dict[str, int]:
         """Totals: frames and bytes (virtio-net headers included) each way; ``rx_truncated``; ``tx_refused``

@@ -2,7 +2,7 @@
 
 import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import numpy as np
@@ -19,12 +19,6 @@ from tests.switch.adder import GROUP, Adder, packet
 DEADLINE = 10.0
 VALUES = 16
 LENGTH = 4 + 4 * VALUES
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as opened:
-        yield opened
 
 
 def turn(switch: Switch, until: Callable[[], bool], now: Callable[[], float] = time.monotonic) -> None:

@@ -1,0 +1,447 @@
+"""A switch whose ports carry frames: packet sockets on Ethernet interfaces, or TUN interfaces.
+
+What is no INA packet passes as it came, super-frame by super-frame. INA packets go through the pipeline and leave as
+super-frames again. To the queue of a port an ordinary super-frame is one fragment of its wire length.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from inanet.phy.device import Device
+from inanet.phy.vnet import HEADER_BYTES, FrameBatch
+from inanet.proto.program import Action
+from inanet.switch import parse
+from inanet.switch.egress import LOST, MARKED
+from inanet.switch.feed import Feed
+from inanet.switch.flows import OWN, Flows, Way
+from inanet.switch.local import Local, batch_of
+from inanet.switch.outbox import Outbox
+from inanet.switch.parse import Kind
+from inanet.switch.pipeline import Pipeline, Run
+from inanet.switch.port import PortOptions, SwitchPort
+from inanet.switch.rebuild import Frames, FrameSender, Rebuilder, mark_congestion
+from inanet.switch.registration import Registration
+from inanet.switch.tables import DROPPED, FLOOD, LOCAL, TAKEN, Tables
+from inanet.wire.batch import I64, U8, U64, PacketBatch
+from inanet.wire.drops import Drop
+
+
+class FrameDevice(FrameSender, Protocol):
+    """An interface: :class:`inanet.phy.port.FramePort`, :class:`inanet.switch.tunport.TunFrames`."""
+
+    def fileno(self) -> int:
+        """Descriptor to watch."""
+        ...
+
+    def receive(self) -> FrameBatch | None:
+        """What has arrived, or ``None``."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Totals by name."""
+        ...
+
+    def close(self) -> None:
+        """Close it; counters stay readable."""
+        ...
+
+
+class FramedPort:
+    """Port ``number`` of a switch, on ``device``."""
+
+    def __init__(
+        self,
+        switch: "FrameSwitch",
+        number: int,
+        name: str,
+        device: FrameDevice,
+        options: PortOptions,
+        clock: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self.number = number
+        self.device = device
+        self.queue = options.queue(name)
+        self.outbox = Outbox()
+        self._switch = switch
+        #: what is held back or lost on arrival: ordinary frames, and the packets of each program
+        self.faults: list[tuple[Feed, Device]] = []
+        if options.faults.active:
+            programs = len(switch.pipeline.registrations)
+            for kind in range(1 + programs):
+                feed = Feed()
+                self.faults.append((feed, options.faults.around(feed, number * (1 + programs) + kind, clock)))
+
+    def fileno(self) -> int:
+        """See :class:`~inanet.switch.port.SwitchPort`."""
+        return self.device.fileno()
+
+    def read(self, now: float) -> bool:
+        """See :class:`~inanet.switch.port.SwitchPort`."""
+        frames = self.device.receive()
+        if frames is None:
+            return False
+        self._switch.take(self, frames, now)
+        return True
+
+    @property
+    def blocked(self) -> bool:
+        """See :class:`~inanet.switch.port.SwitchPort`."""
+        return self.outbox.blocked
+
+    def resume(self) -> None:
+        """See :class:`~inanet.switch.port.SwitchPort`."""
+        self.outbox.resume()
+
+    def impair(self, kind: int, batch: PacketBatch) -> PacketBatch | None:
+        """What the port's faults leave of a batch: of ordinary frames (kind 0), or of a program's packets."""
+        if not self.faults:
+            return batch
+        feed, injector = self.faults[kind]
+        feed.put(batch)
+        return injector.receive()
+
+    def counters(self) -> dict[str, int]:
+        """See :class:`~inanet.switch.port.SwitchPort`."""
+        totals = {**self.device.counters(), **self.queue.counters()}
+        for _, injector in self.faults:
+            for name, value in injector.counters().items():
+                if name.startswith("injected"):
+                    totals[name] = totals.get(name, 0) + value
+        return totals
+
+
+class FrameSwitch:
+    """Ports by name on ``devices`` around the programs of ``pipeline``; ``tables`` say who is where.
+
+    ``link`` is the length of link headers: 14, or 0 for TUN. ``members`` maps endpoints to the number of the port that
+    they must come in at; endpoints of programs that it lacks may come in anywhere. ``clock`` is what delays of faults are
+    measured by.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        devices: Mapping[str, FrameDevice],
+        tables: Tables,
+        *,
+        link: int = 14,
+        options: Mapping[str, PortOptions] | None = None,
+        members: Mapping[int, int] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.pipeline = pipeline
+        self.tables = tables
+        self._link = link
+        self._flows = Flows(tables, link)
+        self._local = Local(tables, link)
+        self._rebuilder = Rebuilder(link)
+        chosen = options or {}
+        self._ports = [
+            FramedPort(self, number, name, device, chosen.get(name, PortOptions()), clock)
+            for number, (name, device) in enumerate(devices.items())
+        ]
+        self._program_ports, self._raw, self._members = _matches(pipeline.registrations, members or {})
+        self._places: I64 = np.zeros((64, parse.PLACES), np.int64)
+        self._shares = [[0, 0] for _ in pipeline.registrations]
+        self._limited = any(port.queue.rate is not None for port in self._ports)
+
+    @property
+    def ports(self) -> list[SwitchPort]:
+        """All ports."""
+        return list(self._ports)
+
+    # ---------------------------------------------------------------- parse and filter
+
+    def take(self, port: FramedPort, frames: FrameBatch, now: float) -> None:
+        """Pass frames that have arrived at a port through the switch."""
+        pipeline, count = self.pipeline, len(frames)
+        if count > len(self._places):
+            self._places = np.zeros((count, parse.PLACES), np.int64)
+        places = self._places[:count]
+        found = parse.find_packets(
+            frames.arena,
+            frames.offsets,
+            frames.lengths,
+            self._link,
+            port.number,
+            self._program_ports,
+            self._raw,
+            self._members,
+            places,
+            self._flows.keys,
+            self._flows.used,
+            self._flows.templates,
+            pipeline.drops,
+        )
+        kinds = places[:, parse.KIND]
+        pipeline.stages["parse"] += count
+        pipeline.stages["filter"] += int(np.count_nonzero(kinds == Kind.REFUSED))
+        again = np.flatnonzero(kinds == Kind.AGAIN)
+        self._forward_frames(port, frames, places, now)
+        if found:
+            self._flows.learn(now)
+            self._aggregate(port, frames.arena, places, count, int(found), now)
+        if len(again):
+            self._flows.clear()
+            self.take(port, frames.select(again), now)
+
+    def _aggregate(
+        self, port: FramedPort, arena: U8, places: I64, count: int, found: int, now: float
+    ) -> None:
+        """The packets of each program in turn."""
+        offsets, lengths = np.empty(found, np.int64), np.empty(found, np.int64)
+        handles = np.empty(found, np.uint64)
+        ina = places[places[:, parse.KIND] == Kind.INA, parse.PROGRAM]
+        for number in np.unique(ina).tolist():
+            laid = int(parse.lay_out(places, count, number, self._flows.base, offsets, lengths, handles))
+            batch = PacketBatch(arena, offsets[:laid], lengths[:laid], handles[:laid])
+            impaired = port.impair(1 + number, batch)
+            if impaired is not None:
+                self._process(number, impaired, now)
+
+    def _process(self, number: int, batch: PacketBatch, now: float) -> None:
+        """Send packets, whose sources are handles of flows, through their program."""
+        registration, flows = self.pipeline.registrations[number], self._flows
+        handles = batch.sources
+        which = (handles & np.uint64(parse.FLOWS - 1)).view(np.int64)
+        packets = PacketBatch(batch.arena, batch.offsets, batch.lengths, flows.sources[which])
+        congested = self._congested(number, which, batch.lengths, now)
+        runs = self.pipeline.process(registration, packets, handles, flows.senders[which], now, congested)
+        share = self._shares[number]
+        share[0] += len(batch)
+        share[1] += sum(len(run.offsets) for run in runs)
+        self._leave(registration, runs, now)
+        self._spill(registration, now)
+
+    def _congested(self, number: int, which: I64, lengths: I64, now: float) -> U8:
+        """Which packets come marked, or find the queue that they are bound for above its threshold."""
+        congested = self._flows.congested[which]
+        if self._limited:
+            offered, left = self._shares[number]
+            bound = self._flows.bound[which]
+            for port in np.unique(bound).tolist():
+                mine = np.flatnonzero(bound == port)
+                sizes = lengths[mine] + self._link + 28
+                found = self._ports[port].queue.expected(sizes, left / offered if offered else 0.0, now)
+                if found is not None:
+                    congested[mine] |= found
+        return congested
+
+    # ---------------------------------------------------------------- mark and forward: packets of programs
+
+    def _leave(self, registration: Registration, runs: Sequence[Run], now: float) -> None:
+        for run in runs:
+            self.pipeline.stages["mark"] += len(run.offsets)
+            for way in self._ways(registration, run, now):
+                if way is None:
+                    self.pipeline.drops[Drop.NO_ROUTE] += len(run.offsets)
+                else:
+                    self._send(way, run, now)
+
+    def _ways(self, registration: Registration, run: Run, now: float) -> list[Way | None]:
+        """Where a run goes."""
+        flows = self._flows
+        if run.action == Action.PASS:
+            return [flows.onward(run.origin, now)]
+        if run.action == Action.REPLY:
+            return [flows.back(run.origin)]
+        targets = (run.target,) if run.action == Action.UNICAST else registration.groups.get(run.target, (0,))
+        answering = flows.answers(run.origin, targets)
+        ways = [flows.towards(run.origin, target, answering) for target in targets]
+        for target, way in zip(targets, ways, strict=True):
+            question = self._local.question(target >> 16, now) if way is None and target else None
+            if question is not None:
+                self._flood(batch_of(question), -1, now)
+        return ways
+
+    def _send(self, way: Way, run: Run, now: float) -> None:
+        port, count = self._ports[way.port], len(run.offsets)
+        drops, size = self.pipeline.drops, run.length + len(way.header) - HEADER_BYTES
+        calm, marked = port.queue.admit(count, size, now)
+        drops[Drop.QUEUE_FULL] += count - calm - marked
+        if run.mark:
+            calm, marked = 0, calm + marked
+        for first, packets, header in (
+            (0, calm, way.header),
+            (calm, marked, self._flows.mark(way.header) if marked else way.header),
+        ):
+            if not packets:
+                continue
+            offsets = run.offsets[first : first + packets]
+            left = packets
+            for frames, each in self._rebuilder.frames(
+                port.device, header, way.raw, run.arena, offsets, run.length
+            ):
+                inside = min(len(frames) * each, left)
+                left -= inside
+                lost = port.outbox.send(frames)
+                gone = max(0, inside - (len(frames) - lost) * each) if lost else 0
+                drops[Drop.EGRESS_FULL] += gone
+                self.pipeline.stages["forward"] += inside - gone
+
+    def _spill(self, registration: Registration, now: float) -> None:
+        own = OWN | (registration.ports[0].start if registration.ports else 0)
+        runs = self.pipeline.spilled(registration, own)
+        if runs:
+            self._leave(registration, runs, now)
+
+    # ---------------------------------------------------------------- forward: everything else
+
+    def _forward_frames(self, port: FramedPort, frames: FrameBatch, places: I64, now: float) -> None:
+        """Send ordinary frames to where the tables say."""
+        egress = self.tables.forward(
+            frames.arena,
+            frames.offsets,
+            frames.lengths,
+            places,
+            self._link,
+            port.number,
+            now,
+            self.pipeline.drops,
+        )
+        if port.faults:
+            chosen = np.flatnonzero(egress != TAKEN)
+            given = PacketBatch(
+                frames.arena,
+                frames.offsets[chosen],
+                frames.lengths[chosen],
+                egress[chosen].view(np.uint64),
+            )
+            impaired = port.impair(0, given)
+            if impaired is None:
+                return
+            egress = impaired.sources.view(np.int64)
+            frames = FrameBatch(impaired.arena, impaired.offsets, impaired.lengths)
+        self._distribute(port.number, frames, egress, now)
+
+    def _distribute(self, ingress: int, frames: FrameBatch, egress: I64, now: float) -> None:
+        if not len(egress):
+            return
+        if egress[0] >= 0 and (egress == egress[0]).all():
+            self._send_frames(int(egress[0]), frames, now)
+            return
+        for out in np.unique(egress).tolist():
+            if out in (DROPPED, TAKEN):
+                continue
+            chosen = frames.select(np.flatnonzero(egress == out))
+            if out == FLOOD:
+                self._flood(chosen, ingress, now)
+            elif out == LOCAL:
+                self._answer(ingress, chosen, now)
+            else:
+                self._send_frames(out, chosen, now)
+
+    def _flood(self, frames: FrameBatch, ingress: int, now: float) -> None:
+        for port in self._ports:
+            if port.number != ingress:
+                self._send_frames(port.number, frames, now)
+
+    def _send_frames(self, number: int, frames: FrameBatch, now: float) -> None:
+        port, drops = self._ports[number], self.pipeline.drops
+        if port.queue.rate is not None:
+            frames = self._admit(port, frames, now)
+        if len(frames):
+            drops[Drop.EGRESS_FULL] += port.outbox.send(Frames(port.device, frames))
+
+    def _admit(self, port: FramedPort, frames: FrameBatch, now: float) -> FrameBatch:
+        """Frames for which the queue has room, marked where it says so."""
+        sizes = np.empty(len(frames), np.int64)
+        parse.wire_bytes(frames.arena, frames.offsets, frames.lengths, self._link, sizes)
+        fate = port.queue.admit_frames(sizes, now)
+        if fate is None or not fate.any():
+            return frames
+        self.pipeline.drops[Drop.QUEUE_FULL] += int(np.count_nonzero(fate == LOST))
+        for i in np.flatnonzero(fate == MARKED).tolist():
+            mark_congestion(frames.arena, int(frames.offsets[i]) + HEADER_BYTES + self._link)
+        return frames.select(np.flatnonzero(fate != LOST))
+
+    def _answer(self, ingress: int, frames: FrameBatch, now: float) -> None:
+        """Frames for the switch itself, and address resolution, which it listens to as it passes."""
+        for i in range(len(frames)):
+            frame = frames.frame(i)
+            answer = self._local.answer(frame, ingress, now)
+            if answer is not None:
+                self._send_frames(ingress, batch_of(answer), now)
+                continue
+            to = int.from_bytes(frame[HEADER_BYTES : HEADER_BYTES + 6], "big") if self._link else 0
+            if self._link and to != int(self.tables.own_hardware):
+                out = None if to >> 40 & 1 else self.tables.port_of(to, now)
+                chosen = frames.select(np.array([i]))
+                if out is None:
+                    self._flood(chosen, ingress, now)
+                elif out != ingress:
+                    self._send_frames(out, chosen, now)
+
+    # ---------------------------------------------------------------- time, figures
+
+    def timer(self) -> float:
+        """When :meth:`on_timer` wants to be called next."""
+        held = [injector.timer() for port in self._ports for _, injector in port.faults]
+        return min(self.pipeline.timer(), *(at for at in held if at is not None), float("inf"))
+
+    def on_timer(self, now: float) -> None:
+        """Age slots, sample occupancy, release delayed packets."""
+        self.pipeline.on_timer(now)
+        for registration in self.pipeline.registrations:
+            self._spill(registration, now)
+        for port in self._ports:
+            for kind, (_, injector) in enumerate(port.faults):
+                batch = injector.flush(now)
+                if batch is None:
+                    continue
+                if kind == 0:
+                    frames = FrameBatch(batch.arena, batch.offsets, batch.lengths)
+                    self._distribute(port.number, frames, batch.sources.view(np.int64), now)
+                else:
+                    self._release(kind - 1, batch, now)
+
+    def _release(self, number: int, batch: PacketBatch, now: float) -> None:
+        """Packets that were held back, unless their flows have been forgotten since."""
+        current = self._flows.current(batch.sources).astype(bool)
+        self.pipeline.drops[Drop.NO_ROUTE] += int(np.count_nonzero(~current))
+        chosen = np.flatnonzero(current)
+        if len(chosen):
+            self._process(
+                number,
+                PacketBatch(batch.arena, batch.offsets[chosen], batch.lengths[chosen], batch.sources[chosen]),
+                now,
+            )
+
+    def stats(self) -> dict[str, object]:
+        """See :class:`~inanet.switch.port.Switch`."""
+        drops = self.pipeline.drops_by_reason()
+        ports = {port.name: port.counters() for port in self._ports}
+        for reason, counter in ((Drop.KERNEL_OVERFLOW, "kernel_overflow"), (Drop.INJECTED, "injected")):
+            lost = sum(counters.get(counter, 0) for counters in ports.values())
+            if lost:
+                drops[reason.label] = lost
+        return {**self.pipeline.stats(), "drops": drops, "ports": ports}
+
+    def close(self) -> None:
+        """Close all ports; figures stay readable."""
+        for port in self._ports:
+            port.device.close()
+
+
+def _matches(registrations: Sequence[Registration], where: Mapping[int, int]) -> tuple[I64, int, U64]:
+    """What :func:`inanet.switch.parse.find_packets` knows of programs: UDP ports, whose raw frames are, members."""
+    ports = [
+        (ports.start, ports.stop - 1, number)
+        for number, one in enumerate(registrations)
+        for ports in one.ports
+    ]
+    raw = next((number for number, one in enumerate(registrations) if one.raw), -1)
+    members = [
+        (number, endpoint, where.get(endpoint, -1) + 1)
+        for number, one in enumerate(registrations)
+        for endpoint in one.uplinks
+    ]
+    return (
+        np.array(ports, np.int64).reshape(len(ports), 3),
+        raw,
+        np.array(members, np.uint64).reshape(len(members), 3),
+    )

@@ -1,0 +1,240 @@
+"""Parse and filter: INA packets are found inside super-frames, checked, and laid out as offsets into the arena.
+
+Everything else is left as it is. A frame's flow says who sent it to whom; its headers are kept with the flow, because what
+a program makes of its packets leaves under them.
+"""
+
+from enum import IntEnum
+
+import numba
+import numpy as np
+
+from inanet.phy.vnet import (
+    DATA_VALID,
+    ETHERTYPE_IPV4,
+    GSO_NONE,
+    GSO_UDP_L4,
+    HEADER_BYTES,
+    IP_BYTES,
+    NEEDS_CSUM,
+    UDP,
+    UDP_BYTES,
+    big16,
+    internet_sum,
+)
+from inanet.switch.registration import RAW_ETHERTYPE
+from inanet.wire.batch import I64, U8, U64
+from inanet.wire.drops import Drop
+
+#: flows told apart at a time; a power of two, and how many places of the table may be taken
+FLOWS = 4096
+MOST_FLOWS = FLOWS // 2
+#: headers kept with a flow: virtio-net, Ethernet (absent on TUN), IPv4 without options, UDP
+TEMPLATE_BYTES = HEADER_BYTES + 14 + IP_BYTES + UDP_BYTES
+ETHERTYPE_ARP = 0x0806
+CONGESTED = 3
+
+
+class Kind(IntEnum):
+    """What a frame is to the switch."""
+
+    #: forwarded by the tables
+    ORDINARY = 0
+    #: packets of a program
+    INA = 1
+    #: refused by the filter
+    REFUSED = 2
+    #: the flow table is full: look at this frame again when it has been cleared
+    AGAIN = 3
+
+
+#: columns of ``places``
+KIND, AT, BYTES, SEGMENT, PROGRAM, FLOW = range(6)
+PLACES = 6
+
+_ORDINARY, _INA, _REFUSED, _AGAIN = (int(kind) for kind in Kind)
+_SHORT, _BAD_CHECKSUM, _FOREIGN_HOST = int(Drop.SHORT), int(Drop.BAD_CHECKSUM), int(Drop.FOREIGN_HOST)
+
+
+@numba.njit("uint64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
+def big(arena: U8, at: int, size: int) -> int:
+    """The big-endian integer of ``size`` bytes at ``at``."""
+    value = np.uint64(0)
+    for j in range(size):
+        value = value << np.uint64(8) | np.uint64(arena[at + j])
+    return value
+
+
+@numba.njit("int64(uint64, uint64, uint64, uint64[:, ::1], int64[::1])", cache=True, nogil=True, _nrt=False)
+def find_flow(source: int, destination: int, rest: int, keys: U64, used: I64) -> int:
+    """Place of a flow in the table, which it is put into if need be (``used[0]`` grows); -1 if that is full.
+
+    ``rest`` (type of service, ingress, framing) is never 0.
+    """
+    mix = (source ^ (destination * np.uint64(0x9E3779B97F4A7C15)) ^ rest) * np.uint64(0xBF58476D1CE4E5B9)
+    at = np.int64(mix >> np.uint64(40)) & (FLOWS - 1)
+    while keys[at, 2] != 0:
+        if keys[at, 0] == source and keys[at, 1] == destination and keys[at, 2] == rest:
+            return at
+        at = (at + 1) & (FLOWS - 1)
+    if used[0] == MOST_FLOWS:
+        return -1
+    keys[at, 0], keys[at, 1], keys[at, 2] = source, destination, rest
+    used[0] += 1
+    return at
+
+
+@numba.njit(
+    "int64(uint8[::1], int64[::1], int64[::1], int64, int64, int64[:, ::1], int64, uint64[:, ::1], int64[:, ::1],"
+    " uint64[:, ::1], int64[::1], uint8[:, ::1], int64[::1])",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def find_packets(
+    arena: U8,
+    offsets: I64,
+    lengths: I64,
+    link: int,
+    ingress: int,
+    ports: I64,
+    raw_program: int,
+    members: U64,
+    places: I64,
+    flow_keys: U64,
+    flow_used: I64,
+    templates: U8,
+    drops: I64,
+) -> int:
+    """Find INA packets in frames; returns how many there are.
+
+    ``link`` is the length of link headers (14 or 0). ``ports`` has rows (first, last, program), ``raw_program`` is whose
+    frames of ethertype 0x0700 are, or -1. ``members`` has rows (program, endpoint, port it must come in at + 1 or 0):
+    others are refused (R7). ``places[i]`` becomes (:class:`Kind`, offset of the first packet, bytes of all its packets,
+    bytes per packet, program, flow). ``drops`` counts what is refused, in packets, by :class:`~inanet.wire.drops.Drop`.
+    """
+    packets = np.int64(0)
+    for i in range(len(offsets)):
+        places[i, 0] = _ORDINARY
+        head = offsets[i]
+        end = head + lengths[i]
+        ip = head + HEADER_BYTES + link
+        if end - ip < IP_BYTES:
+            continue
+        ethertype = big16(arena, ip - 2) if link else ETHERTYPE_IPV4
+        kind = arena[head + 1] & 0x7F
+        if ethertype == RAW_ETHERTYPE and raw_program >= 0 and kind == GSO_NONE:
+            program = np.int64(raw_program)
+            at = ip + IP_BYTES
+            payload = end - at
+            segment = payload
+            source = big(arena, ip + 12, 4) << np.uint64(16)
+            destination = big(arena, ip + 16, 4) << np.uint64(16)
+        elif (
+            ethertype == ETHERTYPE_IPV4
+            and arena[ip] == 0x45
+            and arena[ip + 9] == UDP
+            and kind in (GSO_UDP_L4, GSO_NONE)
+            and big16(arena, ip + 6) & 0x3FFF == 0
+            and end - ip >= IP_BYTES + UDP_BYTES
+        ):
+            udp = ip + IP_BYTES
+            aim = big16(arena, udp + 2)
+            program = np.int64(-1)
+            for j in range(len(ports)):
+                if ports[j, 0] <= aim <= ports[j, 1]:
+                    program = ports[j, 2]
+                    break
+            if program < 0:
+                continue
+            length = big16(arena, udp + 4)
+            size = np.int64(arena[head + 4]) | np.int64(arena[head + 5]) << 8
+            if length < UDP_BYTES or udp + length > end or (kind == GSO_UDP_L4 and size == 0):
+                places[i, 0] = _REFUSED
+                drops[_SHORT] += 1
+                continue
+            at = udp + UDP_BYTES
+            payload = length - UDP_BYTES
+            segment = min(size, payload) if kind == GSO_UDP_L4 else payload
+            source = big(arena, ip + 12, 4) << np.uint64(16) | np.uint64(big16(arena, udp))
+            destination = big(arena, ip + 16, 4) << np.uint64(16) | np.uint64(aim)
+            if arena[head] & (NEEDS_CSUM | DATA_VALID) == 0 and big16(arena, udp + 6) != 0:
+                pseudo = internet_sum(arena, ip + 12, 8, UDP + length)
+                if internet_sum(arena, udp, length, pseudo) != 0xFFFF:
+                    places[i, 0] = _REFUSED
+                    drops[_BAD_CHECKSUM] += 1
+                    continue
+        else:
+            continue
+        count = np.int64(1) if payload == 0 else (payload + segment - 1) // segment
+        known = False
+        for j in range(len(members)):
+            if np.int64(members[j, 0]) == program and members[j, 1] == source:
+                known = members[j, 2] == 0 or np.int64(members[j, 2]) == ingress + 1
+                break
+        if not known:
+            places[i, 0] = _REFUSED
+            drops[_FOREIGN_HOST] += count
+            continue
+        rest = (
+            np.uint64(arena[ip + 1])
+            | np.uint64(ingress + 1) << np.uint64(8)
+            | np.uint64(program) << np.uint64(40)
+        )
+        flow = find_flow(source, destination, rest, flow_keys, flow_used)
+        if flow < 0:
+            places[i, 0] = _AGAIN
+            continue
+        # what changes from frame to frame (hardware addresses, time to live) is as it was last seen
+        for j in range(min(TEMPLATE_BYTES, at - head)):
+            templates[flow, j] = arena[head + j]
+        places[i, 0], places[i, 1], places[i, 2] = _INA, at, payload
+        places[i, 3], places[i, 4], places[i, 5] = segment, program, flow
+        packets += count
+    return packets
+
+
+@numba.njit(
+    "int64(int64[:, ::1], int64, int64, int64, int64[::1], int64[::1], uint64[::1])",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def lay_out(places: I64, frames: int, program: int, base: int, offsets: I64, lengths: I64, flows: U64) -> int:
+    """Lay out the packets of one program that :func:`find_packets` has found; returns how many.
+
+    The last packet of a super-frame may be shorter than the others. ``flows[i]`` is packet *i*'s flow on top of ``base``.
+    """
+    at = np.int64(0)
+    for i in range(frames):
+        if places[i, 0] != _INA or places[i, 4] != program:
+            continue
+        done = np.int64(0)
+        while True:
+            offsets[at] = places[i, 1] + done
+            lengths[at] = min(places[i, 3], places[i, 2] - done)
+            flows[at] = np.uint64(base + places[i, 5])
+            at += 1
+            done += places[i, 3]
+            if done >= places[i, 2]:
+                break
+    return at
+
+
+@numba.njit(
+    "int64(uint8[::1], int64[::1], int64[::1], int64, int64[::1])", cache=True, nogil=True, _nrt=False
+)
+def wire_bytes(arena: U8, offsets: I64, lengths: I64, link: int, sizes: I64) -> int:
+    """Bytes that frames take on a wire when their super-frames are cut; returns the fragments they make."""
+    total = np.int64(0)
+    for i in range(len(offsets)):
+        head = offsets[i]
+        sizes[i] = lengths[i] - HEADER_BYTES
+        segment = np.int64(arena[head + 4]) | np.int64(arena[head + 5]) << 8
+        headers = np.int64(arena[head + 2]) | np.int64(arena[head + 3]) << 8
+        fragments = np.int64(1)
+        if arena[head + 1] & 0x7F != GSO_NONE and segment > 0 and link <= headers < sizes[i]:
+            fragments = (sizes[i] - headers + segment - 1) // segment
+            sizes[i] += (fragments - 1) * headers
+        total += fragments
+    return total

@@ -1,0 +1,413 @@
+"""A switch of frames in virtual time: forwarding tables, rebuilt super-frames, marks, raw frames, faults."""
+
+import struct
+from ipaddress import IPv4Address, IPv4Network
+
+import numpy as np
+import pytest
+
+from inanet.phy.vnet import HEADER_BYTES
+from inanet.switch import parse, tables
+from inanet.switch.framed import FrameSwitch
+from inanet.switch.pipeline import Pipeline
+from inanet.switch.port import Faults, PortOptions
+from inanet.switch.registration import Registration
+from inanet.switch.tables import Tables
+from inanet.wire.endpoint import endpoint
+from tests.switch.adder import GROUP, HEADER, Adder, packet
+from tests.switch.memory import MemoryPort, Parsed, ethernet, internet_checksum, ipv4, udp
+
+HOSTS = ["10.0.0.1", "10.0.0.2", "10.0.0.3"]
+MACS = [0x02_00_00_00_00_01, 0x02_00_00_00_00_02, 0x02_00_00_00_00_03]
+OWN, OWN_MAC, PORT = "10.0.0.254", 0x02_00_00_00_00_FE, 48_000
+BROADCAST = (1 << 48) - 1
+ONES = np.ones(16, np.int32)
+WORKERS = [endpoint(HOSTS[0], 5001), endpoint(HOSTS[1], 5002)]
+PS = endpoint(HOSTS[2], PORT)
+SWITCH = endpoint(OWN, PORT)
+
+
+class Bench:
+    """Two workers, a PS, a port each; :meth:`put` says what they send."""
+
+    def __init__(self, link: int = 14, known: bool = True, raw: bool = False, **options: object) -> None:
+        self.devices = {f"p{i}": MemoryPort() for i in range(3)}
+        members, ps = WORKERS, PS
+        if raw:
+            members, ps = [endpoint(host, 0) for host in HOSTS[:2]], endpoint(HOSTS[2], 0)
+        adder_options = options.pop("adder", {})
+        self.adder = Adder(members, ps, **adder_options)  # type: ignore[arg-type]
+        self.registration = Registration(
+            "adder",
+            self.adder,
+            () if raw else (range(PORT, PORT + 16),),
+            raw=raw,
+            uplinks={**dict.fromkeys(members, ps), ps: 0},
+            groups={GROUP: tuple(members)},
+        )
+        self.tables = Tables(OWN_MAC if link else 0, int(IPv4Address(OWN)))
+        if known:
+            for i in range(3):
+                self.tables.give_host(int(IPv4Address(HOSTS[i])), MACS[i], i)
+        if not link:
+            self.tables.set_routes([(IPv4Network(f"{host}/32"), i, 0) for i, host in enumerate(HOSTS)])
+        self.switch = FrameSwitch(
+            Pipeline([self.registration]),
+            self.devices,
+            self.tables,
+            link=link,
+            **options,  # type: ignore[arg-type]
+        )
+
+    def put(self, port: int, frames: list[bytes], now: float = 0.0) -> list[list[bytes]]:
+        """What leaves at each port for frames that come in at one."""
+        device = self.devices[f"p{port}"]
+        device.arriving.append(frames)
+        while self.switch.ports[port].read(now):
+            pass
+        return [one.take() for one in self.devices.values()]
+
+    @property
+    def drops(self) -> dict[str, int]:
+        return self.switch.stats()["drops"]  # type: ignore[return-value]
+
+
+def from_worker(worker: int, packets: list[bytes], to: int = SWITCH, tos: int = 0) -> bytes:
+    """A super-frame of a worker to the switch, or to the PS."""
+    hardware = OWN_MAC if to == SWITCH else MACS[2]
+    return udp(hardware, MACS[worker], WORKERS[worker], to, packets, tos)
+
+
+# ---------------------------------------------------------------- forwarding
+
+
+def test_frames_are_flooded_until_their_destination_is_known() -> None:
+    bench = Bench(known=False)
+    there = ethernet(MACS[1], MACS[0], 0x88B5, b"hello")
+    back = ethernet(MACS[0], MACS[1], 0x88B5, b"there")
+    assert bench.put(0, [there]) == [[], [there], [there]]
+    assert bench.put(1, [back]) == [[back], [], []]
+    assert bench.put(0, [there, there]) == [[], [there, there], []]
+    # one behind the port it comes from has heard it already
+    assert bench.put(1, [there]) == [[], [], []]
+    assert bench.drops == {"no_route": 1}
+    everybody = ethernet(BROADCAST, MACS[0], 0x88B5, b"all")
+    assert bench.put(0, [everybody, there]) == [[], [everybody, there], [everybody]]
+
+
+def test_learned_addresses_are_forgotten_and_given_ones_are_not() -> None:
+    bench = Bench(known=False)
+    bench.tables.give_hardware(MACS[2], 2)
+    bench.put(1, [ethernet(BROADCAST, MACS[1], 0x88B5, b"")])
+    # somebody else claims the given address
+    bench.put(1, [ethernet(BROADCAST, MACS[2], 0x88B5, b"")])
+    later = tables.MAX_AGE + 1
+    learned = ethernet(MACS[1], MACS[0], 0x88B5, b"x")
+    given = ethernet(MACS[2], MACS[0], 0x88B5, b"y")
+    assert bench.put(0, [learned], 1.0) == [[], [learned], []]
+    assert bench.put(0, [learned, given], later) == [[], [learned], [learned, given]]
+
+
+def test_more_addresses_than_places_push_out_the_oldest() -> None:
+    bench = Bench(known=False)
+    for first in range(0, 3 * tables.PLACES, 64):
+        sources = [0x02_00_00_01_00_00 + first + i for i in range(64)]
+        bench.put(0, [ethernet(BROADCAST, source, 0x88B5, b"") for source in sources], float(first))
+    newest = 0x02_00_00_01_00_00 + 3 * tables.PLACES - 1
+    frame = ethernet(newest, MACS[1], 0x88B5, b"x")
+    assert bench.put(1, [frame], float(3 * tables.PLACES)) == [[frame], [], []]
+
+
+def test_frames_to_the_switchs_hardware_are_routed() -> None:
+    bench = Bench()
+    bench.tables.set_routes([(IPv4Network("10.9.0.0/16"), 1, int(IPv4Address(HOSTS[1])))])
+    packets = [
+        ipv4(HOSTS[0], "10.9.1.1", 6, b"payload"),
+        ipv4(HOSTS[0], HOSTS[2], 6, b"payload", ttl=2),
+        ipv4(HOSTS[0], HOSTS[2], 6, b"payload", ttl=1),
+        ipv4(HOSTS[0], "10.0.0.77", 6, b"payload"),
+    ]
+    sent = bench.put(0, [ethernet(OWN_MAC, MACS[0], 0x0800, one) for one in packets])
+    assert sent == [
+        [],
+        [ethernet(MACS[1], OWN_MAC, 0x0800, ipv4(HOSTS[0], "10.9.1.1", 6, b"payload", ttl=63))],
+        [ethernet(MACS[2], OWN_MAC, 0x0800, ipv4(HOSTS[0], HOSTS[2], 6, b"payload", ttl=1))],
+    ]
+    assert bench.drops == {"ttl_expired": 1, "no_route": 1}
+
+
+def test_a_tun_switch_routes_by_address() -> None:
+    bench = Bench(link=0)
+    frame = bytes(HEADER_BYTES) + ipv4(HOSTS[0], HOSTS[1], 6, b"payload")
+    expected = bytes(HEADER_BYTES) + ipv4(HOSTS[0], HOSTS[1], 6, b"payload", ttl=63)
+    assert bench.put(0, [frame]) == [[], [expected], []]
+    stray = bytes(HEADER_BYTES) + ipv4(HOSTS[0], HOSTS[0], 6, b"")
+    assert bench.put(0, [stray, bytes(HEADER_BYTES) + b"\x60" + bytes(60), b"short" * 3]) == [[], [], []]
+    assert bench.drops == {"no_route": 2, "short": 1}
+    for worker in range(2):
+        frame = udp(0, 0, WORKERS[worker], SWITCH, [packet(s, worker, 1, ONES) for s in range(9)], link=False)
+        out = bench.put(worker, [frame])
+    for port, member in ((0, WORKERS[0]), (1, WORKERS[1])):
+        (one,) = (Parsed(frame, link=False) for frame in out[port])
+        assert (one.address, one.port, one.aim) == (OWN, PORT, member & 0xFFFF)
+        assert one.packets == [packet(s, 1, 1, ONES * 2) for s in range(9)]
+
+
+def arp(operation: int, hardware: int, address: str, target: str) -> bytes:
+    return (
+        struct.pack(">HHBBH", 1, 0x0800, 6, 4, operation)
+        + hardware.to_bytes(6, "big")
+        + IPv4Address(address).packed
+        + bytes(6)
+        + IPv4Address(target).packed
+    )
+
+
+def test_the_switch_answers_for_its_address_and_passes_other_questions_on() -> None:
+    bench = Bench(known=False)
+    (answer,), *others = bench.put(0, [ethernet(BROADCAST, MACS[0], 0x0806, arp(1, MACS[0], HOSTS[0], OWN))])
+    assert others == [[], []]
+    assert answer[HEADER_BYTES:][:14] == ethernet(MACS[0], OWN_MAC, 0x0806, b"")[HEADER_BYTES:]
+    assert answer[HEADER_BYTES + 20 :][:12] == b"\0\2" + OWN_MAC.to_bytes(6, "big") + IPv4Address(OWN).packed
+    question = ethernet(BROADCAST, MACS[1], 0x0806, arp(1, MACS[1], HOSTS[1], HOSTS[0]))
+    assert bench.put(1, [question]) == [[question], [], [question]]
+    reply = ethernet(MACS[1], MACS[0], 0x0806, arp(2, MACS[0], HOSTS[0], HOSTS[1]))
+    assert bench.put(0, [reply]) == [[], [reply], []]
+    assert bench.tables.host(int(IPv4Address(HOSTS[1]))) == (MACS[1], 1)
+
+
+def test_the_switch_answers_pings() -> None:
+    message = struct.pack(">BBHHH", 8, 0, 0, 5, 1) + b"some payload"
+    message = message[:2] + internet_checksum(message).to_bytes(2, "big") + message[4:]
+    bench = Bench()
+    out = bench.put(1, [ethernet(OWN_MAC, MACS[1], 0x0800, ipv4(HOSTS[1], OWN, 1, message, ttl=3))])
+    assert (out[0], out[2]) == ([], [])
+    (answer,) = out[1]
+    ip = answer[HEADER_BYTES + 14 :]
+    assert answer[HEADER_BYTES:][:12] == MACS[1].to_bytes(6, "big") + OWN_MAC.to_bytes(6, "big")
+    assert (ip[8], ip[12:20]) == (64, IPv4Address(OWN).packed + IPv4Address(HOSTS[1]).packed)
+    assert internet_checksum(ip[:20]) == internet_checksum(ip[20:]) == 0
+    assert (ip[20], ip[24:]) == (0, message[4:])
+
+
+# ---------------------------------------------------------------- programs
+
+
+def test_results_are_rebuilt_into_super_frames_from_the_switch() -> None:
+    bench = Bench(adder={"slots": 400})
+    first = [packet(slot, 0, 1, ONES * slot) for slot in range(300)]
+    second = [packet(slot, 1, 1, ONES) for slot in range(300)]
+    assert bench.put(0, [from_worker(0, first[i : i + 60]) for i in range(0, 300, 60)]) == [[], [], []]
+    out = bench.put(1, [from_worker(1, second[i : i + 60]) for i in range(0, 300, 60)])
+    assert out[2] == []
+    for port in (0, 1):
+        frames = [Parsed(frame) for frame in out[port]]
+        assert [len(one.packets) for one in frames] == [128, 128, 44]
+        assert [got for one in frames for got in one.packets] == [
+            packet(slot, 1, 1, ONES * (slot + 1)) for slot in range(300)
+        ]
+        for one in frames:
+            assert (one.to, one.hardware) == (MACS[port], OWN_MAC)
+            assert (one.address, one.port) == (OWN, PORT)
+            assert (one.target, one.aim) == (HOSTS[port], WORKERS[port] & 0xFFFF)
+
+
+def test_what_a_program_lets_pass_leaves_as_it_came() -> None:
+    bench = Bench()
+    beyond = [packet(100 + i, 0, 1, ONES) for i in range(20)]
+    mixed = [beyond[0], packet(1, 0, 1, ONES), *beyond[1:]]
+    out = bench.put(0, [from_worker(0, mixed, PS, tos=2)])
+    assert out[:2] == [[], []]
+    (one,) = map(Parsed, out[2])
+    assert one.packets == beyond
+    assert (one.to, one.hardware, one.tos, one.ttl) == (MACS[2], MACS[0], 2, 64)
+    assert (one.address, one.port, one.target, one.aim) == (HOSTS[0], 5001, HOSTS[2], PORT)
+
+
+def test_different_flows_and_services_are_not_mixed() -> None:
+    bench = Bench()
+    frames = [
+        from_worker(0, [packet(100, 0, 1, ONES)], PS, tos=0),
+        from_worker(0, [packet(101, 0, 1, ONES)], PS, tos=4),
+        from_worker(0, [packet(102, 0, 1, ONES)], endpoint(HOSTS[2], PORT + 1), tos=0),
+        from_worker(0, [packet(103, 0, 1, ONES)], PS, tos=0),
+    ]
+    out = bench.put(0, frames)
+    found = [(one.tos, one.aim, [p[0] for p in one.packets]) for one in map(Parsed, out[2])]
+    assert found == [(0, PORT, [100, 103]), (4, PORT, [101]), (0, PORT + 1, [102])]
+
+
+def test_other_datagrams_pass_untouched() -> None:
+    bench = Bench()
+    frames = [
+        udp(MACS[2], MACS[0], WORKERS[0], endpoint(HOSTS[2], 47_999), [b"x" * 100] * 30),
+        udp(MACS[2], MACS[0], WORKERS[0], endpoint(HOSTS[2], PORT + 16), [b"y" * 100]),
+        ethernet(MACS[2], MACS[0], 0x0800, ipv4(HOSTS[0], HOSTS[2], 6, b"z" * 40)),
+    ]
+    assert bench.put(0, list(frames)) == [[], [], frames]
+
+
+def test_damaged_and_foreign_frames_are_refused() -> None:
+    bench = Bench()
+    whole = bytearray(from_worker(0, [packet(1, 0, 1, ONES)]))
+    # nobody promises that the checksum is right, and it is not
+    whole[0] = 0
+    whole[HEADER_BYTES + 14 + 26] ^= 0x55
+    short = bytearray(from_worker(0, [packet(2, 0, 1, ONES)]))
+    short[HEADER_BYTES + 14 + 24 : HEADER_BYTES + 14 + 26] = (5000).to_bytes(2, "big")
+    stranger = udp(OWN_MAC, MACS[0], endpoint(HOSTS[0], 5003), SWITCH, [packet(1, 0, 1, ONES)] * 7)
+    assert bench.put(0, [bytes(whole), bytes(short), stranger]) == [[], [], []]
+    assert bench.drops == {"bad_checksum": 1, "short": 1, "foreign_host": 7}
+    assert not bench.adder.bitmap.any()
+
+
+def test_a_right_checksum_is_accepted() -> None:
+    bench = Bench()
+    frame = bytearray(from_worker(0, [packet(1, 0, 1, ONES)]))
+    frame[0] = 0
+    ip = HEADER_BYTES + 14
+    datagram = bytes(frame[ip + 20 :])
+    pseudo = bytes(frame[ip + 12 : ip + 20]) + struct.pack(">HH", 17, len(datagram))
+    frame[ip + 26 : ip + 28] = internet_checksum(pseudo + datagram).to_bytes(2, "big")
+    bench.put(0, [bytes(frame)])
+    assert bench.adder.bitmap[1] == 1
+
+
+def test_fragments_are_marked_and_dropped_by_their_place_in_the_queue() -> None:
+    size = 42 + HEADER.size + 64
+    narrow = PortOptions(rate=8e6, depth=60 * size, ecn=40 * size)
+    bench = Bench(options={"p2": narrow})
+    beyond = [packet(100 + i, 0, 1, ONES) for i in range(64)]
+    out = [Parsed(frame) for frame in bench.put(0, [from_worker(0, beyond, PS)])[2]]
+    assert [(one.tos & 3, one.packets) for one in out] == [(0, beyond[:40]), (3, beyond[40:60])]
+    assert bench.drops == {"queue_full": 4}
+    assert bench.adder.congested == [0] * 64
+    # ten have left; now the program is told as well
+    out = [Parsed(f) for f in bench.put(0, [from_worker(0, beyond[:5], PS)], 10 * size / 1e6)[2]]
+    assert [(one.tos & 3, one.packets) for one in out] == [(3, beyond[:5])]
+    assert bench.adder.congested[64:] == [1] * 5
+    # packets that come marked stay marked, and say so
+    out = [Parsed(f) for f in bench.put(0, [from_worker(0, beyond[:2], PS, tos=3)], 100.0)[2]]
+    assert [one.tos for one in out] == [3]
+    assert bench.adder.congested[69:] == [1] * 2
+
+
+def test_ordinary_frames_are_marked_where_their_sender_understands_it() -> None:
+    frame = {
+        tos: ethernet(MACS[2], MACS[0], 0x0800, ipv4(HOSTS[0], HOSTS[2], 6, b"z" * 40, tos))
+        for tos in range(4)
+    }
+    size = len(frame[0]) - HEADER_BYTES
+    bench = Bench(options={"p2": PortOptions(rate=8, depth=6 * size, ecn=2 * size)})
+    sent = bench.put(0, [frame[0], frame[1], frame[0], frame[1], frame[2], frame[3], frame[0]])[2]
+    assert sent == [frame[0], frame[1], frame[0], frame[3], frame[3], frame[3]]
+    assert bench.drops == {"queue_full": 1}
+
+
+def test_super_frames_count_their_length_on_the_wire() -> None:
+    frame = udp(MACS[2], MACS[0], WORKERS[0], endpoint(HOSTS[2], 9), [b"x" * 100] * 30)
+    bench = Bench(options={"p2": PortOptions(rate=8, depth=1 << 20)})
+    bench.put(0, [frame])
+    assert bench.switch.ports[2].counters()["peak_bytes"] == 30 * 142
+
+
+def test_raw_frames_carry_packets_behind_an_ip_header() -> None:
+    bench = Bench(raw=True)
+
+    def raw(worker: int, body: bytes) -> bytes:
+        return ethernet(OWN_MAC, MACS[worker], 0x0700, ipv4(HOSTS[worker], OWN, 1, body, ttl=9))
+
+    assert bench.put(0, [raw(0, packet(s, 0, 1, ONES * 2)) for s in range(5)]) == [[], [], []]
+    out = bench.put(1, [raw(1, packet(s, 1, 1, ONES * s)) for s in range(5)])
+    for port in (0, 1):
+        assert len(out[port]) == 5
+        for slot, frame in enumerate(out[port]):
+            assert frame[:HEADER_BYTES] == bytes(HEADER_BYTES)
+            assert frame[10:24] == ethernet(MACS[port], OWN_MAC, 0x0700, b"")[HEADER_BYTES:]
+            assert frame[24 + 12 : 44] == IPv4Address(OWN).packed + IPv4Address(HOSTS[port]).packed
+            assert frame[44:] == packet(slot, 1, 1, ONES * (slot + 2))
+    assert out[2] == []
+    # without a program for them, they are frames like any other
+    plain = Bench()
+    frame = ethernet(MACS[2], MACS[0], 0x0700, ipv4(HOSTS[0], HOSTS[2], 1, b"anything"))
+    assert plain.put(0, [frame]) == [[], [], [frame]]
+
+
+def test_aged_slots_leave_from_the_switch_once_the_ps_is_found() -> None:
+    bench = Bench(known=False, adder={"age": 1.0})
+    bench.put(0, [from_worker(0, [packet(3, 0, 1, ONES)])])
+    bench.switch.on_timer(1.0)
+    asked = [one.take() for one in bench.devices.values()]
+    assert bench.drops == {"no_route": 1}
+    for frames in asked:
+        assert [frame[HEADER_BYTES + 38 :] for frame in frames] == [IPv4Address(HOSTS[2]).packed]
+    bench.put(2, [ethernet(OWN_MAC, MACS[2], 0x0806, arp(2, MACS[2], HOSTS[2], OWN))])
+    bench.put(0, [from_worker(0, [packet(3, 0, 2, ONES)])], 2.0)
+    bench.switch.on_timer(3.0)
+    (one,) = map(Parsed, bench.devices["p2"].take())
+    assert (one.address, one.port, one.target, one.aim) == (OWN, PORT, HOSTS[2], PORT)
+    assert one.packets == [packet(3, 255, 2, ONES)]
+
+
+def test_a_full_flow_table_is_begun_anew() -> None:
+    bench = Bench(adder={"slots": 4})
+    for first in range(0, parse.MOST_FLOWS + 128, 64):
+        aims = [endpoint(f"10.1.{(first + i) >> 8}.{(first + i) & 255}", PORT) for i in range(64)]
+        frames = [udp(MACS[2], MACS[0], WORKERS[0], aim, [packet(100, 0, 1, ONES)]) for aim in aims]
+        out = [Parsed(frame) for frame in bench.put(0, frames)[2]]
+        assert [endpoint(one.target, one.aim) for one in out] == aims
+    assert bench.drops == {}
+
+
+@pytest.mark.parametrize("buffer", [8 << 20, 1])
+def test_what_the_kernel_does_not_take_waits_or_is_lost(buffer: int) -> None:
+    bench = Bench()
+    port = bench.switch.ports[2]
+    port.outbox._buffer = buffer  # type: ignore[attr-defined]
+    bench.devices["p2"].accepts = 0
+    beyond = [packet(100 + i, 0, 1, ONES) for i in range(40)]
+    other = ethernet(MACS[2], MACS[0], 0x88B5, b"other")
+    bench.put(0, [from_worker(0, beyond, PS)])
+    bench.put(0, [other] * 3)
+    assert port.blocked
+    port.resume()
+    assert bench.devices["p2"].sent == []
+    bench.devices["p2"].accepts = 1 << 30
+    port.resume()
+    first, *others = bench.devices["p2"].take()
+    assert Parsed(first).packets == beyond
+    assert others == ([other] * 3 if buffer > 1 else [])
+    assert bench.drops == ({} if buffer > 1 else {"egress_full": 3})
+
+
+def test_faults_at_a_port_are_drawn_for_every_fragment_and_repeat() -> None:
+    def heard(seed: int) -> list[bytes]:
+        faults = Faults(seed, drop=0.1, corrupt=0.1, reorder=0.2, duplicate=0.05, delay=0.001)
+        clock = [0.0]
+        bench = Bench(options={"p0": PortOptions(faults=faults)}, clock=lambda: clock[0])
+        beyond = [packet(100 + i, 0, 1, ONES) for i in range(500)]
+        got = bench.put(0, [from_worker(0, beyond[i : i + 50], PS) for i in range(0, 500, 50)])[2]
+        while bench.switch.timer() < 0.01:
+            clock[0] = max(bench.switch.timer(), clock[0])
+            bench.switch.on_timer(clock[0])
+            got += bench.devices["p2"].take()
+        counters = bench.switch.ports[0].counters()
+        packets = [one for frame in got for one in Parsed(frame).packets]
+        assert len(packets) == 500 - counters["injected"] + counters["injected_duplicates"]
+        assert bench.drops == {"injected": counters["injected"]}
+        assert packets != sorted(packets)
+        assert set(packets) <= set(beyond)
+        return packets
+
+    first = heard(1)
+    assert 350 < len(first) < 480
+    assert heard(1) == first != heard(2)
+
+
+def test_ordinary_frames_meet_the_faults_too() -> None:
+    bench = Bench(options={"p0": PortOptions(faults=Faults(1, drop=0.3))}, clock=lambda: 0.0)
+    frames = [ethernet(MACS[1], MACS[0], 0x88B5, bytes([i])) for i in range(100)]
+    sent = [frame for i in range(0, 100, 20) for frame in bench.put(0, frames[i : i + 20])[1]]
+    assert 50 < len(sent) < 90
+    assert sent == [frame for frame in frames if frame in sent]
+    assert bench.drops == {"injected": 100 - len(sent)}
