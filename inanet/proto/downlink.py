@@ -49,7 +49,7 @@ class Downlink(Sending):
         return None
 
     @staticmethod
-    def _members(state: ShardState, group: Multicast) -> list[Sender]:
+    def _members(state: ShardState) -> list[Sender]:
         """Senders of the group's members in one shard; sets the group's cursor to where it can go on."""
         senders = [sender for sender in state.down.values() if sender.link.grouped]
         slowest = min((sender.cursor for sender in senders), default=0)
@@ -58,7 +58,7 @@ class Downlink(Sending):
 
     def _results(self, state: ShardState, group: Multicast, most: int, now: float) -> Transmission | None:
         """The next results of one shard for the group."""
-        senders = self._members(state, group)
+        senders = self._members(state)
         logged = int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
         burst = None
         while burst is None and state.group_cursor < logged:
@@ -85,6 +85,7 @@ class Downlink(Sending):
             if link.in_flight == 0:
                 link.waiting_since = now
             link.in_flight += count
+        group.sent += count
         self.rows_sent += count
         return Transmission(group.link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
 
@@ -92,7 +93,7 @@ class Downlink(Sending):
         """The group waits for credit. Who has returned none for too long is not waited for."""
         waits = bool(group.link.resend)
         for state in tree.lineup():
-            self._members(state, group)
+            self._members(state)
             waits |= state.group_cursor < int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
         if not waits:
             return
@@ -136,7 +137,7 @@ class Downlink(Sending):
             return
         if group.asked_due is not None:
             if group.asked_due <= now:
-                group.decide()
+                group.decide(now, self.timing)
             else:
                 self._wake(group.asked_due)
         if group.probe(now, self.timing):

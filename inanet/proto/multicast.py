@@ -1,13 +1,14 @@
 """Results to several children at once (R6): who hears a multicast group, who asked for what again, and whom to probe.
 
 A parent sends each result once to the group of its children, never faster than the slowest of them returns credit. A
-child that returns none at all for a while is *excused*: it is served by unicast from where it stood, so that it holds up
-nobody, and comes back once it has answered a probe. The first exclusion is short, every further one twice as long.
+child that returns none at all for a while, or asks again for most of what the group was sent, is excluded: it is served
+by unicast from where it stood, so that it holds up nobody, and comes back once it has answered a probe. The first
+exclusion is short, every further one twice as long.
 
 Nothing here reads a clock or a slot: :class:`~inanet.proto.downlink.Downlink` does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from inanet.proto.reliability import Link, Timing
@@ -15,6 +16,10 @@ from inanet.wire.xagg import is_newer
 
 #: a child may be without progress for this many retransmission intervals before the others go on without it
 PATIENCE = 2
+#: a child that has asked again for this many fragments, and for more than half of what the group was sent, hears nothing
+FEW = 8
+#: packets after which what was lost before no longer counts
+LONG_AGO = 4096
 #: longest time in seconds between probes, and that a child is kept out for
 SELDOM = 5.0
 LONGEST_EXCLUSION = 60.0
@@ -33,6 +38,9 @@ class Listener:
     since: float = 0.0
     exclusion: float = 0.0
     excluded_until: float = 0.0
+    #: fragments it has asked for again since the group had been sent ``base`` packets
+    lost: int = 0
+    base: int = 0
 
 
 @dataclass(slots=True)
@@ -51,6 +59,10 @@ class Multicast:
     #: (shard row, fragment) to the bits of those who asked for it, until ``asked_due``
     asked: dict[tuple[int, int], int] = field(default_factory=dict)
     asked_due: float | None = None
+    #: fragments of running rounds that were sent again to all; who still lacks one gets it by unicast
+    repeated: set[tuple[int, int]] = field(default_factory=set)
+    #: packets sent to the group
+    sent: int = 0
 
     def follow(self, links: Mapping[int, Link], *, trusted: bool) -> None:
         """These children listen now; ``trusted``: those that are new hear the group until the contrary shows."""
@@ -59,7 +71,7 @@ class Multicast:
         for index, link in links.items():
             known = before.get(index)
             if known is None or known.link is not link:
-                known = Listener(link, trusted, self.probes)
+                known = Listener(link, trusted, self.probes, base=self.sent)
             self.listeners[index] = known
         self.probe_due = None
         self._regroup()
@@ -111,6 +123,7 @@ class Multicast:
         if not listener.hears:
             listener.hears = True
             listener.since = now
+            listener.lost, listener.base = 0, self.sent
             self._regroup()
         return True
 
@@ -137,19 +150,40 @@ class Multicast:
         self.asked[row, fragment] = bits | bit
         return not bits & bit
 
-    def decide(self) -> None:
-        """Repeat what was asked for: by multicast if more than a quarter of the group wants it, else by unicast."""
+    def decide(self, now: float, timing: Timing) -> None:
+        """Repeat what was asked for: by multicast if more than a quarter of the group wants it, else by unicast.
+
+        That happens once: whom a repetition does not reach either may not hear the group.
+        """
         asked, self.asked, self.asked_due = self.asked, {}, None
-        for (row, fragment), bits in asked.items():
+        for entry, bits in asked.items():
             # to one alone, unicast costs no more
             shared = bits.bit_count() > 1 and 4 * bits.bit_count() > len(self.grouped) > 0
-            if shared:
-                self.link.again(row, fragment)
+            if shared and entry not in self.repeated:
+                self.repeated.add(entry)
+                self.link.again(*entry)
+                bits &= ~sum(link.bit for link in self.grouped)
             for listener in self.listeners.values():
-                if listener.link.bit & bits and not (shared and listener.link.grouped):
-                    listener.link.again(row, fragment)
+                if listener.link.bit & bits:
+                    listener.link.again(*entry)
+        self._judge(asked.values(), now, timing)
+
+    def _judge(self, asked: Iterable[int], now: float, timing: Timing) -> None:
+        """Exclude whoever asks for most of what the group is sent: its window need never fill, but it waits every time."""
+        deaf = 0
+        for listener in self.listeners.values():
+            listener.lost += sum(listener.link.bit & bits != 0 for bits in asked)
+            sent = self.sent - listener.base
+            if listener.hears and listener.lost >= FEW and 2 * listener.lost > sent:
+                deaf |= listener.link.bit
+            if sent > LONG_AGO:
+                listener.lost, listener.base = 0, self.sent
+        if deaf:
+            self.exclude(deaf, now, timing)
 
     def forget(self, row: int) -> None:
         """The round of a shard is over."""
         if self.asked:
             self.asked = {entry: bits for entry, bits in self.asked.items() if entry[0] != row}
+        if self.repeated:
+            self.repeated = {entry for entry in self.repeated if entry[0] != row}

@@ -156,6 +156,25 @@ def test_auto_changes_over_in_the_middle_of_a_round():
     assert ps.stats()["rows_sent"] - before < 2 * FRAGMENTS
 
 
+@pytest.mark.parametrize("names", [("w2",), ("w0", "w3"), ("w0", "w1", "w2"), tuple(ONE_EACH)])
+def test_small_tensors_find_out_who_is_deaf(names):
+    """Their results never fill a window. Nobody is sent by multicast, again and again, what cannot arrive."""
+    fabric = VirtualFabric(STAR, ONE_EACH, downlink="multicast", wrap=deaf(*names))
+    took = []
+    for round_ in range(12):
+        arrays = float_arrays(5, 4, seed=round_)
+        started = fabric.clock.now
+        fabric.all_reduce(spec_of(5, mode=ExponentMode.FIXED), arrays)
+        took.append(fabric.clock.now - started)
+        assert len({array.tobytes() for array in arrays.values()}) == 1
+    # two requests at most: after a repetition by multicast comes one by unicast
+    assert max(took) < 3 * fabric.timing.retransmit
+    assert took[-1] == 0
+    (tree,) = fabric.nodes["ps"]._jobs[0].trees.values()
+    hearing = [name for name in ONE_EACH if name not in names]
+    assert [link.name for link in tree.multicast.grouped] == (hearing if len(hearing) > 1 else [])
+
+
 # ---------------------------------------------------------------- who is slow
 
 
@@ -404,6 +423,19 @@ def test_exclusions_grow_and_answers_to_old_probes_do_not_end_them():
     now += 3 * LONGEST_EXCLUSION
     group.exclude(1, now, timing)
     assert group.listeners[0].excluded_until == now + 0.5
+
+
+def test_who_asks_for_half_of_everything_is_excluded_and_for_less_is_not():
+    timing = Timing()
+    for each, expected in ((2, True), (3, False)):
+        group, _ = group_of(4)
+        for fragment in range(100):
+            group.sent += 1
+            if fragment % each == 0:
+                group.ask(0, fragment, 1)
+                group.decide(1.0, timing)
+        assert (not group.listeners[0].hears) == expected
+        assert group.listeners[1].hears
 
 
 def test_probes_become_rare_and_end_when_all_have_answered():
