@@ -33,6 +33,8 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "demo": Entry("inanet.demo.cli:demo", "Train a small model through daemons on this machine."),
         "doctor": Entry("inanet.cli.doctor:doctor", "Find out what on this machine would be in the way."),
         "lab": Entry("inanet.lab.cli:lab", "Networks of namespaces with rates, and commands in them."),
+        "papers": Entry("inanet.cli.papers:papers", "Figures and tables of the papers, run here."),
+        "plan": Entry("inanet.cli.plan:plan", "Price plans for a network and choose one, a ring among them."),
     }
 )
 

@@ -26,6 +26,8 @@ SEGMENT = 1514 / (1500 - _IPV4 - _TCP)
 SUPERFRAME = 62 * PAYLOAD_BYTES * FRAGMENT
 #: How much faster than a ring a plan must be predicted to be, before a fabric is worth setting up.
 MARGIN = 0.03
+#: Plans that differ by less than this are equal: the one with the fewest nodes is taken.
+ALIKE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ def _price_ring(plan: Plan, fleet: Fleet, size: int, costs: Costs) -> Price:
     latency = steps * costs.step_s
     links = max(done)
     slowest = min(ring, key=lambda name: rates[name])
-    bound = f"{steps}/{n} tensors through the link of {slowest}, {show_rate(round(rates[slowest] * 8))}"
+    bound = f"{steps / n:.3g} tensors through the link of {slowest} at {show_rate(round(rates[slowest] * 8))}"
     if any(fleet.late.values()):
         bound += "; every step waits for the worker that is late"
     if processors > links:
@@ -192,7 +194,10 @@ def choose(
     plans = candidates(fleet, ks=ks, model=size, core_bps=costs.core_bps)
     prices = tuple(sorted((price(plan, fleet, size, costs) for plan in plans), key=lambda p: p.seconds))
     ring = next(found for found in prices if found.plan.kind == "ring")
-    best = prices[0]
+    best = min(
+        (found for found in prices if found.seconds <= prices[0].seconds * (1 + ALIKE)),
+        key=lambda found: (len(found.plan.servers), len(found.plan.hosts), found.seconds),
+    )
     gain = 1 - best.seconds / ring.seconds if ring.seconds > 0 else 0.0
     if compute is not None and not worthwhile(part := _share(ring.seconds, compute)):
         why = (

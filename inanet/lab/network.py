@@ -1,6 +1,7 @@
 """A topology file as the planner's network and fleet."""
 
 import math
+import re
 
 from inanet.control.candidates import Fleet
 from inanet.control.config import Topology as Trees
@@ -8,6 +9,7 @@ from inanet.control.network import Network, Port
 from inanet.control.pricing import FRAGMENT
 from inanet.control.topology import Tree
 from inanet.control.trees import Server
+from inanet.control.units import parse_rate
 from inanet.lab.model import Topology
 
 #: What a lab's host counts as if nothing says how many cores and how much memory it has to spare.
@@ -64,3 +66,28 @@ def configured(topology: Topology) -> tuple[Tree, ...]:
         return ()
     fabric = Trees.model_validate(topology.trees()).fabric(roots[0])
     return fabric.trees(fabric.workers)
+
+
+#: Workers, and servers behind a plus: how many, and the rate of each.
+_SHORTHAND = re.compile(r"(\d+)x([^+]+)(?:\+(\d+)x([^+]+))?", re.ASCII)
+
+
+def shorthand(text: str) -> Fleet | None:
+    """Workers and servers on one switch from ``"4x1Gbit/s+2x10Gbit/s"``: four with 1 Gbit/s, two with 10.
+
+    ``None`` if the text is something else. Raises ``ValueError`` for rates that are none.
+    """
+    found = None if text.endswith(".toml") else _SHORTHAND.fullmatch(text)
+    if found is None:
+        return None
+    many, rate, more, fast = found.groups()
+    workers = [f"w{index}" for index in range(int(many))]
+    servers = [f"s{index}" for index in range(int(more or 0))]
+    slow = parse_rate(rate)
+    speed = parse_rate(fast) if fast else slow
+    if not slow > 0 or not speed > 0:
+        raise ValueError(f"{text!r} has a link without a rate; allowed: e.g. '4x1Gbit/s+2x10Gbit/s'")
+    ports = {name: Port("switch", slow, slow) for name in workers}
+    ports |= {name: Port("switch", speed, speed) for name in servers}
+    able = tuple(Server(name, speed, CORES, MEMORY) for name in servers)
+    return Fleet(Network(ports, {}), tuple(workers), able)
