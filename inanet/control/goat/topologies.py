@@ -54,7 +54,8 @@ class LabTopology(Protocol):
         ...
 
 
-def _empty() -> "Graph":
+def empty_graph() -> "Graph":
+    """A graph to put nodes with ``kind`` and ``memory`` into. Raises ``ImportError`` without networkx."""
     networkx = plan_extra("networkx", "a topology for the GOAT scheduler")
     graph: Graph = networkx.Graph()
     return graph
@@ -76,7 +77,7 @@ def leaf_spine(spines: int = 10, leaves: int = 10, servers: int = 50) -> "Graph"
         raise ValueError(
             f"a leaf-spine of {spines} spines, {leaves} leaves, {servers} servers; all must be at least 1"
         )
-    graph = _empty()
+    graph = empty_graph()
     tops = _add(graph, "switch", (f"spine{index}" for index in range(spines)))
     bottoms = _add(graph, "switch", (f"leaf{index}" for index in range(leaves)))
     graph.add_edges_from((top, bottom) for top in tops for bottom in bottoms)
@@ -96,7 +97,7 @@ def fat_tree(ports: int = 8, servers_per_edge: int = 6) -> "Graph":
             f"a fat-tree of {ports}-port switches and {servers_per_edge} servers per edge; ports must be even, servers "
             "at least 1"
         )
-    graph, half = _empty(), ports // 2
+    graph, half = empty_graph(), ports // 2
     cores = _add(graph, "switch", (f"core{index}" for index in range(half * half)))
     count = 0
     for pod in range(ports):
@@ -114,7 +115,7 @@ def fat_tree(ports: int = 8, servers_per_edge: int = 6) -> "Graph":
 
 def from_lab(topology: LabTopology) -> "Graph":
     """The graph of a topology file (:class:`inanet.lab.model.Topology`); all switches are ordinary ones at first."""
-    graph = _empty()
+    graph = empty_graph()
     _add(graph, "switch", (switch.name for switch in topology.switch))
     for host in topology.hosts():
         _add(graph, "server", [host.name])

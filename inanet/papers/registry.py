@@ -1,0 +1,154 @@
+"""All entries, and how one is run.
+
+``ok`` of a run means that it ran and that running it again gave the same numbers; entries are deterministic, from seeds,
+so the same means equal. Whether claims hold is told by the claims.
+"""
+
+import difflib
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from inanet.control.exits import Exit, Failure
+from inanet.papers.outcome import Outcome
+
+SCHEMA = 1
+
+
+class UnknownEntry(Failure):
+    """There is no entry of this name."""
+
+    code = Exit.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One figure or table. ``target`` is ``module:function``, which takes nothing and returns an
+    :class:`~inanet.papers.outcome.Outcome`.
+    """
+
+    name: str
+    paper: str
+    #: figure or table, as the paper numbers it
+    figure: str
+    #: what is run, in a line
+    what: str
+    #: how the run relates to the paper's
+    scale: str
+    target: str
+
+    def function(self) -> Callable[[], Outcome]:
+        """Import what runs it. Raises ``ImportError`` if an optional package is missing."""
+        module, _, name = self.target.partition(":")
+        found: Callable[[], Outcome] = getattr(importlib.import_module(module), name)
+        return found
+
+
+_GOAT_SCALE = (
+    "the paper's: leaf-spine of 20 switches and 50 servers, fat-tree of 80 and 192, a fifth programmable with "
+    "64 MB, 221 MB per worker; means over three seeded placements"
+)
+_ALL = (
+    Entry(
+        "goat-fig2",
+        "GOAT",
+        "Fig. 2",
+        "worked example: 3 fragments of 4 workers through 3 switches with one slot each",
+        "the paper's",
+        "inanet.papers.goat_example:run",
+    ),
+    Entry(
+        "goat-fig11",
+        "GOAT",
+        "Fig. 11",
+        "throughput of synchronous, K-SGD and asynchronous training against workers",
+        "timing model: the paper's epochs of 2.1 s with latencies in [0, 1] s, 200 epochs",
+        "inanet.papers.goat_async:throughput",
+    ),
+    Entry(
+        "goat-fig12",
+        "GOAT",
+        "Fig. 12",
+        "time of 200 epochs, and to a loss, of synchronous, K-SGD and asynchronous training",
+        "timing model as for Fig. 11; a softmax regression instead of ResNet",
+        "inanet.papers.goat_async:time_to_loss",
+    ),
+    Entry(
+        "goat-fig13",
+        "GOAT",
+        "Fig. 13",
+        "bytes at the PS that nothing has aggregated",
+        _GOAT_SCALE,
+        "inanet.papers.goat_simulation:at_the_ps",
+    ),
+    Entry(
+        "goat-fig14",
+        "GOAT",
+        "Fig. 14",
+        "bytes that switches take off the PS",
+        _GOAT_SCALE,
+        "inanet.papers.goat_simulation:in_network",
+    ),
+    Entry(
+        "goat-fig15",
+        "GOAT",
+        "Fig. 15",
+        "bytes times links, against workers",
+        _GOAT_SCALE,
+        "inanet.papers.goat_simulation:overhead",
+    ),
+    Entry(
+        "goat-fig16",
+        "GOAT",
+        "Fig. 16",
+        "bytes times links, against the deviation of sending rates",
+        _GOAT_SCALE,
+        "inanet.papers.goat_simulation:deviation",
+    ),
+)
+ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in _ALL})
+
+
+def find(name: str) -> Entry:
+    """The entry of a name. Raises :class:`UnknownEntry`, with one that is near."""
+    if name not in ENTRIES:
+        near = difflib.get_close_matches(name, ENTRIES, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownEntry(f"there is no entry {name!r};{hint} 'ina papers list' has all of them")
+    return ENTRIES[name]
+
+
+def run(entry: Entry) -> tuple[dict[str, Any], Outcome]:
+    """Run an entry twice and compare; the report as one object for JSON, and the outcome for drawing."""
+    function = entry.function()
+    outcome, again = function(), function()
+    same = report(entry, outcome, True) == report(entry, again, True)
+    return report(entry, outcome, same), outcome
+
+
+def report(entry: Entry, outcome: Outcome, ok: bool) -> dict[str, Any]:
+    """The object that ``ina papers run --json`` prints."""
+    return {
+        "schema": SCHEMA,
+        "ok": ok,
+        "name": entry.name,
+        "paper": entry.paper,
+        "figure": entry.figure,
+        "what": entry.what,
+        "scale": entry.scale,
+        "claims": [claim.as_dict() for claim in outcome.claims],
+        "tables": [_finite(table.as_dict()) for table in outcome.tables],
+        "notes": list(outcome.notes),
+    }
+
+
+def _finite(value: Any) -> Any:
+    """``None`` for numbers that JSON cannot say."""
+    if isinstance(value, dict):
+        return {key: _finite(its) for key, its in value.items()}
+    if isinstance(value, list):
+        return [_finite(its) for its in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
