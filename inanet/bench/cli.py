@@ -60,6 +60,32 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> in
         raise click.BadParameter(str(error)) from None
 
 
+@bench.command()
+@click.option("-b", "begin", default="4 MiB", show_default=True, callback=_bytes, help="Smallest size.")
+@click.option("-e", "end", default="512 MiB", show_default=True, callback=_bytes, help="Largest size.")
+@click.option(
+    "-f", "factor", default=2, show_default=True, type=click.IntRange(2), help="Step between sizes."
+)
+@click.option("-n", "repetitions", default=3, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option(
+    "--rounds", default=1000, show_default=True, type=click.IntRange(0), help="Rounds of a small tensor."
+)
+@click.option("--workers", default=2, show_default=True, type=click.IntRange(2, 8), help="Ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def growth(as_json: bool, **options: int) -> None:
+    """What grows with bytes, and that nothing grows with rounds: time and memory; then the marks."""
+    from inanet.bench.growth import Options, run, table
+
+    if options["begin"] < 4:
+        raise click.BadParameter("sizes begin at one value of 4 B", param_hint="-b")
+    result = run(Options(**options))
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for line in table(result):
+        click.echo(line)
+
+
 def _several_bytes(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[int, ...]:
@@ -152,6 +178,34 @@ def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: o
     result = run(replace(chosen, sizes=sizes) if sizes else chosen)
     if plot is not None:
         draw(result["rows"], plot)
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for line in table(result):
+        click.echo(line)
+
+
+@bench.command()
+@click.option("--topology", "topologies", multiple=True, help="Only these. [default: nine, see the README]")
+@click.option("--size", default="97 MiB", show_default=True, callback=_bytes, help="Bytes per worker.")
+@click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("--calibrate", is_flag=True, help="Measure this machine's costs first, and keep them.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def plan(topologies: tuple[str, ...], size: int, repetitions: int, calibrate: bool, as_json: bool) -> None:
+    """What 'ina plan' chooses in labs: time predicted, measured, and Gloo's beside it. Needs root."""
+    from inanet.bench.plan import TOPOLOGIES, run, table
+    from inanet.control.costs import load
+
+    def say(text: str) -> None:
+        click.echo(f"# {text}", err=True)
+
+    if calibrate:
+        from inanet.bench.calibration import calibrate as measure
+
+        costs = measure(say)
+    else:
+        costs = load()
+    result = run(topologies or TOPOLOGIES, size, repetitions, costs, say)
     if as_json:
         click.echo(json.dumps(result))
         return

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-#: Elements that are made and checked at a time.
-BLOCK = 1 << 18
+#: Elements that are made and checked at a time: little memory beside the tensor's, whose use is measured as well.
+BLOCK = 1 << 15
 
 
 def blocks(count: int) -> Iterator[tuple[int, slice]]:
