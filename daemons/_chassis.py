@@ -17,7 +17,7 @@ from inanet.control.exits import Exit, explain
 
 if TYPE_CHECKING:
     from daemons._lifecycle import LoopName, Serve
-    from inanet.control.config import AnyConfig, Role
+    from inanet.control.config import DaemonFile, Role
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "pretty", "json", "plain")
@@ -64,7 +64,7 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
         options = {"level": log_level, "format": log_format}
         overrides = {"log": {key: value for key, value in options.items() if value is not None}}
 
-        def read() -> AnyConfig:
+        def read() -> DaemonFile:
             from inanet.control.config import load
 
             return load(file, role, overrides)

@@ -20,14 +20,14 @@ import structlog
 
 from inanet.control import addresses
 from inanet.control.about import bug_hint, version
-from inanet.control.config import AnyConfig, Role
+from inanet.control.config import DaemonFile, Role
 from inanet.control.config_file import ConfigError
 from inanet.control.exits import Exit, Failure, explain
 from inanet.control.observe import logs
 from inanet.control.observe.metrics import MetricsServer, Sample, Scrape, Source
 from inanet.control.observe.sdnotify import Notifier
 
-C = TypeVar("C", bound=AnyConfig)
+C = TypeVar("C", bound=DaemonFile)
 LoopName = Literal["uvloop", "asyncio"]
 
 #: Seconds a daemon has after its drain deadline to close what it holds, before the process is ended.
@@ -210,7 +210,7 @@ def _write_stats(stats: Callable[[], Mapping[str, object]] | None) -> None:
         Path(path).write_text(json.dumps(stats()))
 
 
-def changed(before: AnyConfig, after: AnyConfig) -> set[str]:
+def changed(before: DaemonFile, after: DaemonFile) -> set[str]:
     """Dotted keys in which two configurations of the same daemon differ."""
     old, new = before.model_dump(), after.model_dump()
     return {

@@ -7,11 +7,11 @@ anything else must be written down, and then a token is required too.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator
 
 from inanet.control import units
 from inanet.control.addresses import HostPort, check_socket_path
@@ -23,14 +23,11 @@ from inanet.control.config_fields import (
     Bytes,
     CoordinatorAddress,
     DataAddress,
-    Duration,
     FileMode,
     GroupRange,
     Name,
     Parents,
-    Probability,
     Rate,
-    ServiceAddress,
     Span,
     between,
     check_token,
@@ -38,24 +35,27 @@ from inanet.control.config_fields import (
     span,
 )
 from inanet.control.config_file import ConfigError, Problem, SeveralErrors, find_file, read_toml, validate
+from inanet.control.config_sections import Impair, Log, Metrics, Section
+from inanet.control.config_switch import SwitchConfig
 
 if TYPE_CHECKING:
-    # imported where it is used: it brings numpy, which ``--help`` of a daemon need not wait for
+    # imported where they are used: they bring numpy, which ``--help`` of a daemon need not wait for
+    from inanet.control.plans import Downlink
+    from inanet.control.selection import Selection
     from inanet.control.topology import Topology as Fabric
 
-Role: TypeAlias = Literal["worker", "agg", "ps"]
+Role: TypeAlias = Literal["worker", "agg", "ps", "switch"]
 #: The programs, by role.
-PROGRAMS: Mapping[Role, str] = {"worker": "ina-worker", "agg": "ina-agg", "ps": "ina-ps"}
+PROGRAMS: Mapping[Role, str] = {
+    "worker": "ina-worker",
+    "agg": "ina-agg",
+    "ps": "ina-ps",
+    "switch": "ina-switch",
+}
 
 
 #: Transports that can receive IP multicast.
 GROUP_TRANSPORTS = ("udp", "packet")
-
-
-class Section(BaseModel):
-    """Base of all sections: exact types, no unknown keys, immutable once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Node(Section):
@@ -88,19 +88,6 @@ class Node(Section):
                 "nodes reach"
             )
         return listen
-
-
-class Log(Section):
-    """``[log]``. ``auto`` is JSON lines under systemd, colours on a terminal, key=value lines otherwise."""
-
-    level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "pretty", "json", "plain"] = "auto"
-
-
-class Metrics(Section):
-    """``[metrics]``: a Prometheus endpoint over HTTP, off unless an address is given."""
-
-    listen: ServiceAddress | None = None
 
 
 class Control(Section):
@@ -214,24 +201,6 @@ class Timing(Section):
         return timer
 
 
-class Impair(Section):
-    """``[impair]``: faults put on every packet that arrives, for tests. Repeatable for a seed; off by
-    default.
-    """
-
-    seed: int = Field(default=0, ge=0)
-    drop: Probability = 0.0
-    duplicate: Probability = 0.0
-    reorder: Probability = 0.0
-    corrupt: Probability = 0.0
-    delay: Duration = 0.0
-
-    @property
-    def active(self) -> bool:
-        """Whether any fault is on."""
-        return any((self.drop, self.duplicate, self.reorder, self.corrupt, self.delay))
-
-
 class Aggregator(Section):
     """An aggregator, by name. Its address comes with its first message."""
 
@@ -256,9 +225,45 @@ class Topology(Section):
     workers: Annotated[tuple[Worker, ...], Field(strict=False)] = Field(
         description="the worker nodes, e.g. [{ name = 'w0', parent = 'ps' }]"
     )
+    #: ``configured``: the trees as they stand here; else the planner's cheapest of a kind, over the same nodes
+    plan: Literal["configured", "auto", "ps", "sharded", "tree", "sharded-tree"] = "configured"
+    #: what the planner reckons with: the size of a tensor, and rates of the nodes' links
+    tensor: Annotated[Bytes, between(1, 1 << 40)] = 100 << 20
+    rate: Rate = 10 * 10**9
+    rates: dict[Name, Rate] = Field(default_factory=dict)
 
     def fabric(self, ps: str) -> "Fabric":
-        """The fabric with the PS named ``ps`` among its roots. Raises :class:`SeveralErrors`."""
+        """The fabric with the PS named ``ps`` among its roots: as configured, or as the planner would have it.
+
+        Raises :class:`SeveralErrors`.
+        """
+        fabric = self._configured(ps)
+        return fabric if self.plan == "configured" else self.selection(ps).plan.topology()
+
+    def selection(self, ps: str, downlinks: "Sequence[Downlink]" = ("unicast",)) -> "Selection":
+        """What the planner chooses for :attr:`plan`, and why. Raises :class:`SeveralErrors`."""
+        from inanet.control.costs import load as load_costs
+        from inanet.control.selection import select
+
+        fabric = self._configured(ps)
+        names = {*fabric.roots, *fabric.aggregators, *fabric.workers}
+        if unknown := sorted(set(self.rates) - names):
+            raise SeveralErrors([f"rates: there is no node {unknown[0]!r}; allowed: nodes of this section"])
+        try:
+            return select(
+                fabric,
+                ps,
+                self.plan,
+                rates=self.rates,
+                default_rate=self.rate,
+                size=self.tensor,
+                downlinks=downlinks,
+                costs=load_costs(),
+            )
+        except ValueError as error:
+            raise SeveralErrors([str(error)]) from None
+
+    def _configured(self, ps: str) -> "Fabric":
         from inanet.control.topology import Topology as Fabric
         from inanet.control.topology import TopologyError
 
@@ -336,17 +341,23 @@ class PsConfig(DaemonConfig):
         return topology
 
 
+#: The configuration of a node of the fabric.
 AnyConfig: TypeAlias = WorkerConfig | AggConfig | PsConfig
-MODELS: Mapping[Role, type[WorkerConfig] | type[AggConfig] | type[PsConfig]] = {
+#: The configuration of any daemon.
+DaemonFile: TypeAlias = AnyConfig | SwitchConfig
+MODELS: Mapping[Role, type[WorkerConfig] | type[AggConfig] | type[PsConfig] | type[SwitchConfig]] = {
     "worker": WorkerConfig,
     "agg": AggConfig,
     "ps": PsConfig,
+    "switch": SwitchConfig,
 }
 
 
 def detect_role(data: Mapping[str, Any]) -> Role | None:
     """Whose file this is, told from its sections: ``None`` if they do not tell."""
     control = data.get("control")
+    if "switch" in data:
+        return "switch"
     if "topology" in data or (isinstance(control, Mapping) and "listen" in control):
         return "ps"
     if "local" in data:
@@ -356,7 +367,7 @@ def detect_role(data: Mapping[str, Any]) -> Role | None:
 
 def load(
     name: str | Path, role: Role | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None
-) -> AnyConfig:
+) -> DaemonFile:
     """Read and validate a daemon's file; ``role=None`` tells the role from the sections.
 
     ``overrides`` maps sections to keys that replace the file's (command-line options). Raises
@@ -382,7 +393,7 @@ def load(
             data[section].update(keys)
     foreign = {
         section: [PROGRAMS[other] for other, model in MODELS.items() if section in model.model_fields]
-        for section in ("local", "topology")
+        for section in ("local", "topology", "switch")
         if section not in MODELS[role].model_fields
     }
     return validate(MODELS[role], data, file, foreign)

@@ -240,5 +240,9 @@ def _toml(value: Any) -> str:
             return "[\n" + "".join(f"    {item},\n" for item in items) + "]"
         return f"[{', '.join(items)}]"
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + " }"
+        return (
+            "{ "
+            + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items() if item is not None)
+            + " }"
+        )
     return json.dumps(value)

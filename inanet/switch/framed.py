@@ -154,6 +154,13 @@ class FrameSwitch:
         """All ports."""
         return list(self._ports)
 
+    def endpoints(self) -> dict[str, int]:
+        """See :class:`~inanet.switch.port.Switch`; port 0 stands for raw frames."""
+        own = int(self.tables.own_address) << 16
+        return {
+            one.name: own | (one.ports[0].start if one.ports else 0) for one in self.pipeline.registrations
+        }
+
     # ---------------------------------------------------------------- parse and filter
 
     def take(self, port: FramedPort, frames: FrameBatch, now: float) -> None:

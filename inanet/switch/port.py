@@ -95,6 +95,10 @@ class Switch(Protocol):
         """All ports."""
         ...
 
+    def endpoints(self) -> dict[str, int]:
+        """Where the packets of each program, by its name, can be sent to."""
+        ...
+
     def timer(self) -> float:
         """When :meth:`on_timer` wants to be called next."""
         ...

@@ -42,9 +42,10 @@ def check_ports(registrations: list[Registration]) -> None:
         raw = one.name if one.raw else raw
         for ports in one.ports:
             for other, name in taken:
-                if ports.start < other.stop and other.start < ports.stop:
+                # port 0 is whichever the kernel finds
+                if max(ports.start, other.start, 1) < min(ports.stop, other.stop):
                     raise ValueError(
                         f"programs {name} and {one.name} both claim UDP ports "
-                        f"{max(ports.start, other.start)} to {min(ports.stop, other.stop) - 1}; give one others"
+                        f"{max(ports.start, other.start, 1)} to {min(ports.stop, other.stop) - 1}; give one others"
                     )
             taken.append((ports, one.name))

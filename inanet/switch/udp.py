@@ -171,6 +171,10 @@ class UdpSwitch:
         """Where a program's packets are to be sent."""
         return self._strays[program].device.endpoint
 
+    def endpoints(self) -> dict[str, int]:
+        """See :class:`~inanet.switch.port.Switch`."""
+        return {name: self.endpoint(name) for name in self._strays}
+
     def attach(self, registration: Registration) -> None:
         """Open ports for the endpoints of a registration that have none yet."""
         base = self._strays[registration.name].device

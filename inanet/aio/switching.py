@@ -1,0 +1,261 @@
+"""Builds a switch from its configuration and runs it on an event loop."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+import structlog
+
+from inanet.control.config_switch import Port, SwitchConfig
+from inanet.control.exits import Failure
+from inanet.control.observe.metrics import Sample
+from inanet.switch.egress import EgressQueue
+from inanet.switch.occupancy import Occupancy
+from inanet.switch.pipeline import Pipeline
+from inanet.switch.port import Faults, PortOptions, Switch, SwitchPort
+from inanet.switch.programs import Job, build
+from inanet.switch.registers import Hardware, RegistersExceeded
+from inanet.switch.registration import Registration
+from inanet.wire.endpoint import endpoint
+
+_log: Any = structlog.get_logger("inanet.switch")
+
+#: reads of one port in one callback of the event loop
+READ_BUDGET = 8
+
+
+class SwitchError(Failure):
+    """A switch that cannot be built as it is configured."""
+
+
+def _registrations(config: SwitchConfig) -> Iterator[Registration]:
+    """The programs and their jobs."""
+    for entry in config.switch.programs:
+        jobs = [
+            Job(
+                job.job,
+                tuple(endpoint(worker.host, worker.port) for worker in job.workers),
+                0 if job.ps is None else endpoint(job.ps.host, job.ps.port),
+                job.slots,
+                job.quota,
+            )
+            for job in entry.jobs
+        ]
+        ports = None
+        if entry.udp_ports is not None:
+            first, _, last = entry.udp_ports.partition("-")
+            ports = (range(int(first), int(last or first) + 1),)
+        # what a system lacks is left out; its own hardware decides what a pass adds unless told otherwise
+        values_per_pass = config.switch.values_per_pass if entry.system == "switchml" else None
+        yield build(
+            entry.system,
+            jobs,
+            name=entry.title,
+            memory=entry.memory,
+            age=entry.age,
+            ports=ports,
+            raw=entry.raw,
+            shared=entry.shared,
+            values=entry.values,
+            values_per_pass=values_per_pass,
+        )
+
+
+def _pipeline(config: SwitchConfig) -> Pipeline:
+    switch = config.switch
+    loopback = None
+    if switch.loopback is not None:
+        loopback = EgressQueue("loopback", switch.loopback, switch.loopback_depth)
+    return Pipeline(
+        list(_registrations(config)),
+        Hardware(switch.registers, switch.values_per_pass, switch.recirculations),
+        loopback=loopback,
+        occupancy=Occupancy(switch.sample, switch.samples),
+    )
+
+
+def _options(config: SwitchConfig, port: Port | None) -> PortOptions:
+    """Queue and faults of a port; without one, of those that are not in the file."""
+    general = config.impair
+    faults = Faults(
+        general.seed, general.drop, general.duplicate, general.reorder, general.corrupt, general.delay
+    )
+    if port is None:
+        return PortOptions(faults=faults)
+
+    def own(value: float | None, otherwise: float) -> float:
+        return otherwise if value is None else value
+
+    faults = Faults(
+        general.seed,
+        own(port.drop, general.drop),
+        own(port.duplicate, general.duplicate),
+        own(port.reorder, general.reorder),
+        own(port.corrupt, general.corrupt),
+        general.delay,
+    )
+    return PortOptions(port.rate, port.depth, port.ecn, faults)
+
+
+def open_switch(config: SwitchConfig) -> Switch:
+    """The switch that a file describes, its ports open. Raises :class:`SwitchError` or ``OSError`` saying what is wrong."""
+    try:
+        pipeline = _pipeline(config)
+    except (RegistersExceeded, ValueError) as error:
+        raise SwitchError(f"switch {config.node.name}: {error}") from error
+    if config.switch.transport == "udp":
+        return _open_udp(config, pipeline)
+    return _open_frames(config, pipeline)
+
+
+def _open_udp(config: SwitchConfig, pipeline: Pipeline) -> Switch:
+    from inanet.switch.udp import UdpSwitch
+
+    options = {}
+    for port in config.switch.ports:
+        host, _, number = port.name.partition(":")
+        options[endpoint(host, int(number or "0"))] = _options(config, port)
+    return UdpSwitch(
+        pipeline,
+        str(config.switch.address),
+        options=options,
+        default=_options(config, None),
+        clock=time.monotonic,
+    )
+
+
+def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
+    from inanet.switch.framed import FrameDevice, FrameSwitch
+    from inanet.switch.tables import Tables
+
+    switch = config.switch
+    link = 14 if switch.transport == "packet" else 0
+    hardware = int(switch.own_hardware(config.node.name).replace(":", ""), 16) if link else 0
+    tables = Tables(hardware, int(switch.address))
+    numbers = {port.name: number for number, port in enumerate(switch.ports)}
+    devices: dict[str, FrameDevice] = {}
+    try:
+        for port in switch.ports:
+            devices[port.name] = _open_interface(switch.transport, port)
+        routes = [(route.network, numbers[route.port], int(route.gateway or 0)) for route in switch.routes]
+        routes += [(IPv4Network(one), numbers[port.name], 0) for port in switch.ports for one in port.behind]
+        tables.set_routes(routes)
+        members = {}
+        for host in switch.hosts:
+            tables.give_host(int(host.address), int(host.hardware.replace(":", ""), 16), numbers[host.port])
+        # a host that is given a port speaks from there alone, whatever its programs
+        placed = {IPv4Address(host.address): numbers[host.port] for host in switch.hosts}
+        for registration in pipeline.registrations:
+            for member in registration.uplinks:
+                if IPv4Address(member >> 16) in placed:
+                    members[member] = placed[IPv4Address(member >> 16)]
+        return FrameSwitch(
+            pipeline,
+            devices,
+            tables,
+            link=link,
+            options={port.name: _options(config, port) for port in switch.ports},
+            members=members,
+            clock=time.monotonic,
+        )
+    except BaseException:
+        for device in devices.values():
+            device.close()
+        raise
+
+
+def _open_interface(transport: str, port: Port) -> Any:
+    if transport == "packet":
+        from inanet.phy.port import FramePort
+
+        return FramePort(port.name, sndbuf=8 << 20)
+    from inanet.switch.tunport import TunFrames
+
+    return TunFrames(port.name, routes=tuple(map(str, port.behind)))
+
+
+class SwitchDriver:
+    """Runs ``switch`` on the running event loop until closed."""
+
+    def __init__(self, switch: Switch) -> None:
+        self.switch = switch
+        #: reads that brought something; a watchdog can see progress in it
+        self.reads = 0
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = float("inf")
+        self._writing: set[int] = set()
+        for port in switch.ports:
+            self._loop.add_reader(port.fileno(), self._readable, port)
+        self._arm()
+
+    def _readable(self, port: SwitchPort) -> None:
+        for _ in range(READ_BUDGET):
+            # the loop's own time stands still while a callback runs; queues drain by the true one
+            if not port.read(time.monotonic()):
+                break
+            self.reads += 1
+        self._watch()
+        self._arm()
+
+    def _watch(self) -> None:
+        """Have ports resumed that could not send everything."""
+        for port in self.switch.ports:
+            fd = port.fileno()
+            if port.blocked and fd not in self._writing:
+                self._writing.add(fd)
+                self._loop.add_writer(fd, self._writable, port)
+
+    def _writable(self, port: SwitchPort) -> None:
+        port.resume()
+        if not port.blocked:
+            self._writing.discard(port.fileno())
+            self._loop.remove_writer(port.fileno())
+
+    def _arm(self) -> None:
+        due = self.switch.timer()
+        if due == self._due and self._timer is not None:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due = due
+        self._timer = self._loop.call_later(max(0.001, due - time.monotonic()), self._expired)
+
+    def _expired(self) -> None:
+        self._timer = None
+        if self.switch.timer() <= time.monotonic():
+            self.switch.on_timer(time.monotonic())
+        self._watch()
+        self._arm()
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something waits to be sent."""
+        return any(port.blocked for port in self.switch.ports)
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics, read at every scrape."""
+        stats: Any = self.switch.stats()
+        for stage, packets in stats["stages"].items():
+            yield Sample("inanet_switch_packets", packets, (stage,))
+        for name, held in stats["registers"]["held"].items():
+            yield Sample("inanet_switch_register_bytes", held, (name,))
+        yield Sample("inanet_switch_recirculations", stats["recirculations"])
+        for name, counters in stats["programs"].items():
+            for counter, value in counters.items():
+                if counter.startswith("occupied_"):
+                    yield Sample("inanet_switch_slots", value, (name, counter.removeprefix("occupied_")))
+        for reason, count in stats["drops"].items():
+            yield Sample("inanet_packets_dropped", count, (reason,))
+
+    def close(self) -> None:
+        """Stop driving and close the switch."""
+        for port in self.switch.ports:
+            self._loop.remove_reader(port.fileno())
+            if port.fileno() in self._writing:
+                self._loop.remove_writer(port.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        self.switch.close()
