@@ -10,6 +10,18 @@ from daemons._chassis import command
 if TYPE_CHECKING:
     from daemons._lifecycle import Context
     from inanet.control.config import PsConfig
+    from inanet.control.plans import Downlink
+    from inanet.control.topology import Topology
+
+
+def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
+    """The trees that jobs use: as configured, or what the planner chooses, which is logged with the reason."""
+    if config.topology.plan == "configured":
+        return config.topology.fabric(config.node.name)
+    downlinks: list[Downlink] = ["unicast"] if config.control.downlink == "unicast" else ["multicast"]
+    selected = config.topology.selection(config.node.name, downlinks)
+    context.log.info("plan chosen", plan=selected.plan.name, reason=selected.reason)
+    return selected.plan.topology()
 
 
 async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
@@ -25,7 +37,7 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     member = Member(station.node, station.identity())
     station.members.append(member)
     settings = Settings(
-        topology=config.topology.fabric(config.node.name),
+        topology=fabric(config, context),
         token=config.control.secret(),
         silence=10 * config.control.heartbeat,
         probe=3 * config.control.heartbeat,

@@ -11,6 +11,7 @@ from inanet.bench.peers.rank import Team
 from inanet.bench.registry import Peer, register
 from inanet.bench.stage import Agents, Place, Stage
 from inanet.control.exits import Failure
+from inanet.control.plans import Plan
 from inanet.demo.fabric import python_environment
 from inanet.lab.fabric import Daemons, rank_environment, ranks
 from inanet.lab.layout import HOST_INTERFACE
@@ -19,11 +20,15 @@ from inanet.lab.session import Lab
 
 
 class LabStage(Stage):
-    """The hosts of a lab; one fabric serves all contestants that ask for agents, as jobs of different names."""
+    """The hosts of a lab; one fabric serves all contestants that ask for agents, as jobs of different names.
 
-    def __init__(self, lab: Lab, directory: Path, stack: ExitStack) -> None:
+    ``plan``: its trees and servers, if they are not to be the topology's.
+    """
+
+    def __init__(self, lab: Lab, directory: Path, stack: ExitStack, plan: Plan | None = None) -> None:
         super().__init__(directory, stack)
         self.lab = lab
+        self._plan = plan
         self._daemons: Daemons | None = None
         self._ranks = ranks(lab.topology)
 
@@ -74,7 +79,7 @@ class LabStage(Stage):
         if one_host:
             raise Failure("ranks of a lab cannot share one agent: they are on hosts of their own")
         if self._daemons is None:
-            self._daemons = self.stack.enter_context(Daemons(self.lab))
+            self._daemons = self.stack.enter_context(Daemons(self.lab, plan=self._plan))
         daemons = self._daemons
         workers = {rank.host for rank in self._ranks}
         pids = {host: process.pid for host, process in daemons.processes.items()}
@@ -92,12 +97,15 @@ class LabStage(Stage):
 
 
 @contextmanager
-def lab_stage(topology: str | Topology) -> Iterator[LabStage]:
-    """Build a lab, and take it down at the end of the block with all that was started on it."""
+def lab_stage(topology: str | Topology, plan: Plan | None = None) -> Iterator[LabStage]:
+    """Build a lab, and take it down at the end of the block with all that was started on it.
+
+    ``plan`` replaces the trees that the topology states.
+    """
     with Lab(topology) as lab, ExitStack() as stack:
         directory = lab.directory / "peers"
         directory.mkdir()
-        yield LabStage(lab, directory, stack)
+        yield LabStage(lab, directory, stack, plan)
 
 
 def _openmpi(stage: Stage) -> Team:

@@ -28,6 +28,8 @@ class Fleet:
     shared_cores: int | None = None
     #: whether aggregators may run beside workers
     colocate: bool = True
+    #: a server that is to be a root, whatever its rate
+    root: str | None = None
 
 
 def candidates(
@@ -69,6 +71,8 @@ def _tree_plans(fleet: Fleet, ks: Sequence[int], model: int, core_bps: float) ->
         yield "configured", "configured trees", fleet.configured, {}
     workers = fleet.workers
     servers = able(fleet.servers, model, core_bps)
+    # stable: the others stay in their order
+    servers = tuple(sorted(servers, key=lambda server: server.name != fleet.root))
     if servers:
         yield "ps", f"PS on {servers[0].name}", (star(0, servers[0].name, workers),), {}
     for count in range(2, len(servers) + 1):

@@ -25,7 +25,7 @@ SEGMENT = 1514 / (1500 - _IPV4 - _TCP)
 #: A super-frame of 62 fragments, bytes on the wire: what a hop takes in before it passes anything on.
 SUPERFRAME = 62 * PAYLOAD_BYTES * FRAGMENT
 #: How much faster than a ring a plan must be predicted to be, before a fabric is worth setting up.
-MARGIN = 0.03
+MARGIN = 0.05
 #: Plans that differ by less than this are equal: the one with the fewest nodes is taken.
 ALIKE = 0.01
 

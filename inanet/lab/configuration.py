@@ -1,12 +1,14 @@
 """Configuration files of the daemons of a lab: data and control plane on the hosts' lab addresses."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from inanet.control.config import MODELS, ClientControl, CoordinatorControl, Role
 from inanet.control.config_fields import COORDINATOR_PORT
 from inanet.control.config_file import validate, write_toml
+from inanet.control.plans import Plan
 from inanet.lab.layout import addresses
 from inanet.lab.model import Host, Topology
 
@@ -30,6 +32,28 @@ def daemon_role(topology: Topology, host: Host) -> Role | None:
     return {"worker": "worker", "aggregator": "agg", "idle": None}[host.role]
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a daemon is, and on which host it runs."""
+
+    role: Role
+    host: str
+
+
+def daemons(topology: Topology, plan: Plan | None = None) -> dict[str, Place]:
+    """Every daemon of a fabric, by the name of its node: those of a topology's roles, or those that a plan needs.
+
+    A plan may put an aggregator beside a worker. Servers that it does not use run nothing.
+    """
+    if plan is None:
+        roles = {host.name: daemon_role(topology, host) for host in topology.hosts()}
+        return {name: Place(role, name) for name, role in roles.items() if role is not None}
+    found = {host.name: Place("worker", host.name) for host in topology.workers()}
+    for index, node in enumerate(plan.servers):
+        found[node] = Place("agg" if index else "ps", plan.host(node))
+    return found
+
+
 def worker_socket(directory: Path, host: str) -> Path:
     """Where the worker daemon of a host serves its ranks."""
     return directory / f"{host}.sock"
@@ -40,20 +64,23 @@ def token_file(directory: Path) -> Path:
     return directory / "token"
 
 
-def configurations(topology: Topology, directory: Path, overrides: Overrides | None = None) -> dict[str, str]:
-    """TOML by name of the host, for all that run a daemon. The token file must exist already.
+def configurations(
+    topology: Topology, directory: Path, overrides: Overrides | None = None, plan: Plan | None = None
+) -> dict[str, str]:
+    """TOML by name of the node, for every daemon. The token file must exist already.
 
-    Raises :class:`inanet.control.config_file.ConfigError`, for overrides that are refused.
+    ``plan`` replaces the topology's trees. Raises :class:`inanet.control.config_file.ConfigError`, for overrides that
+    are refused.
     """
     places = addresses(topology)
-    coordinator = f"{places[topology.roots()[0]]}:{COORDINATOR_PORT}"
+    fabric = daemons(topology, plan)
+    (root,) = [place.host for place in fabric.values() if place.role == "ps"]
+    coordinator = f"{places[root]}:{COORDINATOR_PORT}"
     texts = {}
-    for host in topology.hosts():
-        role = daemon_role(topology, host)
-        if role is None:
-            continue
+    for name, place in fabric.items():
+        role = place.role
         sections: dict[str, dict[str, Any]] = {
-            "node": {"name": host.name, "listen": f"{places[host.name]}:0"},
+            "node": {"name": name, "listen": f"{places[place.host]}:0"},
             "log": {"format": "plain"},
             "control": {
                 "token_file": str(token_file(directory)),
@@ -62,12 +89,12 @@ def configurations(topology: Topology, directory: Path, overrides: Overrides | N
             },
         }
         if role == "worker":
-            sections["local"] = {"socket": str(worker_socket(directory, host.name))}
+            sections["local"] = {"socket": str(worker_socket(directory, name))}
         if role == "ps":
-            sections["topology"] = topology.trees()
+            sections["topology"] = topology.trees() if plan is None else plan.config()["topology"]
+            if plan is not None:
+                sections["control"] |= plan.config()["control"]
         for section, keys in (overrides or {}).items():
-            foreign = _COORDINATORS if section == "control" and role != "ps" else frozenset()
-            chosen = {key: value for key, value in keys.items() if key not in foreign}
-            sections.setdefault(section, {}).update(chosen)
-        texts[host.name] = write_toml(validate(MODELS[role], sections, directory / f"{host.name}.toml"))
+            sections.setdefault(section, {}).update(keys)
+        texts[name] = write_toml(validate(MODELS[role], sections, directory / f"{name}.toml"))
     return texts

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from inanet.control.exits import Exit, Failure
+from inanet.control.plans import Plan
 from inanet.demo.counters import STATS_VARIABLE
 from inanet.demo.fabric import python, python_environment
 from inanet.demo.process import TAIL_LINES
@@ -22,7 +23,7 @@ from inanet.lab.configuration import (
     MODULES,
     Overrides,
     configurations,
-    daemon_role,
+    daemons,
     token_file,
     worker_socket,
 )
@@ -72,17 +73,22 @@ def ranks(topology: Topology) -> list[Rank]:
 class Daemons:
     """The daemons of a lab while the ``with`` block lasts; inside the block all are ready.
 
-    ``processes`` maps hosts to running daemons, ``log(host)`` is where each writes.
+    ``processes`` maps nodes to running daemons, ``log(node)`` is where each writes. A node bears its host's name,
+    unless a plan has put it beside a worker.
     """
 
     def __init__(
-        self, lab: Lab, overrides: Overrides | None = None, check: Callable[[], None] = lambda: None
+        self,
+        lab: Lab,
+        overrides: Overrides | None = None,
+        check: Callable[[], None] = lambda: None,
+        plan: Plan | None = None,
     ) -> None:
-        """``overrides`` replace keys of all daemons' configurations (``{"node": {"memory": "2 GiB"}}``).
-        ``check`` is called at least every :data:`GLANCE` seconds while this waits, and may raise to give up.
+        """``overrides`` replace keys of all daemons' configurations (``{"node": {"memory": "2 GiB"}}``). ``plan``
+        replaces the trees and servers of the topology. ``check`` is called at least every :data:`GLANCE` seconds while this waits, and may raise to give up.
         Raises :class:`NoFabric` for a topology without ps.
         """
-        if not lab.topology.roots():
+        if plan is None and not lab.topology.roots():
             raise NoFabric(
                 f"topology {lab.topology.name!r} has no host with the role 'ps', so there are no daemons to "
                 "run: use --network-only"
@@ -91,6 +97,8 @@ class Daemons:
         self.processes: dict[str, subprocess.Popen[Any]] = {}
         self._overrides = overrides
         self._check = check
+        self._plan = plan
+        self._places = daemons(lab.topology, plan)
 
     def log(self, host: str) -> Path:
         """The log of a host's daemon."""
@@ -108,10 +116,10 @@ class Daemons:
         token = token_file(self.lab.directory)
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
-        texts = configurations(self.lab.topology, self.lab.directory, self._overrides)
+        texts = configurations(self.lab.topology, self.lab.directory, self._overrides, self._plan)
         for host, text in texts.items():
             (self.lab.directory / f"{host}.toml").write_text(text)
-        coordinator = self.lab.topology.roots()[0]
+        (coordinator,) = [name for name, place in self._places.items() if place.role == "ps"]
         try:
             # The PS first and alone: it is where the others report, and if the kernels' cache is cold it
             # fills it for them.
@@ -141,11 +149,7 @@ class Daemons:
         """End the daemons, workers first, so that each can finish; kill those that take too long."""
         order = ("worker", "agg", "ps")
         for role in order:
-            members = [
-                process
-                for host, process in self.processes.items()
-                if daemon_role(self.lab.topology, self.lab.hosts[host]) == role
-            ]
+            members = [process for name, process in self.processes.items() if self._places[name].role == role]
             for process in members:
                 process.send_signal(signal.SIGTERM)
             deadline = time.monotonic() + STOP_PATIENCE
@@ -159,7 +163,7 @@ class Daemons:
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """What each daemon counted, by host; complete after :meth:`stop`, without daemons that were killed."""
-        files = {host: self._stats(host) for host in self.lab.hosts}
+        files = {name: self._stats(name) for name in self._places}
         return {host: json.loads(file.read_text()) for host, file in files.items() if file.exists()}
 
     def _stats(self, host: str) -> Path:
@@ -176,9 +180,8 @@ class Daemons:
             self._wait_ready(waiting, time.monotonic() + START_PATIENCE)
 
     def _spawn(self, host: str) -> subprocess.Popen[Any]:
-        role = daemon_role(self.lab.topology, self.lab.hosts[host])
-        assert role is not None
-        command = python(MODULES[role], "--config", str(self.lab.directory / f"{host}.toml"))
+        place = self._places[host]
+        command = python(MODULES[place.role], "--config", str(self.lab.directory / f"{host}.toml"))
         environment = {
             **python_environment(),
             "NOTIFY_SOCKET": str(self.lab.directory / f"{host}.notify"),
@@ -186,7 +189,7 @@ class Daemons:
         }
         with self.log(host).open("ab") as sink:
             return self.lab.spawn(
-                host, command, env=environment, stdout=sink, stderr=sink, cwd=self.lab.directory
+                place.host, command, env=environment, stdout=sink, stderr=sink, cwd=self.lab.directory
             )
 
     def _wait_ready(self, waiting: dict[str, socket.socket], deadline: float) -> None:

@@ -272,7 +272,7 @@ def test_shipped_files_work_and_tell_the_truth_about_defaults(
     (tmp_path / "token").write_text(TOKEN)
     everything = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
     full = load(written(tmp_path, everything))
-    examples = {"token_file", "allow_users", "cpus", "listen", "rate", "burst"}
+    examples = {"token_file", "allow_users", "cpus", "listen", "rate", "rates", "burst"}
     sections: dict[str, Any] = {name: dict(getattr(full, name)) for name in type(full).model_fields}
     for name, section in sections.items():
         block = everything.partition(f"[{name}]\n")[2].partition("\n[")[0]
