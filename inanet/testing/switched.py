@@ -11,9 +11,10 @@ says, in both directions.
 """
 
 import heapq
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -26,6 +27,12 @@ from inanet.wire.endpoint import endpoint
 SWITCH = endpoint("10.0.0.254", 0xBEE0)
 #: packets that a program sees at a time
 BATCH = 256
+_DROP, _UNICAST, _GROUP, _REPLY = (
+    int(Action.DROP),
+    int(Action.UNICAST),
+    int(Action.GROUP),
+    int(Action.REPLY),
+)
 
 
 class Machine(Protocol):
@@ -63,8 +70,7 @@ class Impairment:
     delay: float = 200e-6
 
 
-@dataclass(order=True, slots=True)
-class _Arrival:
+class _Arrival(NamedTuple):
     at: float
     order: int
     to: int
@@ -75,7 +81,9 @@ class _Arrival:
 
 class Star:
     """``program`` at :data:`SWITCH`. ``latency`` in seconds per hop; ``rates`` by address in B/s, of the link towards the
-    switch; ``ecn`` marks what waits longer than this for such a link."""
+    switch; ``ecn`` marks what waits longer than this for such a link. Whatever arrives within the same ``tick`` arrives as
+    one batch.
+    """
 
     def __init__(
         self,
@@ -85,6 +93,7 @@ class Star:
         latency: float = 10e-6,
         rates: Mapping[int, float] | None = None,
         ecn: float = float("inf"),
+        tick: float = 1e-6,
     ) -> None:
         self.program = program
         self.now = 0.0
@@ -94,11 +103,16 @@ class Star:
         self.carried = 0
         self._impairment = impairment or Impairment()
         self._random = np.random.default_rng(self._impairment.seed)
+        self._draws: list[list[float]] = []
+        self._impaired = max(self._impairment.drop, self._impairment.duplicate, self._impairment.late) > 0
         self._rates = dict(rates or {})
         self._free: dict[int, float] = {}
         self._ecn = ecn
+        self._tick = tick
         self._groups: dict[int, list[int]] = {}
         self._heap: list[_Arrival] = []
+        #: what each machine's timer has said last
+        self._due: dict[int, float | None] = {}
         self._order = 0
         self._verdicts = Verdicts(BATCH)
 
@@ -134,16 +148,24 @@ class Star:
     def _hop(self, at: float, to: int, source: int, destination: int, data: bytes) -> None:
         how = self._impairment
         self.carried += 1
-        drop, duplicate, late, delay = self._random.random(4)
-        if drop < how.drop:
-            return
-        if late < how.late:
-            at += how.delay * delay
-        # microseconds: what is sent together arrives together
-        at = round(at, 6)
+        duplicate = 1.0
+        if self._impaired:
+            drop, duplicate, late, delay = self._draw()
+            if drop < how.drop:
+                return
+            if late < how.late:
+                at += how.delay * delay
+        # upwards: nothing arrives before it was sent
+        at = math.ceil(at / self._tick - 1e-6) * self._tick
         self._push(at, to, source, destination, data)
         if duplicate < how.duplicate:
             self._push(at, to, source, destination, data)
+
+    def _draw(self) -> list[float]:
+        """Four random numbers; drawn for many packets at a time."""
+        if not self._draws:
+            self._draws = self._random.random((1024, 4)).tolist()
+        return self._draws.pop()
 
     def _push(self, at: float, to: int, source: int, destination: int, data: bytes) -> None:
         self._order += 1
@@ -168,25 +190,22 @@ class Star:
         assert self.program is not None
         batch, verdicts = _batch(arrivals), self._verdicts
         waiting = [self._free.get(arrival.source, 0.0) - self.now > self._ecn for arrival in arrivals]
-        congested = np.array(waiting, np.uint8)
-        self.program.process(batch, congested, verdicts, self.now)
+        self.program.process(batch, np.array(waiting, np.uint8), verdicts, self.now)
+        workers = {member for members in self._groups.values() for member in members}
         for index, arrival in enumerate(arrivals):
-            action = verdicts.action[index]
-            if action == Action.DROP:
+            action = int(verdicts.action[index])
+            if action == _DROP:
                 continue
             start = int(batch.offsets[index])
             data = batch.arena[start : start + int(verdicts.length[index])].tobytes()
-            if action == Action.UNICAST:
+            if action == _UNICAST:
                 self._forward(int(verdicts.target[index]), arrival.source, data)
-            elif action == Action.REPLY:
+            elif action == _REPLY:
                 self._forward(arrival.source, SWITCH, data)
-            elif action == Action.GROUP:
-                source = arrival.source if arrival.source not in self._workers() else SWITCH
+            elif action == _GROUP:
+                source = SWITCH if arrival.source in workers else arrival.source
                 for member in self._groups[int(verdicts.target[index])]:
                     self._forward(member, source, data)
-
-    def _workers(self) -> set[int]:
-        return {member for members in self._groups.values() for member in members}
 
     def _forward(self, to: int, source: int, data: bytes) -> None:
         self._hop(self.now + self.latency, to, source, to, data)
@@ -212,7 +231,7 @@ class Star:
         self.now = stop
 
     def _next(self) -> float | None:
-        times = [machine.timer() for machine in self.machines.values()]
+        times = [self._due.get(address) for address in self.machines]
         if self.program is not None:
             times.append(self.program.timer())
         if self._heap:
@@ -235,7 +254,7 @@ class Star:
                 self.machines[address].receive(_batch(arrivals), self.now)
                 stirred.append(address)
         for address, machine in self.machines.items():
-            at = machine.timer()
+            at = self._due.get(address)
             if at is not None and at <= self.now:
                 machine.on_timer(self.now)
                 stirred.append(address)
@@ -247,6 +266,7 @@ class Star:
             for transmission in machine.transmit(self.now):
                 self.send(address, transmission)
             self.log.extend((address, event) for event in machine.events())
+            self._due[address] = machine.timer()
 
 
 def _batch(arrivals: Sequence[_Arrival]) -> PacketBatch:

@@ -242,6 +242,8 @@ def admit(
     if r.owner[slot] == FREE and may:
         claim(r, slot, job, key, priority, now)
         return True
+    # evicting a fragment of its own job leaves a job within its quota
+    may = may or r.owner[slot] == job
     if v.preempts and may and r.owner[slot] != FREE and priority > r.priority[slot]:
         # a complete sum has left already; if it was lost, its workers ask for it
         if not r.complete[slot]:

@@ -181,7 +181,8 @@ class ParameterServer:
                     self._answered += len(places)
                     out += self._send(running, self._sums(running, places))
             if running.echoes:
-                echoes = np.concatenate(running.echoes)
+                # joining turns numbers into the host's byte order
+                echoes = np.concatenate(running.echoes).astype(self.frame_type)
                 running.echoes = []
                 echoes["flags"] = ECHO
                 out += self._send(running, echoes)

@@ -43,6 +43,8 @@ class Tensor:
                 " (system xagg)"
             )
         self.carried: NDArray[np.uint8] | None = None
+        #: what a switch that evicts goes by (ESA)
+        self.priority = 0
 
 
 class _Pass:

@@ -12,6 +12,7 @@ slots of a switch (two sets) and the table of a PS (two windows) can answer.
 """
 
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,8 @@ class Window:
         self._highest = first - 1
         self._smoothed = self._variation = 0.0
         self._backoff = 0
+        #: when the oldest unanswered fragment was sent; None when that has to be found again
+        self._oldest: float | None = None
         self.resent_by_gap = self.resent_by_time = 0
 
     # ---------------------------------------------------------------- sending
@@ -59,6 +62,8 @@ class Window:
         self._answered[places] = False
         self._sent_at[places] = now
         self._times_sent[places] = 1
+        if self._oldest is not None:
+            self._oldest = min(self._oldest, now) if len(numbers) else self._oldest
         self.next = stop
         return numbers
 
@@ -74,6 +79,7 @@ class Window:
             self.resent_by_time += int(np.count_nonzero(late))
             self._backoff += 1
         numbers: Index = waiting[gap | late]
+        self._oldest = None
         self._sent_at[numbers % self._size] = now
         self._times_sent[numbers % self._size] += 1
         return numbers
@@ -99,6 +105,7 @@ class Window:
             return new
         places = accepted % self._size
         self._answered[places] = True
+        self._oldest = None
         self._highest = max(self._highest, int(accepted.max()))
         self._backoff = 0
         measured = places[self._times_sent[places] == 1]
@@ -125,10 +132,10 @@ class Window:
 
     def timer(self) -> float | None:
         """When the oldest unanswered fragment is late; None while nothing is in flight."""
-        waiting = self._waiting()
-        if not len(waiting):
-            return None
-        return float(self._sent_at[waiting % self._size].min()) + self.timeout
+        if self._oldest is None:
+            waiting = self._waiting()
+            self._oldest = float(self._sent_at[waiting % self._size].min()) if len(waiting) else inf
+        return self._oldest + self.timeout if self._oldest < inf else None
 
     def _waiting(self) -> Index:
         numbers: Index = np.arange(self.base, self.next)

@@ -79,6 +79,10 @@ class Job:
     def add(self, tensor: int, what: TensorSpec) -> None:
         for worker in self.workers:
             worker.add_tensor(tensor, what)
+        self.know(tensor, what)
+
+    def know(self, tensor: int, what: TensorSpec) -> None:
+        """What to compare a tensor's results with."""
         self._local[tensor] = LocalTensor(what, len(self.workers))
 
     def begin(self, tensor: int, arrays: Sequence[np.ndarray], only: Sequence[int] | None = None) -> None:

@@ -4,40 +4,16 @@ import numpy as np
 import pytest
 
 from inanet.proto.atp.program import AtpProgram
-from inanet.proto.atp.ps import ParameterServer, PSJob
 from inanet.proto.atp.slots import SlotTable
 from inanet.proto.atp.worker import AtpPace, AtpWorker
 from inanet.proto.plan import ExponentMode
-from inanet.proto.program import Action, Verdicts
-from inanet.proto.switched.worker import Membership
-from inanet.testing.switched import SWITCH, Impairment, Star
+from inanet.proto.program import Action
+from inanet.testing.switched import Impairment, Star
 from inanet.wire import atp
 from inanet.wire.atp import PULL, Flag, Packet, decode
 from inanet.wire.drops import Drop
-from tests.proto.rig import batch_of
 from tests.proto.switched.jobs import NOISE, Job, floats, ps_at, spec, worker_at
-
-SLOT_BYTES = 62 * 4 + 24
-
-
-def on_star(star: Star, number: int, workers: int, window: int, slots: int, first: int = 0, **kwargs) -> Job:
-    """A job with its PS on a star whose switch has ``slots`` slots for it."""
-
-    def make(member: Membership) -> AtpWorker:
-        fields = {name: getattr(member, name) for name in Membership.__slots__}
-        return AtpWorker(Membership(**(fields | {"first": first})), window, slots)
-
-    job = Job(star, number, workers, make, ps=True)
-    ps = star.machines.get(ps_at(number)) or ParameterServer()
-    ps.add_job(PSJob(number, job.members, [SWITCH], window, slots, switches=[SWITCH], first=first))
-    star.attach(ps_at(number), ps)
-    star.program.add_job(job.tenant(ps=ps_at(number), **kwargs))
-    return job
-
-
-def single(workers: int, window: int, slots: int, impairment: Impairment | None = None, **kwargs) -> Job:
-    star = Star(AtpProgram(budget=slots * SLOT_BYTES), impairment)
-    return on_star(star, 1, workers, window, slots, **kwargs)
+from tests.proto.switched.judge import PS, SLOT_BYTES, SUM, A, B, ack, data, judge, on_star, single, two_jobs
 
 
 @pytest.mark.parametrize(
@@ -205,47 +181,10 @@ def test_a_window_halves_once_per_window_of_congestion():
 
 # ---------------------------------------------------------------- the program alone
 
-A, B, PS = worker_at(1, 0), worker_at(1, 1), ps_at(1)
-
 
 @pytest.fixture
 def program() -> AtpProgram:
-    made = AtpProgram(budget=8 * SLOT_BYTES, age=1.0)
-    star = Star(made)
-    for number in (1, 2):
-        on_star(star, number, 2, 8, 8)
-    return made
-
-
-def judge(program: AtpProgram, *packets: tuple[Packet | bytes, int], now: float = 0.0, congested: int = 0):
-    frame = program.variant
-    dtype = atp.FRAME if frame.head == 14 else atp.frame_type("mark")
-    batch = batch_of((p if isinstance(p, bytes) else p.encode(dtype), s) for p, s in packets)
-    verdicts = Verdicts(len(packets))
-    program.process(batch, np.full(len(packets), congested, np.uint8), verdicts, now)
-    return [
-        (
-            Action(verdicts.action[i]),
-            Drop(verdicts.reason[i]),
-            decode(batch.packet(i), dtype) if len(batch.packet(i)) == dtype.itemsize else None,
-            int(verdicts.target[i]),
-        )
-        for i in range(len(batch))
-    ]
-
-
-def data(
-    worker: int, seq: int, slot: int = 0, job: int = 1, flags: Flag = Flag.NONE, mark: int = 0
-) -> Packet:
-    values = tuple(range(worker * 100, worker * 100 + 62))
-    return Packet(1 << worker, 2, job, seq, slot, values, flags, mark)
-
-
-def ack(seq: int, slot: int = 0, job: int = 1, flags: Flag = Flag.ACK) -> Packet:
-    return Packet(1, 2, job, seq, slot, (0,) * 62, flags)
-
-
-SUM = tuple(100 + 2 * i for i in range(62))
+    return two_jobs()
 
 
 def test_the_sum_goes_to_the_ps_and_its_answer_to_all(program):

@@ -1,0 +1,99 @@
+"""A2TP at a worker: ATP's, with two windows, a mark to read, a mark to set, and a probe for the base round trip."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.a2tp.pace import A2tpPace
+from inanet.proto.a2tp.windows import PAPER, Profile, Windows
+from inanet.proto.atp.worker import AtpWorker
+from inanet.proto.switched.window import Index, Timing
+from inanet.proto.switched.worker import Mask, Membership
+from inanet.wire.a2tp import FRAME, Mark
+from inanet.wire.atp import ECHO, PROBE, Flag
+from inanet.wire.batch import Transmission
+from inanet.wire.drops import Drop
+
+#: seconds between probes while rounds are under way
+PROBE_INTERVAL = 0.02
+#: probes whose echo may still come
+PROBES = 16
+
+
+class A2tpWorker(AtpWorker):
+    """``window`` bounds LCW; ``weight`` and ``straggling`` are explained in :mod:`inanet.proto.a2tp.windows`."""
+
+    frame_type = FRAME
+
+    def __init__(
+        self,
+        member: Membership,
+        window: int,
+        slots: int,
+        *,
+        initial: int = 50,
+        profile: Profile = PAPER,
+        weight: float = 1.0,
+        straggling: bool = True,
+        timing: Timing | None = None,
+    ) -> None:
+        self.windows = Windows(min(initial, window), window, profile, weight=weight, straggling=straggling)
+        self.a2tp = A2tpPace(self.windows, member.first)
+        super().__init__(member, window, slots, pace=self.a2tp, timing=timing)
+        self._probes: dict[int, float] = {}
+        self._next_probe = 0
+        self._probe_at = 0.0
+
+    def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
+        super()._dress(frames, numbers, again, slots)
+        view = frames.view(self.frame_type)[:, 0]
+        view["col"] = np.where(slots, Mark.NONE, Mark.BYPASS)
+        if self.windows.profile.public:
+            # to a switch with the public program the two are one
+            view["flags"][~slots] |= np.uint8(Flag.RESEND)
+
+    def _col(self, frames: NDArray[np.void]) -> Mask:
+        marked: Mask = frames["col"] & Mark.COL != 0
+        return marked
+
+    # ---------------------------------------------------------------- the base round trip
+
+    def _own(self, now: float) -> list[Transmission]:
+        if not self._streams:
+            self.a2tp.straggling.idle()
+            return []
+        if now < self._probe_at:
+            return []
+        self._probe_at = now + PROBE_INTERVAL
+        number = self._next_probe = (self._next_probe + 1) & 0xFFFF
+        self._probes[number] = now
+        if len(self._probes) > PROBES:
+            del self._probes[next(iter(self._probes))]
+        frame = np.zeros(1, self.frame_type)
+        frame["bitmap"], frame["flags"] = self.member.bit, PROBE
+        frame["app"], frame["seq"] = self.member.job, number
+        return [
+            Transmission(
+                self.member.switch, frame.view(np.uint8), np.zeros(1, np.int64), self.layout.frame_bytes
+            )
+        ]
+
+    def _other(self, frames: NDArray[np.void], now: float) -> None:
+        echoes = (frames["flags"] & np.uint8(0xFF ^ Flag.ECN) == ECHO) & (frames["bitmap"] == self.member.bit)
+        self.drops[Drop.BAD_TYPE] += int(np.count_nonzero(~echoes))
+        for number in frames["seq"][echoes].tolist():
+            sent = self._probes.pop(number, None)
+            if sent is None:
+                self.drops[Drop.DUPLICATE] += 1
+            else:
+                self.a2tp.straggling.echoed(now - sent)
+
+    def degrees(self) -> dict[str, float]:
+        """alpha, beta, gamma and both windows now."""
+        windows = self.windows
+        return {
+            "alpha": windows.alpha,
+            "beta": windows.beta,
+            "gamma": self.a2tp.straggling.gamma,
+            "acw": windows.acw,
+            "lcw": windows.lcw,
+        }

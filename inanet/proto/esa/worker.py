@@ -1,0 +1,35 @@
+"""ESA at a worker: ATP's, with the fragment's priority in the frame."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.atp.worker import AtpWorker
+from inanet.proto.plan import TensorSpec
+from inanet.proto.switched.window import Index
+from inanet.proto.switched.worker import Mask
+from inanet.wire.esa import FRAME, MAX_PRIORITY
+
+
+class EsaWorker(AtpWorker):
+    """Tensors have a priority, the greater the more urgent; all workers give a tensor the same one.
+
+    Which tensors are urgent is for the job to say: those that the next step needs first, or those of a job that waits for
+    communication most of its time.
+    """
+
+    frame_type = FRAME
+
+    def add_tensor(self, tensor: int, spec: TensorSpec, priority: int = 0) -> None:
+        """See :meth:`Worker.add_tensor <inanet.proto.switched.worker.Worker.add_tensor>`; ``priority`` is 0 to 255."""
+        if not 0 <= priority <= MAX_PRIORITY:
+            raise ValueError(f"tensor {spec.name!r}: priorities are 0 to {MAX_PRIORITY}, not {priority}")
+        super().add_tensor(tensor, spec)
+        self._tensors[tensor].priority = priority
+
+    def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
+        super()._dress(frames, numbers, again, slots)
+        view = frames.view(self.frame_type)[:, 0]
+        for stream in self._streams:
+            if stream.first is None:
+                break
+            view["priority"][numbers >= stream.first] = stream.tensor.priority
