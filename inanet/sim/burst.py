@@ -1,0 +1,58 @@
+"""Packets on their way together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.phy.device import aligned_offsets
+from inanet.wire.batch import U8, PacketBatch, Transmission
+
+
+@dataclass(frozen=True, slots=True)
+class Burst:
+    """``data`` uint8[n, length]: n packets of one length, a copy of their own; ``source`` and ``destination`` endpoints;
+    ``marked`` bool[n]: congestion experienced.
+    """
+
+    source: int
+    destination: int
+    data: U8
+    marked: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    @property
+    def length(self) -> int:
+        """Bytes of each packet, without what the network adds."""
+        return int(self.data.shape[1])
+
+    def part(self, which: slice | NDArray[np.bool_]) -> "Burst":
+        """Some of the packets."""
+        return Burst(self.source, self.destination, self.data[which], self.marked[which])
+
+    @staticmethod
+    def of(source: int, transmission: Transmission, first: int = 0) -> "Burst":
+        """A copy of a transmission's packets from ``first`` on."""
+        windows = np.lib.stride_tricks.sliding_window_view(transmission.arena, transmission.length)
+        data = windows[transmission.offsets[first:]]
+        return Burst(source, transmission.destination, data, np.zeros(len(data), np.bool_))
+
+
+def batch_of(bursts: Sequence[Burst]) -> PacketBatch:
+    """One batch with copies of all packets, in order."""
+    counts = [len(burst) for burst in bursts]
+    lengths = np.repeat(np.array([burst.length for burst in bursts], np.int64), counts)
+    sources = np.repeat(np.array([burst.source for burst in bursts], np.uint64), counts)
+    offsets, size = aligned_offsets(lengths)
+    arena = np.zeros(size, np.uint8)
+    first = 0
+    for burst in bursts:
+        stride = (burst.length + 3) & ~3
+        begin = int(offsets[first])
+        room = arena[begin : begin + len(burst) * stride].reshape(len(burst), stride)
+        room[:, : burst.length] = burst.data
+        first += len(burst)
+    return PacketBatch(arena, offsets, lengths, sources)

@@ -1,0 +1,269 @@
+"""Nodes joined by links, and virtual time.
+
+>>> network = Network(seed=1)
+>>> network.add_switch("s")
+>>> network.add_host("w0", endpoint("10.0.0.1", 4000), machine)
+>>> network.connect("w0", "s", LinkSpec(rate=1e9))
+>>> network.run(lambda: done, deadline=1.0)
+
+Events of one instant are handled together, in the order in which they were scheduled: first what arrived, then timers,
+then what the machines want to send.
+"""
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from inanet.phy.device import is_group
+from inanet.proto.program import Program
+from inanet.sim.burst import Burst
+from inanet.sim.link import Link, LinkSpec
+from inanet.sim.nodes import SEND_BUFFER, Host, Machine, Switch
+from inanet.testing.clock import FakeClock
+from inanet.testing.fabric import Stuck
+from inanet.wire.endpoint import show
+
+#: Turns at one instant after which time is said to stand still.
+_MOST_TURNS = 10_000
+
+
+class Network:
+    """An empty network. ``seed`` decides all losses; ``clock`` is moved along, for whoever reads it."""
+
+    def __init__(self, seed: int = 0, clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock(0.0)
+        self.seed = seed
+        self.hosts: dict[str, Host] = {}
+        self.switches: dict[str, Switch] = {}
+        #: (host, event) in the order in which machines reported them
+        self.log: list[tuple[str, Any]] = []
+        self._heap: list[tuple[float, int, str, str, Burst]] = []
+        self._order = 0
+        self._links = 0
+        self._addresses: dict[int, str] = {}
+        self._members: dict[int, dict[str, None]] = {}
+        self._next_hops: dict[str, dict[str, list[str]]] = {}
+        self._woken: set[str] = set()
+
+    @property
+    def now(self) -> float:
+        """Virtual time, seconds."""
+        return self.clock.now
+
+    # ------------------------------------------------------------ building
+
+    def add_host(self, name: str, address: int, machine: Machine, *, send_buffer: int = SEND_BUFFER) -> Host:
+        """A host with a machine at an address. Raises ``ValueError`` for a name or address that is taken."""
+        self._claim(name, address)
+        host = Host(name, self._launcher(name), address, machine, send_buffer)
+        self.hosts[name] = host
+        self._woken.add(name)
+        return host
+
+    def add_switch(
+        self,
+        name: str,
+        program: Program | None = None,
+        address: int = 0,
+        congestion: dict[int, int] | None = None,
+    ) -> Switch:
+        """A switch; see :class:`~inanet.sim.nodes.Switch`. Raises as :meth:`add_host`."""
+        self._claim(name, address)
+        switch = Switch(name, self._launcher(name), program, address, congestion)
+        switch.route = lambda source, destination: self._route(name, source, destination)
+        switch.fan_out = lambda source, group: self._fan_out(name, source, group)
+        self.switches[name] = switch
+        return switch
+
+    def _claim(self, name: str, address: int) -> None:
+        if name in self.hosts or name in self.switches:
+            raise ValueError(f"there is a node {name!r} already")
+        if address in self._addresses:
+            raise ValueError(f"{show(address)} belongs to {self._addresses[address]!r} already")
+        if address:
+            self._addresses[address] = name
+
+    def _launcher(self, name: str) -> Callable[[str, float, Burst], None]:
+        def launch(neighbour: str, at: float, piece: Burst) -> None:
+            self._order += 1
+            heapq.heappush(self._heap, (at, self._order, name, neighbour, piece))
+
+        return launch
+
+    def connect(
+        self, one: str, other: str, there: LinkSpec, back: LinkSpec | None = None
+    ) -> tuple[Link, Link]:
+        """A link in both directions; ``back`` is as ``there`` if left out.
+
+        Raises ``KeyError`` for an unknown node, ``ValueError`` for a second link of a host or between the same two.
+        """
+        nodes = {**self.hosts, **self.switches}
+        made = []
+        for near, far, spec in ((one, other, there), (other, one, back or there)):
+            if far in nodes[near].links:
+                raise ValueError(f"{near!r} and {far!r} are connected already")
+            if near in self.hosts and nodes[near].links:
+                raise ValueError(f"host {near!r} has a link already")
+            self._links += 1
+            link = Link(f"{near}-{far}", spec, self.seed * 1_000_003 + self._links)
+            nodes[near].links[far] = link
+            made.append(link)
+        self._next_hops.clear()
+        return made[0], made[1]
+
+    def join(self, group: int, host: str) -> None:
+        """Deliver what is sent to a multicast group to this host as well. Raises ``ValueError`` for an address that is no
+        group.
+        """
+        if not is_group(group):
+            raise ValueError(f"{show(group)} is not a multicast group")
+        self._members.setdefault(group, {})[host] = None
+
+    def leave(self, group: int, host: str) -> None:
+        """Undo :meth:`join`. Raises ``KeyError`` if it was not joined."""
+        del self._members[group][host]
+
+    def groups_of(self, host: str) -> frozenset[int]:
+        """Groups that a host has joined."""
+        return frozenset(group for group, members in self._members.items() if host in members)
+
+    # ------------------------------------------------------------ ways
+
+    def _hops(self, destination: str) -> dict[str, list[str]]:
+        """For every node its neighbours that are one link nearer to ``destination``."""
+        known = self._next_hops.get(destination)
+        if known is not None:
+            return known
+        distance, queue = {destination: 0}, [destination]
+        for node in queue:
+            # hosts do not forward
+            if node in self.hosts and node != destination:
+                continue
+            links = (self.hosts.get(node) or self.switches[node]).links
+            for near in links:
+                if near not in distance:
+                    distance[near] = distance[node] + 1
+                    queue.append(near)
+        hops = {
+            node: [
+                near
+                for near in self.switches[node].links
+                if distance.get(near, distance[node]) < distance[node]
+            ]
+            for node in distance
+            if node in self.switches
+        }
+        self._next_hops[destination] = hops
+        return hops
+
+    def _route(self, switch: str, source: int, destination: int) -> str | None:
+        """The neighbour towards an address; of equal ones always the same for a pair of addresses, by their hash."""
+        name = self._addresses.get(destination)
+        ways = self._hops(name).get(switch, []) if name is not None else []
+        if not ways:
+            return None
+        return ways[_mix(source, destination) % len(ways)]
+
+    def _fan_out(self, switch: str, source: int, group: int) -> list[str]:
+        """Neighbours with members of a group behind them, each once. Networks with loops would see packets twice."""
+        ways: dict[str, None] = {}
+        for host in self._members.get(group, {}):
+            address = self.hosts[host].address
+            way = self._route(switch, group, address)
+            if way is not None and address != source:
+                ways[way] = None
+        return list(ways)
+
+    # ------------------------------------------------------------ time
+
+    def run(self, until: Callable[[], bool], *, deadline: float) -> None:
+        """Run until a condition holds, looked at after every instant.
+
+        Raises :class:`~inanet.testing.fabric.Stuck` when nothing is left to happen, after ``deadline`` virtual seconds, and
+        when time stands still.
+        """
+        stop = self.now + deadline
+        turns, instant = 0, -1.0
+        self._stir(list(self.hosts))
+        while not until():
+            due = self._next()
+            if due is None:
+                raise Stuck(f"nothing on its way and no timer set at {self.now:.6f} s; {self.counters()}")
+            if due > stop:
+                raise Stuck(f"not done after {deadline} s of virtual time; {self.counters()}")
+            self.clock.now = max(self.now, due)
+            turns = turns + 1 if self.now == instant else 0
+            instant = self.now
+            if turns > _MOST_TURNS:
+                raise Stuck(f"time stands still at {self.now:.6f} s; {self.counters()}")
+            self._advance()
+
+    def wake(self, *names: str) -> None:
+        """Look at these hosts at the next turn: somebody has given their machines something to do."""
+        self._woken.update(names)
+
+    def _next(self) -> float | None:
+        if self._woken:
+            return self.now
+        times = [host.machine.timer() for host in self.hosts.values()]
+        times += [host.resume_at for host in self.hosts.values()]
+        times += [its.program.timer() for its in self.switches.values() if its.program is not None]
+        if self._heap:
+            times.append(self._heap[0][0])
+        return min((at for at in times if at is not None), default=None)
+
+    def _advance(self) -> None:
+        now = self.now
+        at_hosts: dict[str, list[Burst]] = {}
+        at_switches: dict[str, list[tuple[str, Burst]]] = {}
+        while self._heap and self._heap[0][0] <= now:
+            _, _, sender, name, piece = heapq.heappop(self._heap)
+            if name in self.hosts:
+                at_hosts.setdefault(name, []).append(piece)
+            else:
+                at_switches.setdefault(name, []).append((sender, piece))
+        for name, arrivals in at_switches.items():
+            self.switches[name].take(arrivals, now)
+        for switch in self.switches.values():
+            if switch.program is not None and _is_due(switch.program.timer(), now):
+                switch.wake(now)
+        stirred = dict.fromkeys(self._woken)
+        self._woken = set()
+        for name, bursts in at_hosts.items():
+            self.hosts[name].take(bursts, self.groups_of(name), now)
+            stirred[name] = None
+        for name, host in self.hosts.items():
+            if _is_due(host.machine.timer(), now):
+                host.machine.on_timer(now)
+                stirred[name] = None
+            if _is_due(host.resume_at, now):
+                stirred[name] = None
+        self._stir([name for name in self.hosts if name in stirred])
+
+    def _stir(self, names: list[str]) -> None:
+        for name in names:
+            self.hosts[name].pump(self.now)
+            self.log.extend((name, event) for event in self.hosts[name].machine.events())
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Counters of every link that are not zero, by its name."""
+        return {
+            link.name: {key: value for key, value in link.counters().items() if value}
+            for node in (*self.hosts.values(), *self.switches.values())
+            for link in node.links.values()
+        }
+
+
+_WORD = (1 << 64) - 1
+
+
+def _mix(source: int, destination: int) -> int:
+    """A hash of two addresses that is the same in every process (the finaliser of splitmix64)."""
+    word = (source * 0x9E37_79B9_7F4A_7C15 + destination) & _WORD
+    word = (word ^ word >> 30) * 0xBF58_476D_1CE4_E5B9 & _WORD
+    word = (word ^ word >> 27) * 0x94D0_49BB_1331_11EB & _WORD
+    return word ^ word >> 31
+
+
+def _is_due(at: float | None, now: float) -> bool:
+    return at is not None and at <= now
