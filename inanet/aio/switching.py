@@ -127,7 +127,8 @@ def _open_udp(config: SwitchConfig, pipeline: Pipeline) -> Switch:
 
 
 def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
-    from inanet.switch.framed import FrameDevice, FrameSwitch
+    from inanet.switch.frame_port import FrameDevice, FrameSource
+    from inanet.switch.framed import FrameSwitch
     from inanet.switch.tables import Tables
 
     switch = config.switch
@@ -136,9 +137,14 @@ def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
     tables = Tables(hardware, int(switch.address))
     numbers = {port.name: number for number, port in enumerate(switch.ports)}
     devices: dict[str, FrameDevice] = {}
+    rings: dict[str, FrameSource] = {}
     try:
         for port in switch.ports:
             devices[port.name] = _open_interface(switch.transport, port)
+            if link and switch.ring and any(one.raw for one in pipeline.registrations):
+                ring = _open_ring(devices[port.name])
+                if ring is not None:
+                    rings[port.name] = ring
         routes = [(route.network, numbers[route.port], int(route.gateway or 0)) for route in switch.routes]
         routes += [(IPv4Network(one), numbers[port.name], 0) for port in switch.ports for one in port.behind]
         tables.set_routes(routes)
@@ -158,11 +164,12 @@ def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
             link=link,
             options={port.name: _options(config, port) for port in switch.ports},
             members=members,
+            rings=rings,
             clock=time.monotonic,
         )
     except BaseException:
-        for device in devices.values():
-            device.close()
+        for opened in (*devices.values(), *rings.values()):
+            opened.close()
         raise
 
 
@@ -174,6 +181,20 @@ def _open_interface(transport: str, port: Port) -> Any:
     from inanet.switch.tunport import TunFrames
 
     return TunFrames(port.name, routes=tuple(map(str, port.behind)))
+
+
+def _open_ring(port: Any) -> Any:
+    """A ring for the raw frames of a port, which leaves them to it; ``None`` if the kernel has no rings."""
+    from inanet.phy.ring import FrameRing, without
+    from inanet.switch.registration import RAW_ETHERTYPE
+
+    try:
+        ring = FrameRing(port.interface, RAW_ETHERTYPE)
+    except OSError as error:
+        _log.warning("raw frames without a ring", port=port.interface, reason=str(error))
+        return None
+    port.filter(without(RAW_ETHERTYPE))
+    return ring
 
 
 class SwitchDriver:

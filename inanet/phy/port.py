@@ -8,10 +8,12 @@ out of frames, are put back.
 import errno
 import socket
 import struct
+from collections.abc import Sequence
 
 import numba
 import numpy as np
 
+from inanet.phy.bpf import Instruction, attach
 from inanet.phy.device import check_arena
 from inanet.phy.interfaces import examine
 from inanet.phy.mmsg import (
@@ -134,6 +136,10 @@ class FramePort:
     def fileno(self) -> int:
         """The socket's file descriptor; -1 once closed."""
         return self._socket.fileno()
+
+    def filter(self, program: Sequence[Instruction]) -> None:
+        """Receive only what a filter lets through (:mod:`inanet.phy.bpf`)."""
+        attach(self._socket, program)
 
     def receive(self) -> FrameBatch | None:
         """What has arrived, up to :data:`FRAMES` frames, or ``None``. Raises ``OSError`` once closed."""

@@ -6,120 +6,32 @@ super-frames again. To the queue of a port an ordinary super-frame is one fragme
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 
-from inanet.phy.device import Device
 from inanet.phy.vnet import HEADER_BYTES, FrameBatch
 from inanet.proto.program import Action
 from inanet.switch import parse
 from inanet.switch.egress import LOST, MARKED
-from inanet.switch.feed import Feed
 from inanet.switch.flows import OWN, Flows, Way
+from inanet.switch.frame_port import FrameDevice, FramedPort, FrameSource, RingPort
 from inanet.switch.local import Local, batch_of
-from inanet.switch.outbox import Outbox
 from inanet.switch.parse import Kind
 from inanet.switch.pipeline import Pipeline, Run
 from inanet.switch.port import PortOptions, SwitchPort
-from inanet.switch.rebuild import Frames, FrameSender, Rebuilder, mark_congestion
+from inanet.switch.rebuild import Frames, Rebuilder, mark_congestion
 from inanet.switch.registration import Registration
 from inanet.switch.tables import DROPPED, FLOOD, LOCAL, TAKEN, Tables
 from inanet.wire.batch import I64, U8, U64, PacketBatch
 from inanet.wire.drops import Drop
 
 
-class FrameDevice(FrameSender, Protocol):
-    """An interface: :class:`inanet.phy.port.FramePort`, :class:`inanet.switch.tunport.TunFrames`."""
-
-    def fileno(self) -> int:
-        """Descriptor to watch."""
-        ...
-
-    def receive(self) -> FrameBatch | None:
-        """What has arrived, or ``None``."""
-        ...
-
-    def counters(self) -> dict[str, int]:
-        """Totals by name."""
-        ...
-
-    def close(self) -> None:
-        """Close it; counters stay readable."""
-        ...
-
-
-class FramedPort:
-    """Port ``number`` of a switch, on ``device``."""
-
-    def __init__(
-        self,
-        switch: "FrameSwitch",
-        number: int,
-        name: str,
-        device: FrameDevice,
-        options: PortOptions,
-        clock: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self.number = number
-        self.device = device
-        self.queue = options.queue(name)
-        self.outbox = Outbox()
-        self._switch = switch
-        #: what is held back or lost on arrival: ordinary frames, and the packets of each program
-        self.faults: list[tuple[Feed, Device]] = []
-        if options.faults.active:
-            programs = len(switch.pipeline.registrations)
-            for kind in range(1 + programs):
-                feed = Feed()
-                self.faults.append((feed, options.faults.around(feed, number * (1 + programs) + kind, clock)))
-
-    def fileno(self) -> int:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
-        return self.device.fileno()
-
-    def read(self, now: float) -> bool:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
-        frames = self.device.receive()
-        if frames is None:
-            return False
-        self._switch.take(self, frames, now)
-        return True
-
-    @property
-    def blocked(self) -> bool:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
-        return self.outbox.blocked
-
-    def resume(self) -> None:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
-        self.outbox.resume()
-
-    def impair(self, kind: int, batch: PacketBatch) -> PacketBatch | None:
-        """What the port's faults leave of a batch: of ordinary frames (kind 0), or of a program's packets."""
-        if not self.faults:
-            return batch
-        feed, injector = self.faults[kind]
-        feed.put(batch)
-        return injector.receive()
-
-    def counters(self) -> dict[str, int]:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
-        totals = {**self.device.counters(), **self.queue.counters()}
-        for _, injector in self.faults:
-            for name, value in injector.counters().items():
-                if name.startswith("injected"):
-                    totals[name] = totals.get(name, 0) + value
-        return totals
-
-
 class FrameSwitch:
     """Ports by name on ``devices`` around the programs of ``pipeline``; ``tables`` say who is where.
 
     ``link`` is the length of link headers: 14, or 0 for TUN. ``members`` maps endpoints to the number of the port that
-    they must come in at; endpoints of programs that it lacks may come in anywhere. ``clock`` is what delays of faults are
-    measured by.
+    they must come in at; endpoints of programs that it lacks may come in anywhere. ``rings`` bring raw frames of the ports
+    with these names. ``clock`` is what delays of faults are measured by.
     """
 
     def __init__(
@@ -131,6 +43,7 @@ class FrameSwitch:
         link: int = 14,
         options: Mapping[str, PortOptions] | None = None,
         members: Mapping[int, int] | None = None,
+        rings: Mapping[str, FrameSource] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.pipeline = pipeline
@@ -144,6 +57,8 @@ class FrameSwitch:
             FramedPort(self, number, name, device, chosen.get(name, PortOptions()), clock)
             for number, (name, device) in enumerate(devices.items())
         ]
+        by_name = {port.name: port for port in self._ports}
+        self._rings = [RingPort(self, by_name[name], ring) for name, ring in (rings or {}).items()]
         self._program_ports, self._raw, self._members = _matches(pipeline.registrations, members or {})
         self._places: I64 = np.zeros((64, parse.PLACES), np.int64)
         self._shares = [[0, 0] for _ in pipeline.registrations]
@@ -151,8 +66,13 @@ class FrameSwitch:
 
     @property
     def ports(self) -> list[SwitchPort]:
-        """All ports."""
-        return list(self._ports)
+        """All ports, rings included."""
+        return [*self._ports, *self._rings]
+
+    @property
+    def programs(self) -> int:
+        """How many programs it runs."""
+        return len(self.pipeline.registrations)
 
     def endpoints(self) -> dict[str, int]:
         """See :class:`~inanet.switch.port.Switch`; port 0 stands for raw frames."""
@@ -421,7 +341,7 @@ class FrameSwitch:
     def stats(self) -> dict[str, object]:
         """See :class:`~inanet.switch.port.Switch`."""
         drops = self.pipeline.drops_by_reason()
-        ports = {port.name: port.counters() for port in self._ports}
+        ports = {port.name: port.counters() for port in self.ports}
         for reason, counter in ((Drop.KERNEL_OVERFLOW, "kernel_overflow"), (Drop.INJECTED, "injected")):
             lost = sum(counters.get(counter, 0) for counters in ports.values())
             if lost:
@@ -430,7 +350,7 @@ class FrameSwitch:
 
     def close(self) -> None:
         """Close all ports; figures stay readable."""
-        for port in self._ports:
+        for port in (*self._ports, *self._rings):
             port.device.close()
 
 

@@ -16,17 +16,20 @@ import numpy as np
 import pytest
 
 from inanet.phy.port import FramePort
+from inanet.phy.ring import FrameRing, without
 from inanet.phy.udp import UdpDevice
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
-from inanet.switch.registration import Registration
+from inanet.switch.registration import RAW_ETHERTYPE, Registration
 from inanet.switch.tables import Tables
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import endpoint
 from tests.phy.helpers import carry, numbered
 from tests.phy.spaces import Space, cable, open_spaces
 from tests.phy.test_port import echo
+from tests.phy.test_ring import read
 from tests.switch.adder import GROUP, Adder, packet
+from tests.switch.memory import batch_of, ethernet, ipv4
 from tests.switch.running import DEADLINE, running
 from tests.switch.test_udp_switch import VALUES
 
@@ -40,12 +43,12 @@ class Rack:
 
     def __init__(self, stack: ExitStack, hosts: int = 3, subnets: bool = False) -> None:
         self.stack = stack
-        middle, *self.hosts = open_spaces(stack, 1 + hosts)
+        self.middle, *self.hosts = open_spaces(stack, 1 + hosts)
         self.addresses = [f"10.75.{i if subnets else 0}.{i + 1}" for i in range(hosts)]
         self.devices = {}
         for i, (host, address) in enumerate(zip(self.hosts, self.addresses, strict=True)):
-            cable(middle, f"p{i}", host, "eth0", None, address)
-            self.devices[f"p{i}"] = middle.run(lambda name=f"p{i}": FramePort(name))
+            cable(self.middle, f"p{i}", host, "eth0", None, address)
+            self.devices[f"p{i}"] = self.middle.run(lambda name=f"p{i}": FramePort(name))
             stack.callback(self.devices[f"p{i}"].close)
         self.tables = Tables(HARDWARE, int(IPv4Address(OWN)))
         self.udp: list[UdpDevice] = []
@@ -279,3 +282,43 @@ def _hardware() -> int:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         answer = fcntl.ioctl(handle, 0x8927, struct.pack("16s24x", b"eth0"))
     return int.from_bytes(answer[18:24], "big")
+
+
+def test_raw_frames_come_through_rings(rack: Rack) -> None:
+    """Frames with ethertype 0x0700 of two hosts, summed; ordinary frames pass beside them."""
+    members = [endpoint(address, 0) for address in rack.addresses[:2]]
+    adder = Adder(members, slots=256, values=VALUES)
+    registration = Registration(
+        "adder", adder, raw=True, uplinks=dict.fromkeys(members, 0), groups={GROUP: tuple(members)}
+    )
+    rings = {}
+    for name, device in rack.devices.items():
+        rings[name] = rack.middle.run(lambda name=name: FrameRing(name, RAW_ETHERTYPE))
+        rack.stack.callback(rings[name].close)
+        device.filter(without(RAW_ETHERTYPE))
+    switch = rack.switch(registration, rings=rings)
+    listeners = [host.run(lambda: FrameRing("eth0", RAW_ETHERTYPE)) for host in rack.hosts[:2]]
+    senders = [host.run(lambda: FramePort("eth0")) for host in rack.hosts[:2]]
+    for device in (*listeners, *senders):
+        rack.stack.callback(device.close)
+    with running(switch):
+        for number, host in enumerate(rack.hosts[:2]):
+            hardware = host.run(_hardware)
+            frames = [
+                ethernet(
+                    HARDWARE,
+                    hardware,
+                    RAW_ETHERTYPE,
+                    ipv4(rack.addresses[number], OWN, 1, packet(slot, number, 1, ONES * (slot + number))),
+                )
+                for slot in range(200)
+            ]
+            for first in range(0, 200, 50):
+                assert senders[number].send(batch_of(frames[first : first + 50])) == 50
+            echo(host, rack.addresses[1 - number], b"passes beside it")
+        for listener in listeners:
+            # whose packet completes a slot is a matter of which ring is read first
+            got = {one[44]: one[48:] for one in read(listener, 200)}
+            assert got == {slot: (ONES * (2 * slot + 1)).tobytes() for slot in range(200)}
+    assert switch.stats()["drops"] == {}
+    assert sum(ring.counters()["rx_frames"] for ring in rings.values()) == 400
