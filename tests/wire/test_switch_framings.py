@@ -48,9 +48,9 @@ PACKET = atp.Packet(
     key=0x1122334455667788,
     length=1024000,
 )
-HEX_HEAD = "80000001" "04" "0c" "0307" "fffe"
-HEX_SLOTS = "01c1" "4fe1"
-HEX_TAIL = "8877665544332211" "000fa000"
+HEX_HEAD = "80000001040c0307fffe"
+HEX_SLOTS = "01c14fe1"
+HEX_TAIL = "8877665544332211000fa000"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_switchml_is_bit_for_bit(values, code, size):
     numbers = tuple((-1) ** i * i * 8388607 for i in range(values))
     packet = switchml.Packet(0x1A7, 0x01020304, 0x2ABC, 1, numbers, (-3, 17))
     data = packet.encode()
-    assert data[:10].hex() == f"1{code}" "a7" "04030201" "aabc" "fd11"
+    assert data[:10].hex() == f"1{code}a704030201aabcfd11"
     assert len(data) == size
     table = [
         ("type_size", "B", ">"),
