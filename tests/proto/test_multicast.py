@@ -12,7 +12,8 @@ from inanet.proto.multicast import LONGEST_EXCLUSION, Multicast
 from inanet.proto.plan import ExponentMode
 from inanet.proto.reliability import Link, Receiver, Timing
 from inanet.testing.fabric import VirtualFabric, float_arrays
-from inanet.wire.xagg import Kind
+from inanet.wire.xagg import Flag, Kind, Packet
+from tests.proto.rig import batch_of
 from tests.proto.test_impairment import ALL_FIVE, impaired
 from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
@@ -219,6 +220,73 @@ def test_a_child_that_stalls_is_left_behind_and_catches_up():
     before = ps.stats()["rows_sent"]
     fabric.all_reduce(spec_of(COUNT), float_arrays(COUNT, 4, seed=2))
     assert ps.stats()["rows_sent"] == before + FRAGMENTS
+
+
+@pytest.mark.parametrize("taken_in", [True, False])
+def test_who_was_left_behind_gets_the_rest_once(taken_in):
+    """Whether it is back in the group before it has caught up or not, and whatever the group says meanwhile."""
+    fabric = VirtualFabric(
+        STAR, ONE_EACH, downlink="multicast", windows={"ps": 8192}, window=96, wrap=lambda d, n, c: Sleeper(d)
+    )
+    ps = fabric.nodes["ps"]
+    arrays = float_arrays(COUNT, 4, seed=0)
+    number = fabric.begin(spec_of(COUNT), arrays)
+    fabric.run(lambda: ps.stats()["results_multicast"] > 200)
+    # what the group is sent meanwhile is lost here, but for what is on its way
+    fabric.devices["w3"].asleep = True
+    fabric.devices["w3"].leave(fabric.group_of("ps"))
+    reached = 900 if taken_in else FRAGMENTS + 1
+    fabric.run(lambda: ps.stats()["results_multicast"] >= reached)
+    (tree,) = ps._jobs[0].trees.values()
+    assert [link.name for link in tree.multicast.grouped] == ["w0", "w1", "w2"]
+    behind = tree.down[3]
+    cursor = ps._jobs[0].shards[0].down[3].cursor
+    assert cursor < 500
+    before = ps.stats()
+    if taken_in:
+        tree.multicast.listeners[3].excluded_until = 0.0
+        assert tree.multicast.answered(3, 1, fabric.clock.now)
+        assert behind.grouped
+    fabric.devices["w3"].join(fabric.group_of("ps"))
+    fabric.devices["w3"].asleep = False
+    fabric.run(lambda: fabric.done(number))
+    assert {array.tobytes() for array in arrays.values()} == {by_unicast()[0]}
+    stats = ps.stats()
+    # lost is what the group was sent before that was noticed: no more than the window
+    assert stats["repairs_unicast"] + stats["repairs_multicast"] <= 96
+    by_multicast = stats["results_multicast"] - before["results_multicast"]
+    assert stats["rows_sent"] - before["rows_sent"] - by_multicast <= FRAGMENTS - cursor + 96
+
+
+def test_who_was_left_behind_is_not_sent_early_what_comes_anyway():
+    """It hears the end of groups whose fragments it is still to get, and asks for them."""
+    fabric = VirtualFabric(
+        STAR, ONE_EACH, downlink="multicast", windows={"ps": 8192}, window=96, wrap=lambda d, n, c: Sleeper(d)
+    )
+    ps = fabric.nodes["ps"]
+    number = fabric.begin(spec_of(COUNT, mode=ExponentMode.FIXED), float_arrays(COUNT, 4, seed=0))
+    fabric.run(lambda: ps.stats()["results_multicast"] > 200)
+    fabric.devices["w3"].asleep = True
+    fabric.run(lambda: ps.stats()["results_multicast"] == FRAGMENTS)
+    state = ps._jobs[0].shards[0]
+    cursor = state.down[3].cursor
+    assert 200 < cursor < 500
+    lost = Packet(
+        Kind.LOST,
+        job=0,
+        host=8,
+        gradient=0,
+        round=number,
+        shard=0,
+        plan=1,
+        attempt=0,
+        payload=bytes([255]) * 128,
+        flags=Flag.DOWN,
+    )
+    source = fabric.devices["w3"].endpoint
+    ps.receive(batch_of([(lost.encode(fabric.key), source)]), fabric.clock.now)
+    log = ps.memory.down_log[state.slot0 : state.slot0 + cursor]
+    assert sorted(fragment for _, fragment in state.down[3].link.resend) == sorted(log.tolist())
 
 
 class Slow(Wrapper):
