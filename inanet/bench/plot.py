@@ -6,6 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+#: Panels beside each other.
+COLUMNS = 4
+
 
 def panels(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     """Rows by panel, titles in order; of each table the largest size."""
@@ -25,10 +28,15 @@ def panels(rows: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 def draw(rows: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
     """Write a PNG file. Raises ``OSError`` if it cannot be written."""
     found = panels(rows)
-    figure = Figure(figsize=(4.2 * max(len(found), 1), 3.6), layout="constrained")
-    axes = figure.subplots(1, max(len(found), 1), squeeze=False)[0]
+    columns = max(1, min(len(found), COLUMNS))
+    lines = -(-len(found) // columns) or 1
+    figure = Figure(figsize=(4.2 * columns, 3.6 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).flat
+    for axis in list(axes)[len(found) :]:
+        axis.remove()
     for axis, (title, panel) in zip(axes, found.items(), strict=False):
-        bars = axis.barh([row["system"] for row in panel], [row["seconds"] * 1e3 for row in panel])
+        names = [f"{row['system']} *" if row["short_of_cpu"] else row["system"] for row in panel]
+        bars = axis.barh(names, [row["seconds"] * 1e3 for row in panel])
         axis.bar_label(bars, fmt="%.0f", padding=2)
         limits = {row["limit_seconds"] for row in panel if row["system"].startswith("xagg")} - {None}
         for limit in limits:
@@ -38,4 +46,5 @@ def draw(rows: list[dict[str, Any]], path: str | os.PathLike[str]) -> None:
         axis.margins(x=0.15)
         axis.set_title(title)
         axis.set_xlabel("ms of one core" if title.startswith("ingest") else "ms")
+    figure.supxlabel("* short of processors", fontsize="small")
     figure.savefig(path, format="png", dpi=120)

@@ -251,7 +251,9 @@ def test_the_picture_shows_the_largest_size_of_each_table(tmp_path: Path) -> Non
     from inanet.bench.plot import draw, panels
 
     assert [len(panel) for panel in panels(some_rows()).values()] == [2, 1]
-    draw(some_rows(), tmp_path / "rows.png")
+    many = [row("star", "a", 2, 8, runs((1.0, 1.0, 1.0)), topology=f"t{number}") for number in range(6)]
+    assert len(panels(some_rows() + many)) == 8
+    draw(some_rows() + many, tmp_path / "rows.png")
     assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -83,6 +83,18 @@ def test_wrong_files_and_command_lines_end_with_2(tmp_path: Path, capsys: pytest
         assert main(["lab", *arguments]) == 2, arguments
 
 
+@pytest.mark.parametrize(
+    ("up", "down", "shown"),
+    [
+        (10**9, 10**9, "1 Gbit/s"),
+        (None, None, "not limited"),
+        (10**9, None, "up 1 Gbit/s, down not limited"),
+    ],
+)
+def test_a_host_shows_its_rate_or_both(up: int | None, down: int | None, shown: str) -> None:
+    assert cli._rates({"rate_bps": up, "down_bps": down}) == shown
+
+
 def test_settings_are_toml_or_plain_text() -> None:
     settings = ("node.memory=2 GiB", 'log.level="debug"', "impair.drop=0.1", "node.transport=rawip")
     assert cli._overrides(settings) == {

@@ -41,6 +41,13 @@ def test_a_star(pair: Topology) -> None:
     assert addresses(pair) == {"ps": "10.201.0.1", "w0": "10.201.0.2", "w1": "10.201.0.3"}
 
 
+def test_each_direction_of_a_link_has_a_shaper_of_its_own() -> None:
+    plan = [op for op in operations(library.topology("xagg-fig1-push"), "x") if isinstance(op, Shaper)]
+    rates = {(op.namespace, op.name): op.rate for op in plan}
+    assert (rates["ina.x.w2", "eth0"], rates["ina.x.sw", "w2"]) == (250_000_000, None)
+    assert (rates["ina.x.ps", "eth0"], rates["ina.x.sw", "ps"]) == (None, 500_000_000)
+
+
 def test_a_routed_fabric_spreads_flows_over_equal_paths() -> None:
     topology = library.topology("leaf-spine")
     plan = operations(topology, "x")

@@ -29,6 +29,18 @@ def test_counts_unfold_and_links_are_completed(pair: Topology) -> None:
     assert (hosts["ps"].link.rate, hosts["ps"].link.latency) == (800_000_000, 0.01)
 
 
+def test_directions_of_a_link_may_differ_and_fall_back_to_its_rate(parse: Parse) -> None:
+    text = HEAD + '[link]\nrate = "1 Gbit/s"\n' + SWITCH + PS + WORKER
+    both = parse(text + 'link = { up = "2 Gbit/s", down = "500 Mbit/s" }\n').workers()[0].link
+    assert (both.sends, both.receives) == (2 * 10**9, 5 * 10**8)
+    up = parse(text + 'link = { up = "2 Gbit/s" }\n').workers()[0].link
+    assert (up.sends, up.receives, up.mtu) == (2 * 10**9, 10**9, 1500)
+    alone = parse(HEAD + SWITCH + PS + WORKER + 'link = { down = "2 Gbit/s" }\n').workers()[0].link
+    assert (alone.sends, alone.receives) == (None, 2 * 10**9)
+    trunk = '[[switch]]\nname = "s1"\n[[trunk]]\nbetween = ["s0", "s1"]\nlink = { up = "1 Gbit/s" }\n'
+    assert "trunk[0].link.up: unknown key" in problems(parse, text + trunk)[0]
+
+
 def test_workers_send_to_every_root_unless_told_otherwise(parse: Parse) -> None:
     text = HEAD + SWITCH + PS.replace('"ps"\nrole', '"ps"\ncount = 2\nrole') + WORKER
     topology = parse(text)
