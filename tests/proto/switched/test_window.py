@@ -1,0 +1,99 @@
+"""What is in flight, what is lost, when to try again; and the switch's memory."""
+
+import numpy as np
+import pytest
+
+from inanet.proto.switched.registers import OutOfRegisters, RegisterFile
+from inanet.proto.switched.tenants import Tenant
+from inanet.proto.switched.window import Timing, Window
+
+
+def accept(window: Window, *numbers: int, now: float = 0.0) -> list[bool]:
+    return window.accept(np.array(numbers, np.int64), now).tolist()
+
+
+def test_the_window_moves_with_the_lowest_unanswered_number():
+    window = Window(8, Timing(), first=100)
+    assert window.fresh(4, 200, 0.0).tolist() == [100, 101, 102, 103]
+    assert accept(window, 101, 103) == [True, True]
+    assert window.fresh(4, 200, 0.0).tolist() == []
+    accept(window, 100)
+    assert window.base == 102
+    assert window.fresh(4, 200, 0.0).tolist() == [104, 105]
+    # never beyond its capacity, nor beyond what is ready
+    assert window.fresh(100, 108, 0.0).tolist() == [106, 107]
+    assert window.fresh(100, 200, 0.0).tolist() == [108, 109]
+    assert window.in_flight == 7
+
+
+def test_answers_count_once_and_only_for_what_was_sent():
+    window = Window(8, Timing(), first=10)
+    window.fresh(8, 14, 0.0)
+    assert accept(window, 9, 11, 11, 14, 12) == [False, True, False, False, True]
+    assert accept(window, 11) == [False]
+
+
+@pytest.mark.parametrize("bits", [24, 32])
+def test_r7_numbers_are_the_nearest_to_what_is_expected(bits):
+    first = 3 * 2**bits - 2
+    window = Window(16, Timing(), first=first)
+    window.fresh(8, first + 8, 0.0)
+    numbers = np.arange(first, first + 8)
+    np.testing.assert_array_equal(window.absolute(numbers & (2**bits - 1), bits), numbers)
+    late = np.array([first - 2 ** (bits - 1), first + 2 ** (bits - 1) - 1])
+    np.testing.assert_array_equal(window.absolute(late & (2**bits - 1), bits), late)
+
+
+def test_a_gap_is_filled_once_and_then_by_time():
+    window = Window(32, Timing(timeout=0.01, reorder=4))
+    window.fresh(32, 32, 0.0)
+    accept(window, 3, now=0.001)
+    assert window.lost(0.001).tolist() == []
+    accept(window, 5, now=0.001)
+    assert window.lost(0.001).tolist() == [0, 1]
+    accept(window, *range(6, 32), now=0.001)
+    assert window.lost(0.001).tolist() == [2, 4]
+    assert window.lost(0.002).tolist() == []
+    assert window.lost(window.timer()).tolist() == [0, 1, 2, 4]
+    assert (window.resent_by_gap, window.resent_by_time) == (4, 4)
+
+
+def test_timeouts_double_until_something_is_answered_and_follow_the_round_trip():
+    timing = Timing(timeout=0.01, timeout_max=0.05)
+    window = Window(4, timing)
+    window.fresh(1, 10, 0.0)
+    times = []
+    for _ in range(5):
+        now = window.timer()
+        times.append(now)
+        assert window.lost(now).tolist() == [0]
+    assert np.diff([0.0, *times]).tolist() == pytest.approx([0.01, 0.02, 0.04, 0.05, 0.05])
+    accept(window, 0, now=times[-1])
+    assert window.timer() is None
+    # an answer to a repetition says nothing about the round trip (Karn)
+    assert window.timeout == 0.01
+    for number in range(1, 30):
+        window.fresh(1, 100, float(number))
+        accept(window, number, now=number + 0.02)
+    assert 0.02 < window.timeout < 0.04
+
+
+def test_shares_are_given_back_in_one_piece():
+    file = RegisterFile(64, budget=(4 * 64 + 24) * 10)
+    starts = [file.take(job, 3) for job in range(3)]
+    assert starts == [0, 3, 6]
+    with pytest.raises(OutOfRegisters, match="job 9 asks for 2 slots of 280 B; 1 of 10"):
+        file.take(9, 2)
+    for start in (3, 0, 6):
+        file.give(start, 3)
+    assert file.take(4, 10) == 0
+    with pytest.raises(ValueError, match="at least one is needed"):
+        RegisterFile(64, budget=100)
+
+
+@pytest.mark.parametrize(
+    "members", [{}, {1: 0}, {1: 3, 2: 2}, {1: 1 << 32}], ids=["none", "no bit", "shared bit", "33rd"]
+)
+def test_tenants_whose_workers_have_no_bits_of_their_own_are_refused(members):
+    with pytest.raises(ValueError, match="job 1"):
+        Tenant(1, members, 1)
