@@ -95,6 +95,8 @@ def configurations(
             if plan is not None:
                 sections["control"] |= plan.config()["control"]
         for section, keys in (overrides or {}).items():
-            sections.setdefault(section, {}).update(keys)
+            foreign = _COORDINATORS if section == "control" and role != "ps" else frozenset()
+            chosen = {key: value for key, value in keys.items() if key not in foreign}
+            sections.setdefault(section, {}).update(chosen)
         texts[name] = write_toml(validate(MODELS[role], sections, directory / f"{name}.toml"))
     return texts

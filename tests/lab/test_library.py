@@ -49,6 +49,11 @@ def test_settings_replace_keys_of_all_daemons_and_wrong_ones_are_named(tmp_path:
     topology = library.topology("star2")
     texts = configurations(topology, tmp_path, {"node": {"memory": "64 MiB"}})
     assert {tomllib.loads(text)["node"]["memory"] for text in texts.values()} == {"64 MiB"}
+    texts = configurations(topology, tmp_path, {"control": {"downlink": "auto", "heartbeat": "2 s"}})
+    found = {host: tomllib.loads(text)["control"] for host, text in texts.items()}
+    assert {control["heartbeat"] for control in found.values()} == {"2 s"}
+    # the others have no such key
+    assert [host for host, control in found.items() if "downlink" in control] == ["ps"]
     with pytest.raises(ConfigError, match=r"node\.memry: unknown key \(did you mean 'memory'\?\)"):
         configurations(topology, tmp_path, {"node": {"memry": "64 MiB"}})
 
