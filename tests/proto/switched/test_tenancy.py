@@ -108,18 +108,21 @@ def test_two_levels_of_switches_sum_racks_first():
     assert all(program.stats()["occupied_1"] == 0 for program in (*leaves, top))
 
 
-def test_congestion_on_the_way_in_shrinks_every_window():
-    """Links of 20 MB/s with 100 us of queue before they mark: windows stay near what the links carry."""
+@pytest.mark.parametrize(("program", "make"), [(AtpProgram, AtpWorker), (A2tpProgram, A2tpWorker)])
+def test_congestion_on_the_way_in_shrinks_every_window(program, make):
+    """Links that carry 22 fragments in a round trip and 100 us of queue: windows come down from 120 to about that."""
     rates = {worker_at(1, index): 20e6 for index in range(2)}
-    for program, make in ((AtpProgram, AtpWorker), (A2tpProgram, A2tpWorker)):
-        star = Star(program(budget=300 * SLOT_BYTES), rates=rates, ecn=100e-6, latency=50e-6, tick=20e-6)
-        job = on_star(star, 1, 2, 200, 300, make=make, own={"initial": 200})
-        job.add(0, spec(62_000))
-        job.begin(0, floats(62_000, 2, 1))
-        star.run(job.done)
-        job.check()
-        assert job.workers[0].pace.window < 100, program.name
+    sizes = {}
+    for ecn in (100e-6, 1.0):
+        star = Star(program(budget=300 * SLOT_BYTES), rates=rates, ecn=ecn, latency=50e-6, tick=20e-6)
+        job = on_star(star, 1, 2, 200, 300, make=make, own={"initial": 120})
+        job.add(0, spec(93_000))
+        job.begin(0, floats(93_000, 2, 1))
+        star.settle(0.015)
         assert job.sum("retransmissions") == 0
+        sizes[ecn] = job.workers[0].pace.window
+    assert sizes[1.0] >= 120
+    assert sizes[100e-6] < 40
 
 
 def test_frames_of_repeated_packets_say_so():
