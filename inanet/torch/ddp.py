@@ -1,9 +1,9 @@
 """The hook for DistributedDataParallel: gradients through the fabric, everything else where it was."""
 
-import atexit
 import logging
 import os
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,7 +13,6 @@ import torch.distributed as dist
 from torch.autograd import Variable
 
 from inanet.client.job import Job
-from inanet.control.errors import InaError
 from inanet.torch import verdict as rules
 from inanet.torch.lane import promise
 from inanet.torch.options import Options
@@ -65,6 +64,8 @@ class GradientHook:
         self._size = dist.get_world_size(process_group)
         self._options = options
         self._transport: Transport | None = None
+        #: leaves the job, once: when asked, with the last reference, or at the end of the process
+        self._leave: Callable[[], Any] = lambda: None
         self._share: CommunicationShare | None = None
         self._recorder: Recorder | None = None
         self._slots: dict[int, _Slot] = {}
@@ -76,7 +77,7 @@ class GradientHook:
         self.verdict = self._begin()
         if self.verdict.use_ina and options.trace_directory is not None:
             self._recorder = Recorder(options.trace_directory, self._rank, f"ddp-{os.getpid()}")
-        _open.add(self)
+            weakref.finalize(self, _write, self._recorder)
 
     # ------------------------------------------------------------ the choice
 
@@ -88,7 +89,8 @@ class GradientHook:
         joined = join(exchange, self._rank, self._size, self._options, seconds)
         if isinstance(joined, Refusal):
             return self._decide(rules.on_refusal(joined))
-        self._transport = Transport(joined, self._options, seconds)
+        self._transport = transport = Transport(joined, self._options, seconds)
+        self._leave = weakref.finalize(self, transport.close)
         if self._options.required or not self._options.measure:
             return self._decide(Verdict(True, "INA is wanted"))
         self._share = CommunicationShare()
@@ -122,9 +124,8 @@ class GradientHook:
             _log.log(level, "gradients travel %s: %s", way, verdict.reason)
         if not verdict.use_ina:
             self._share = None
-            if self._transport is not None:
-                self._transport.close()
-                self._transport = None
+            self._transport = None
+            self._leave()
         self.verdict = verdict
         return verdict
 
@@ -263,22 +264,17 @@ class GradientHook:
         return self._transport.job.stats() if self._transport is not None else {}
 
     def close(self) -> None:
-        """Leave the job and write the trace. Closing twice is fine."""
-        _open.discard(self)
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.close()
+        """Leave the job and write the trace. Closing twice is fine. Raises ``OSError`` for a trace that cannot
+        be written."""
+        self._transport = None
+        self._leave()
         if self._recorder is not None:
             self._recorder.close()
 
 
-_open: "weakref.WeakSet[GradientHook]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    for state in list(_open):
-        try:
-            state.close()
-        except (OSError, InaError) as error:
-            _log.warning("closing a hook at the end of the process: %s", error)
+def _write(recorder: Recorder) -> None:
+    """At the end of the process there is nobody to raise to."""
+    try:
+        recorder.close()
+    except OSError as error:
+        _log.warning("the trace could not be written: %s", error)

@@ -3,7 +3,7 @@
 import logging
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -72,7 +72,7 @@ class ProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._store = store
         self._timeout = timeout
-        self._options = options
+        self.options = options
         self._title = title
         self._gloo, self._private = _gloo_group(dist.PrefixStore("gloo/", store), rank, size, timeout)
         # what torch asks a group for without calling it: its devices, and a backend for each
@@ -81,10 +81,11 @@ class ProcessGroup(dist.ProcessGroup):
         for device in _DEVICES:
             self._register_backend(torch.device(device), kind, self._gloo)
         self._transport: Transport | None = None
+        #: leaves the job, once: when asked, with the last reference, or at the end of the process
+        self._leave: Callable[[], Any] = lambda: None
         self._said: set[torch.dtype] = set()
         self._backward: tuple[int, list[Reduction]] = (-1, [])
         self.verdict: Verdict | None = None
-        _open.add(self)
 
     # ------------------------------------------------------------ the choice
 
@@ -103,21 +104,21 @@ class ProcessGroup(dist.ProcessGroup):
         return self.verdict
 
     def _join(self) -> Verdict:
-        if self.size() == 1 and not self._options.required:
+        if self.size() == 1 and not self.options.required:
             return Verdict(False, "there is one rank, and nothing to reduce with")
-        seconds = self._options.seconds(self._timeout)
+        seconds = self.options.seconds(self._timeout)
         store = dist.PrefixStore("ina/", self._store)
         exchange = through_store(store, self.rank(), self.size(), self._timeout.total_seconds())
-        joined = join(exchange, self.rank(), self.size(), self._options, seconds)
+        joined = join(exchange, self.rank(), self.size(), self.options, seconds)
         if isinstance(joined, Refusal):
             return rules.on_refusal(joined)
-        self._transport = Transport(joined, self._options, seconds)
-        if self._options.required or not self._options.measure:
+        self._transport = transport = Transport(joined, self.options, seconds)
+        self._leave = weakref.finalize(self, transport.close)
+        if self.options.required or not self.options.measure:
             return Verdict(True, "INA is wanted")
-        verdict = self._compare(self._transport, exchange)
+        verdict = self._compare(transport, exchange)
         if not verdict.use_ina:
-            self._transport.close()
-            self._transport = None
+            self.shutdown()
         return verdict
 
     def _compare(self, transport: Transport, exchange: Exchange) -> Verdict:
@@ -240,7 +241,7 @@ class ProcessGroup(dist.ProcessGroup):
         self._timeout = timeout
         self._gloo._set_default_timeout(timeout)
         if self._transport is not None:
-            self._transport.seconds = self._options.seconds(timeout)
+            self._transport.seconds = self.options.seconds(timeout)
 
     def stats(self) -> dict[str, int]:
         """Counters of the agent's node; empty without INA."""
@@ -248,10 +249,8 @@ class ProcessGroup(dist.ProcessGroup):
 
     def shutdown(self) -> None:
         """Leave the job; what is on its way fails. Called by ``destroy_process_group``; twice is fine."""
-        _open.discard(self)
-        transport, self._transport = self._transport, None
-        if transport is not None:
-            transport.close()
+        self._transport = None
+        self._leave()
 
     def abort(self) -> None:
         """As :meth:`shutdown`."""
@@ -294,8 +293,6 @@ for _name in DELEGATED:
     if hasattr(dist.ProcessGroup, _name):
         setattr(ProcessGroup, _name, _delegated(_name))
 
-_open: "weakref.WeakSet[ProcessGroup]" = weakref.WeakSet()
-
 
 def create(place: Any, options: Any) -> ProcessGroup:
     """What torch calls for ``init_process_group("ina")`` and ``new_group(backend="ina")``.
@@ -305,8 +302,10 @@ def create(place: Any, options: Any) -> ProcessGroup:
     """
     if options is not None and not isinstance(options, Options):
         raise TypeError(f"pg_options of backend 'ina' are inanet.torch.Options, not {type(options).__name__}")
-    # the default group's name is "0" and its list of ranks empty
+    # the default group's list of ranks is empty; others have its options unless they have their own
     default = not list(place.global_ranks_in_group)
+    if options is None and not default and isinstance(dist.group.WORLD, ProcessGroup):
+        options = dist.group.WORLD.options
     group = ProcessGroup(
         place.store,
         place.group_rank,

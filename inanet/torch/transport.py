@@ -1,9 +1,7 @@
 """Tensors through a job: in, over the fabric, and back, with errors that arrive where they are waited for."""
 
-import atexit
 import threading
 import time
-import weakref
 from typing import Any
 
 import torch
@@ -114,7 +112,6 @@ class Transport:
         self.sending = Lane("inanet-sending")
         self._devices: dict[Any, Any] = {}
         self._closed = False
-        _open.add(self)
 
     def reduce(self, tensor: torch.Tensor, op: str, name: str, seconds: float | None = None) -> Reduction:
         """Start reducing ``tensor`` in place; ``seconds`` (default: the transport's) until it has failed.
@@ -148,19 +145,8 @@ class Transport:
         if self._closed:
             return
         self._closed = True
-        _open.discard(self)
         self.job.close()
         self.sending.close()
         self.delivery.close()
         for lanes in self._devices.values():
             lanes.close()
-
-
-_open: "weakref.WeakSet[Transport]" = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    # futures must not be completed while the interpreter is being taken down
-    for transport in list(_open):
-        transport.close()

@@ -208,7 +208,7 @@ def asynchronous(rank: Rank) -> list[bool]:
 def subgroups(rank: Rank) -> list[Any]:
     me = rank.rank
     with rank.group("ina", **INA):
-        halves = [dist.new_group([0, 2], pg_options=INA["pg_options"]), dist.new_group([1, 3])]
+        halves = [dist.new_group([0, 2]), dist.new_group([1, 3])]
         ring = dist.new_group(backend="gloo")
         mine = halves[me % 2]
         group = mine if isinstance(mine, inanet.torch.ProcessGroup) else None
@@ -220,10 +220,12 @@ def subgroups(rank: Rank) -> list[Any]:
         dist.all_reduce(whole)
         plain = torch.full((5,), float(me))
         dist.all_reduce(plain, group=ring)
+        # options are inherited, and the job is joined when it is first needed
+        assert (before, group.verdict and group.verdict.reason) == (None, "INA is wanted")
         alone, _ = dist.new_subgroups(1)
         single = torch.full((5,), float(me))
         dist.all_reduce(single, dist.ReduceOp.AVG, group=alone)
-        return [before, tensor[0].item(), whole[0].item(), plain[0].item(), single[0].item()]
+        return [tensor[0].item(), whole[0].item(), plain[0].item(), single[0].item()]
 
 
 class TestCollectives:
@@ -234,9 +236,48 @@ class TestCollectives:
         assert all(all(seen) for seen in ranks.run(asynchronous))
 
     def test_groups_of_some_ranks(self, ranks: Ranks) -> None:
-        assert ranks.run(subgroups) == [
-            [None, 2.0 if r % 2 == 0 else 4.0, 6.0, 6.0, float(r)] for r in range(4)
-        ]
+        assert ranks.run(subgroups) == [[2.0 if r % 2 == 0 else 4.0, 6.0, 6.0, float(r)] for r in range(4)]
+
+
+def replicated(rank: Rank, how: str) -> list[float]:
+    """Losses of a few steps of Adam with all parameters everywhere, or spread over ranks in some way."""
+    with rank.group("ina", **INA):
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(20, 32), nn.Linear(32, 4))
+        if how in ("fsdp", "hsdp"):
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+            fully_shard(model, mesh=hybrid if how == "hsdp" else init_device_mesh("cpu", (rank.world,)))
+        else:
+            model = DistributedDataParallel(model)
+        adam: Any = torch.optim.Adam
+        if how == "zero":
+            from torch.distributed.optim import ZeroRedundancyOptimizer
+
+            optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), adam, lr=0.01)
+        else:
+            optimizer = adam(model.parameters(), lr=0.01)
+        generator = torch.Generator().manual_seed(rank.rank)
+        losses = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(8, 20, generator=generator)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        return losses
+
+
+class TestSharding:
+    """ZeRO and FSDP work; what they reduce and scatter, Gloo does, and the fabric what HSDP all-reduces."""
+
+    def test_losses_are_those_of_ddp(self, ranks: Ranks) -> None:
+        ddp = ranks.run(replicated, "ddp")
+        for how in ("zero", "fsdp", "hsdp"):
+            for mine, expected in zip(ranks.run(replicated, how), ddp, strict=True):
+                assert mine == pytest.approx(expected, rel=1e-4)
 
 
 def dying(rank: Rank, where: str) -> tuple[str, tuple[int, ...], float]:

@@ -1,0 +1,190 @@
+"""``ina bench torch``: DistributedDataParallel with the hook, and by Gloo, on one host and on shaped links.
+
+Steps are measured with and without communication, all ways in turn: what communication costs is the
+difference. Training the digits twice through the fabric and once by Gloo shows what it does to losses.
+"""
+
+import importlib.util
+import os
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from inanet.bench.measure import median
+from inanet.bench.peers.rank import Team
+from inanet.control.exits import Exit, Failure
+from inanet.demo.fabric import Fabric, python, python_environment
+
+#: seconds that ranks may take to start (importing torch) and to answer
+_START = 120.0
+_ANSWER = 240.0
+#: the shaped network: workers of 1 Gbit/s under a server with a faster link
+TOPOLOGY = "star4-fast-aggregator"
+#: steps of the training run
+TRAINING_STEPS = 60
+_WAYS = ("alone", "gloo", "ina")
+_MODULE = "inanet.bench.peers.ddp"
+
+
+def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Measure at ``places`` ("local", "lab"; empty: all that can be had here).
+
+    Raises :class:`Failure` if torch or scikit-learn is missing, or for a place asked for that cannot be had.
+    """
+    for package, extra in (("torch", "torch"), ("sklearn", "demo")):
+        if importlib.util.find_spec(package) is None:
+            failure = Failure(f"{package} is not installed: pip install 'inanet[{extra}]'")
+            failure.code = Exit.MISSING
+            raise failure
+    lab_here = os.geteuid() == 0 and importlib.util.find_spec("pyroute2") is not None
+    if "lab" in places and not lab_here:
+        raise Failure("shaped links need root and the 'net' extra: pip install 'inanet[net]'")
+    result: dict[str, Any] = {"schema": 1, "ok": True, "rows": [], "skipped": [], "cores": os.cpu_count()}
+    with tempfile.TemporaryDirectory(prefix="inanet-torch-") as name:
+        digits = Path(name) / "digits.npz"
+        subprocess.run(python("inanet.demo.digits", str(digits)), env=python_environment(), check=True)
+        if "local" in places or not places:
+            say("local: 4 ranks on this host")
+            with _local(Path(name), digits) as team:
+                result["rows"] += _time(team, "local", repetitions, steps)
+                say("local: training the digits")
+                result |= _train(team)
+        if "lab" in places or (not places and lab_here):
+            say(f"lab: {TOPOLOGY}")
+            with _lab(digits) as team:
+                result["rows"] += _time(team, "lab", repetitions, steps)
+        elif not places:
+            result["skipped"].append("lab: needs root and the 'net' extra")
+    for place in ("local", "lab"):
+        key = "communication_seconds" if place == "local" else "step_seconds"
+        result[f"ratio_to_gloo_{place}"] = _ratio(result["rows"], place, "mlp", key)
+    result["load"] = os.getloadavg()[0]
+    result["ok"] = bool(result.get("bit_identical", True)) and result.get("loss_diff_max", 0.0) < 0.002
+    return result
+
+
+@contextmanager
+def _local(directory: Path, digits: Path) -> Iterator[Team]:
+    """Four ranks at one agent."""
+    with Fabric(topology=[("ps", None), ("worker0", "ps")]) as fabric, ExitStack() as stack:
+        environment = python_environment() | {"INA_SOCKET": str(fabric.worker_socket(0))}
+        world = 4
+        processes = []
+        for rank in range(world):
+            command = python(_MODULE, str(rank), str(world), str(directory / "gloo"), str(digits))
+            processes.append(_spawn(subprocess.Popen, command, environment, directory / f"rank{rank}.log"))
+        logs = [directory / f"rank{rank}.log" for rank in range(world)]
+        team = Team("ddp", processes, logs=logs)
+        stack.callback(team.close)
+        team.wait_ready(_START)
+        yield team
+
+
+@contextmanager
+def _lab(digits: Path) -> Iterator[Team]:
+    """One rank on each host of the shaped network. Needs root."""
+    from inanet.lab.fabric import Daemons, ranks
+    from inanet.lab.session import Lab
+
+    with Lab(TOPOLOGY) as lab, Daemons(lab) as daemons, ExitStack() as stack:
+        processes, logs = [], []
+        for rank in ranks(lab.topology):
+            numbers = (str(rank.rank), str(rank.world))
+            command = python(_MODULE, *numbers, str(lab.directory / "rendezvous"), str(digits))
+            environment = python_environment() | daemons.environment(rank)
+            logs.append(lab.directory / f"rank{rank.rank}.log")
+
+            def start(arguments: list[str], host: str = rank.host, **options: Any) -> Any:
+                return lab.spawn(host, arguments, **options)
+
+            processes.append(_spawn(start, command, environment, logs[-1]))
+        team = Team("ddp", processes, logs=logs)
+        stack.callback(team.close)
+        team.wait_ready(_START)
+        yield team
+
+
+def _spawn(start: Callable[..., Any], command: list[str], environment: dict[str, str], log: Path) -> Any:
+    with log.open("wb") as sink:
+        return start(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True
+        )
+
+
+def _time(team: Team, place: str, repetitions: int, steps: int) -> list[dict[str, Any]]:
+    """Rows of all ways and models; each repetition is that of the slowest rank."""
+    samples: dict[tuple[str, str], list[float]] = {}
+    for repetition in range(repetitions + 1):
+        for model in ("mlp", "cnn"):
+            for way in _WAYS:
+                question = {"do": "time", "way": way, "model": model, "steps": steps}
+                answers = team.ask(question, _ANSWER, f"{steps} steps of {model} by {way}")
+                if repetition:
+                    samples.setdefault((model, way), []).append(max(one["seconds"] for one in answers))
+    rows = []
+    for (model, way), seconds in samples.items():
+        alone = median(samples[model, "alone"])
+        step = median(seconds)
+        rows.append(
+            {
+                "place": place,
+                "model": model,
+                "system": way,
+                "step_seconds": step,
+                "communication_seconds": max(0.0, step - alone),
+                "communication_share": max(0.0, step - alone) / step,
+                "samples": seconds,
+            }
+        )
+    return rows
+
+
+def _train(team: Team) -> dict[str, Any]:
+    """The figures of the training runs."""
+    answers = {}
+    for name, way in (("ina", "ina"), ("again", "ina"), ("gloo", "gloo")):
+        question = {"do": "train", "way": way, "model": "cnn", "steps": TRAINING_STEPS}
+        answers[name] = team.ask(question, _ANSWER, f"training by {way}")
+    ina, gloo = answers["ina"][0], answers["gloo"][0]
+    digests = {one["digest"] for name in ("ina", "again") for one in answers[name]}
+    return {
+        "loss_diff_max": loss_difference(ina["losses"], gloo["losses"]),
+        "bit_identical": len(digests) == 1 and answers["again"][0]["losses"] == ina["losses"],
+        "accuracy": {"ina": ina["accuracy"], "gloo": gloo["accuracy"]},
+    }
+
+
+def loss_difference(ours: list[float], theirs: list[float]) -> float:
+    """The largest difference at any step, relative to ``theirs``."""
+    return max(abs(one - other) / abs(other) for one, other in zip(ours, theirs, strict=True))
+
+
+def _ratio(rows: list[dict[str, Any]], place: str, model: str, key: str) -> float | None:
+    found = {row["system"]: row[key] for row in rows if (row["place"], row["model"]) == (place, model)}
+    return found["ina"] / found["gloo"] if found.get("gloo") else None
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """Rows for people."""
+    yield f"# {result['cores']} cores, load {result['load']:.1f}; 4 ranks, medians of interleaved repetitions"
+    yield "# alone: without communication, which costs the others the difference (comm)"
+    yield "# place  model  system      step ms     comm ms   comm share"
+    for row in result["rows"]:
+        yield (
+            f"  {row['place']:<6} {row['model']:<6} {row['system']:<6} {row['step_seconds'] * 1e3:12.2f} "
+            f"{row['communication_seconds'] * 1e3:11.2f} {row['communication_share']:11.1%}"
+        )
+    for key, words in (
+        ("ratio_to_gloo_local", "communication of mlp, to Gloo's, local"),
+        ("ratio_to_gloo_lab", "step time of mlp, to Gloo's, lab"),
+        ("loss_diff_max", "largest difference of the losses"),
+        ("bit_identical", "the same bits in both runs"),
+    ):
+        if result.get(key) is not None:
+            value = result[key]
+            yield f"# {words}: {value if isinstance(value, bool) else f'{value:.3g}'}"
+    for reason in result["skipped"]:
+        yield f"# skipped {reason}"
