@@ -108,6 +108,14 @@ _ALL = (
         _GOAT_SCALE,
         "inanet.papers.goat_simulation:deviation",
     ),
+    Entry(
+        "xagg-fig1",
+        "XAgg",
+        "Fig. 1",
+        "worked example: a slow link and a late worker, under a PS, a programmable switch, and XAgg",
+        "arithmetic at the paper's size; simulation with sizes and rates divided by 1,000",
+        "inanet.papers.xagg_example:run",
+    ),
 )
 ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in _ALL})
 

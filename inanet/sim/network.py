@@ -6,8 +6,8 @@
 >>> network.connect("w0", "s", LinkSpec(rate=1e9))
 >>> network.run(lambda: done, deadline=1.0)
 
-Events of one instant are handled together, in the order in which they were scheduled: first what arrived, then timers,
-then what the machines want to send.
+Events of one instant are handled together, in the order in which they were scheduled: first appointments
+(:meth:`Network.at`), then what arrived, then timers, then what the machines want to send.
 """
 
 import heapq
@@ -38,6 +38,7 @@ class Network:
         #: (host, event) in the order in which machines reported them
         self.log: list[tuple[str, Any]] = []
         self._heap: list[tuple[float, int, str, str, Burst]] = []
+        self._appointments: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
         self._links = 0
         self._addresses: dict[int, str] = {}
@@ -202,6 +203,13 @@ class Network:
         """Look at these hosts at the next turn: somebody has given their machines something to do."""
         self._woken.update(names)
 
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        """Call ``action`` at this time, before anything else that happens then. Raises ``ValueError`` for the past."""
+        if when < self.now:
+            raise ValueError(f"{when} s is over, it is {self.now} s")
+        self._order += 1
+        heapq.heappush(self._appointments, (when, self._order, action))
+
     def _next(self) -> float | None:
         if self._woken:
             return self.now
@@ -210,10 +218,14 @@ class Network:
         times += [its.program.timer() for its in self.switches.values() if its.program is not None]
         if self._heap:
             times.append(self._heap[0][0])
+        if self._appointments:
+            times.append(self._appointments[0][0])
         return min((at for at in times if at is not None), default=None)
 
     def _advance(self) -> None:
         now = self.now
+        while self._appointments and self._appointments[0][0] <= now:
+            heapq.heappop(self._appointments)[2]()
         at_hosts: dict[str, list[Burst]] = {}
         at_switches: dict[str, list[tuple[str, Burst]]] = {}
         while self._heap and self._heap[0][0] <= now:

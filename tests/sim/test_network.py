@@ -176,6 +176,20 @@ def test_timers_ring_at_their_time_and_deadlines_hold() -> None:
         network.run(lambda: False, deadline=1.0)
 
 
+def test_appointments_are_kept_to_the_instant() -> None:
+    network, (one, other) = star(2)
+
+    def speak() -> None:
+        one.say(address(1), 4)
+        network.wake("h0")
+
+    network.at(0.5, speak)
+    network.run(lambda: bool(other.seen), deadline=1.0)
+    assert other.seen == [(0.504, address(0), 4)]
+    with pytest.raises(ValueError, match="is over"):
+        network.at(0.25, speak)
+
+
 def test_a_machine_whose_timer_stays_due_is_found_out() -> None:
     network, (one, _) = star(2)
     one.due = 0.5
