@@ -46,6 +46,18 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
 )
 @click.option("--calibrate", is_flag=True, help="Measure this machine first, and keep that. Takes a minute.")
 @click.option("--lab", is_flag=True, help="All hosts share this machine's processors, as in 'ina lab'.")
+@click.option(
+    "--scheduler",
+    type=click.Choice(("trees", "krgs")),
+    default="trees",
+    show_default=True,
+    help="krgs: GOAT's schedule over switches that can sum, instead of trees of servers.",
+)
+@click.option("--programmable", multiple=True, help="krgs: switches that can sum. [default: all]")
+@click.option(
+    "--registers", default="64 MB", show_default=True, callback=_size, help="krgs: memory of each of them."
+)
+@click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="krgs: of the rounding.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def plan(
@@ -58,6 +70,10 @@ def plan(
     as_config: bool,
     calibrate: bool,
     lab: bool,
+    scheduler: str,
+    programmable: tuple[str, ...],
+    registers: int,
+    seed: int,
     as_json: bool,
 ) -> None:
     """Price every plan for all-reducing a tensor of SIZE bytes on TOPOLOGY, and choose.
@@ -69,6 +85,15 @@ def plan(
     from inanet.lab.library import topology as read
     from inanet.lab.network import fleet, shorthand
 
+    if scheduler == "krgs":
+        from inanet.cli import krgs
+
+        made = krgs.plan_krgs(read(topology), size, registers, seed, programmable)
+        if as_json:
+            click.echo(json.dumps(krgs.report(topology, made, explain)))
+        else:
+            click.echo("\n".join(krgs.lines(made, explain)))
+        return
     if calibrate:
         from inanet.bench.calibration import calibrate as measure
 
