@@ -45,7 +45,8 @@ def run(wanted: Wanted) -> dict[str, Any]:
     """Every table asked for, one after the other. Returns what ``--json`` prints.
 
     Raises :class:`inanet.lab.namespaces.Unprivileged` if a table was asked for that needs root,
-    ``ModuleNotFoundError`` if one needs pyroute2, and :class:`NoSuchPeer`.
+    ``ModuleNotFoundError`` if one needs pyroute2, :class:`NoSuchPeer`, and
+    :class:`inanet.control.config_file.ConfigError` for a topology.
     """
     result: dict[str, Any] = {
         "schema": SCHEMA,
@@ -58,9 +59,13 @@ def run(wanted: Wanted) -> dict[str, Any]:
     if any(table != "local" for table in tables):
         # also registers who takes part in labs only
         from inanet.bench import labs  # noqa: F401
+        from inanet.lab import library
         from inanet.lab.namespaces import require_privileges
 
         require_privileges()
+        # a wrong name is refused now, not after the tables before it
+        for name in wanted.topologies:
+            library.topology(name)
     _check_names(wanted.systems, tables)
     for table in tables:
         result["rows"] += _table(table, wanted, result["skipped"])

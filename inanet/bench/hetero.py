@@ -7,7 +7,7 @@ of them is the paper's. ``xagg-fig1`` has the same limits for results: S1's port
 those of its children, which Fig. 1 leaves out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from inanet.bench import bounds
@@ -23,6 +23,12 @@ PUSH, BOTH_WAYS = "xagg-fig1-push", "xagg-fig1"
 TOPOLOGIES = (PUSH, BOTH_WAYS)
 
 
+def faster_server(times: Mapping[str, Sequence[float]]) -> list[float]:
+    """Of every repetition the time of the PS that was faster in it; empty if none took part."""
+    servers = [times[system] for system in ("ps", "tcp-agg") if system in times]
+    return [min(pair) for pair in zip(*servers, strict=True)]
+
+
 def hetero(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: int) -> list[dict[str, Any]]:
     """One topology with a late worker: all of ``peers`` alive at once, one repetition of each in turn. Needs root.
 
@@ -35,8 +41,7 @@ def hetero(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: 
         late = bounds.lateness(topology, size)
         runs = interleaved(teams, size, repetitions, late, stage.sent)
     times = {system: [run.sample.seconds for run in mine] for system, mine in runs.items()}
-    servers = [times[system] for system in ("ps", "tcp-agg") if system in times]
-    faster = [min(pair) for pair in zip(*servers, strict=True)]
+    faster = faster_server(times)
     return [
         row(
             "hetero",
