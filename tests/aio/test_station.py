@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from inanet.aio.station import open_device
+from inanet.aio.station import Station, open_device
 from inanet.control.addresses import AddressError
 from inanet.control.config import MODELS
 from inanet.control.config_file import validate
+from inanet.control.observe.metrics import FAMILIES
 
 TOKEN = "a secret of the whole fabric, long enough"
 WORKERS = [{"name": "w0", "parent": "x"}]
@@ -36,3 +37,21 @@ async def test_a_loopback_address_is_right_for_a_fabric_on_one_machine(coordinat
     )
     device = await open_device(config, time.monotonic)
     device.close()
+
+
+async def test_metrics_tell_multicast_from_unicast():
+    config = validate(
+        MODELS["agg"], {"node": {"name": "x"}, "control": {"coordinator": "unix:/run/c"}}, Path("x.toml")
+    )
+    station = Station("aggregator", config, await open_device(config, time.monotonic), lambda: None)
+    try:
+        assert station.identity().groups
+        station.node.results_multicast, station.node.repairs_multicast = 70, 8
+        station.node.repairs_unicast = 9
+        found = {(sample.name, *sample.labels): sample.value for sample in station.samples()}
+    finally:
+        station.close()
+    assert found["inanet_packets_sent", "aggregator", "multicast_result"] == 70
+    assert found["inanet_result_repairs", "multicast"] == 8
+    assert found["inanet_result_repairs", "unicast"] == 9
+    assert {name for name, *_ in found} <= set(FAMILIES)
