@@ -11,40 +11,14 @@ workers know the same list of misfits, and it goes out again under the exponents
 tensor's own fragments. The list depends on values only, never on time; the first results of those blocks are ignored.
 """
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import place, take
 from inanet.kernels.layout import BLOCK, PAYLOAD_WORDS, POISON, ROW_WORDS
-from inanet.proto.formats import Format, make_format
-from inanet.proto.plan import ExponentMode, Fold, TensorSpec
+from inanet.proto.plan import ExponentMode
 from inanet.proto.switched.exponents import GROUP, ExponentClient, Question
-
-Arrays = Sequence[NDArray[Any]]
-Index = NDArray[np.int64]
-
-
-class Tensor:
-    """What outlives a round: the format, and the exponents that the next round carries over.
-
-    Raises ``ValueError`` for what no format can do, and for maxima: switch programs add.
-    """
-
-    def __init__(self, tensor: int, spec: TensorSpec, ranks: int) -> None:
-        self.tensor = tensor
-        self.spec = spec
-        self.format: Format = make_format(spec, ranks)
-        if self.format.fold is not Fold.SUM:
-            raise ValueError(
-                f"tensor {spec.name!r}: switches add, {spec.op} of {spec.dtype} needs an aggregator that compares"
-                " (system xagg)"
-            )
-        self.carried: NDArray[np.uint8] | None = None
-        #: what a switch that evicts goes by (ESA)
-        self.priority = 0
+from inanet.proto.switched.source import Arrays, Index, Source, Tensor
 
 
 class _Pass:
@@ -61,21 +35,13 @@ class _Pass:
         return self.count if words == self.words else words // self.width
 
 
-class Stream:
-    """``arrays``: one per local rank, 1-D; overwritten by :meth:`finish`. ``width``: words in a fragment.
-
-    ``first`` is the sequence number of its first fragment, once :meth:`start` has set it; ``ready`` fragments may leave,
-    ``count`` is how many there are, once that is known.
-    """
+class Stream(Source):
+    """A round under block exponents (R2); ``width`` words make a fragment."""
 
     def __init__(self, tensor: Tensor, round_: int, arrays: Arrays, width: int) -> None:
-        self.tensor, self.round, self.arrays, self.width = tensor, round_, arrays, width
+        super().__init__(tensor, round_, arrays)
         form = tensor.format
-        self.first: int | None = None
-        self.ready = 0
-        self.count: int | None = None
-        self.taken = 0
-        self.opened = False
+        self.width = width
         words = form.elements if form.values == PAYLOAD_WORDS else form.fragments * PAYLOAD_WORDS
         self._main = _Pass(form.fragments, words, width)
         self._again: _Pass | None = None
@@ -83,16 +49,15 @@ class Stream:
         self._question: Question | None = None
         self._offered = self._encoded = 0
         self._table: NDArray[np.uint8] = form.initial_exponents()
+        self._prologue = False
+        self._taken = 0
         # nothing is encoded, but arrays that do not suit are refused here and not in the middle of the round
         form.encode(arrays, 0, 0, self._table, self._main.rows, 0)
-        self._prologue = False
-        #: local rank (-1: another host's) and element of the NaN or Inf for which the round is refused
-        self.refusal: tuple[int, int] | None = None
 
     # ---------------------------------------------------------------- exponents
 
     def open(self) -> None:
-        """Decide how exponents are agreed. Not before every earlier round of the tensor is finished here."""
+        """Decide how exponents are agreed."""
         tensor, form = self.tensor, self.tensor.format
         self.opened = True
         form.clear()
@@ -162,10 +127,6 @@ class Stream:
 
     # ---------------------------------------------------------------- fragments
 
-    def start(self, first: int) -> None:
-        """Number the stream's fragments from here on."""
-        self.first = first
-
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
         """Write fragments, big-endian, ``stride`` bytes apart from byte ``at`` of an arena on."""
         main = self._main.count
@@ -178,7 +139,7 @@ class Stream:
 
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
         """Take results, each fragment once: ``fragments[k]`` lies at byte ``ats[k]``."""
-        self.taken += len(fragments)
+        self._taken += len(fragments)
         main = fragments < self._main.count
         take(arena, ats[main], fragments[main], self.width, self._main.words, self._main.rows)
         if not main.all():
@@ -197,7 +158,7 @@ class Stream:
     @property
     def finished(self) -> bool:
         """Whether every result is here and every exponent agreed."""
-        return self._question is None and self.opened and self.taken == self.count
+        return self._question is None and self.opened and self._taken == self.count
 
     def finish(self) -> None:
         """Turn the sums into the result, in every local array, and leave exponents to the next round."""

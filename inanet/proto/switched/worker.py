@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
 from inanet.proto.plan import TensorSpec
 from inanet.proto.switched.exponents import ExponentClient
-from inanet.proto.switched.stream import Stream, Tensor
+from inanet.proto.switched.source import Arrays, Source, Tensor
+from inanet.proto.switched.stream import Stream
 from inanet.proto.switched.window import Index, Timing, Window
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
@@ -133,8 +134,10 @@ class Worker:
         self._client = (
             ExponentClient(member.job, member.root, member.bit, member.key) if member.root else None
         )
+        #: exponents of floats are agreed with a root
+        self._asks_root = True
         self._tensors: dict[int, Tensor] = {}
-        self._streams: deque[Stream] = deque()
+        self._streams: deque[Source] = deque()
         self._end = member.first
         self._events: list[NodeEvent] = []
         self._heard: float | None = None
@@ -148,7 +151,7 @@ class Worker:
         Raises ``ValueError`` for what switches cannot sum, and for floats without a root that agrees on exponents.
         """
         made = Tensor(tensor, spec, self.member.ranks)
-        if made.format.uses_exponents and self._client is None:
+        if made.format.uses_exponents and self._client is None and self._asks_root:
             raise ValueError(
                 f"job {self.member.job}, tensor {spec.name!r}: {spec.dtype} needs the address of a root for exponents"
             )
@@ -159,10 +162,14 @@ class Worker:
 
         Raises ``ValueError`` for arrays that do not suit the tensor, ``KeyError`` for a tensor that is not known.
         """
-        self._streams.append(Stream(self._tensors[tensor], round_, arrays, self.layout.width))
+        self._streams.append(self._source(self._tensors[tensor], round_, arrays))
         if self._heard is None:
             self._heard = now
         self._turn(now)
+
+    def _source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
+        """How a round becomes fragments."""
+        return Stream(tensor, round_, arrays, self.layout.width)
 
     def _turn(self, now: float) -> None:
         """Open, number, feed and end rounds, in order."""
@@ -186,7 +193,7 @@ class Worker:
         if not self._streams:
             self._heard = None
 
-    def _finish(self, stream: Stream) -> None:
+    def _finish(self, stream: Source) -> None:
         self._streams.remove(stream)
         stream.finish()
         job, tensor = self.member.job, stream.tensor
@@ -301,7 +308,7 @@ class Worker:
         self._dress(arena.reshape(count, size), numbers, again, slots)
         return Transmission(self.member.switch, arena, np.arange(count, dtype=np.int64) * size, size)
 
-    def _place(self, stream: Stream, numbers: Index, mine: Index, arena: NDArray[np.uint8]) -> None:
+    def _place(self, stream: Source, numbers: Index, mine: Index, arena: NDArray[np.uint8]) -> None:
         """Write a stream's fragments to their places; these are runs, of repeated and of fresh ones."""
         assert stream.first is not None
         for run in np.split(mine, np.flatnonzero(np.diff(mine) != 1) + 1):

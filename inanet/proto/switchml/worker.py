@@ -7,8 +7,10 @@ the alternation survives them: beginning again with version 0 would make new fra
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.switched.source import Arrays, Source, Tensor
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Answers, Layout, Mask, Membership, Worker
+from inanet.proto.switchml.packetwise import PacketwiseStream
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 from inanet.wire.switchml import DATA, FRAMES, MAX_SLOTS, SET_BIT, SIZES, VALUES_AT, frame_bytes
@@ -17,18 +19,33 @@ from inanet.wire.switchml import DATA, FRAMES, MAX_SLOTS, SET_BIT, SIZES, VALUES
 class SwitchMLWorker(Worker):
     """``pool`` is the job's share of slots at the switch; ``values`` (64 or 256) what a packet carries.
 
-    Exponents are those of R2, agreed with the root; the packets' own two are 0.
+    Exponents of floats are those of R2's blocks, agreed with the root, so that the bits are those of every other system; the
+    packets' own two are 0. With ``packetwise`` they are the packets' own (:mod:`inanet.proto.switchml.packetwise`): float32
+    tensors only, no root.
     """
 
     def __init__(
-        self, member: Membership, pool: int, *, values: int = 256, timing: Timing | None = None
+        self,
+        member: Membership,
+        pool: int,
+        *,
+        values: int = 256,
+        packetwise: bool = False,
+        timing: Timing | None = None,
     ) -> None:
         if not 1 <= pool <= MAX_SLOTS or values not in SIZES:
             raise ValueError(f"a pool of 1 to {MAX_SLOTS} slots, {list(SIZES)} values; not {pool}, {values}")
         layout = Layout(values, frame_bytes(values), VALUES_AT, 32)
         super().__init__(member, layout, pool, timing=timing)
         self.pool = pool
+        self._packetwise = packetwise
+        self._asks_root = not packetwise
         self._kind = DATA << 4 | SIZES[values]
+
+    def _source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
+        if self._packetwise and tensor.format.uses_exponents:
+            return PacketwiseStream(tensor, round_, arrays, self.layout.width, self.pool)
+        return super()._source(tensor, round_, arrays)
 
     def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
         index = self._sized(batch, index)
@@ -48,3 +65,7 @@ class SwitchMLWorker(Worker):
         view["job"] = self.member.job & 0xFF
         view["packet_id"] = numbers & 0xFFFFFFFF
         view["pool_index"] = numbers % self.pool + np.where(numbers // self.pool % 2 == 1, SET_BIT, 0)
+        for stream in self._streams:
+            if isinstance(stream, PacketwiseStream) and stream.first is not None:
+                mine = (numbers >= stream.first) & (numbers < stream.first + (stream.count or 0))
+                view["exponents"][mine] = stream.exponents(numbers[mine] - stream.first)
