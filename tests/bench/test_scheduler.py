@@ -18,8 +18,11 @@ def test_the_first_row_is_the_papers_instance_and_the_last_has_a_thousand_worker
 
 
 def test_rows_have_bound_cost_and_overshoot() -> None:
-    result = run((Size(4, 2, 9),), seed=2)
+    result = run((Size(4, 2, 9),), seed=2, exact=3)
     assert result["ok"]
+    assert len(result["exact"]["ratios"]) == 3
+    assert 1 - 1e-5 <= result["exact"]["median"] <= result["exact"]["worst"]
+    assert result["exact"]["median"] <= 1.2
     assert [row["method"] for row in result["rows"]] == ["plain", "columns"]
     for row in result["rows"]:
         assert row["lp_bound"] <= row["lp_value"] * (1 + 1e-9)
