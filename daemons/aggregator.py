@@ -17,13 +17,11 @@ async def serve(config: AggConfig, context: Context[AggConfig]) -> None:
     from inanet.aio.station import Station, open_device
     from inanet.aio.uplink import Uplink
     from inanet.control.exits import Failure
-    from inanet.control.member import Member
 
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)
     station = Station("aggregator", config, device, lambda: uplink.flush())
-    member = Member(station.node, station.identity())
-    station.members.append(member)
+    member = station.member(station.identity())
     uplink = Uplink(
         member,
         str(config.control.coordinator),

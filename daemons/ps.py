@@ -28,14 +28,12 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
     from inanet.aio.coordination import Coordination
     from inanet.aio.station import Station, open_device
-    from inanet.control.member import Member
     from inanet.control.settings import Settings
 
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)
     station = Station("ps", config, device, lambda: coordination.pump())
-    member = Member(station.node, station.identity())
-    station.members.append(member)
+    member = station.member(station.identity())
     settings = Settings(
         topology=fabric(config, context),
         token=config.control.secret(),
@@ -46,6 +44,8 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         downlink=config.control.downlink,
         group_range=config.control.group_range,
         group_port=config.control.group_port,
+        negotiate=config.node.rate_negotiation,
+        loss_threshold=config.control.loss_threshold,
     )
     coordination = Coordination(settings, member, station.driver.kick)
     context.stats = station.figures

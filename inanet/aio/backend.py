@@ -11,6 +11,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from inanet.aio.local_sums import LocalSums, Threads
+from inanet.aio.negotiation import Asker, asking
 from inanet.aio.station import Station
 from inanet.aio.uplink import Uplink
 from inanet.control.errors import InaError, JoinTimeout, OverflowRefused, error_of
@@ -42,6 +43,8 @@ class FabricBackend:
         self._lost = lost
         self._jobs: dict[str, _Membership] = {}
         self._threads = Threads()
+        #: negotiates rates, if the configuration asks for it
+        self._asker: Asker | None = None
 
     async def join(
         self, job: str, ranks: tuple[int, ...], world: int, progress: Callable[[str], None]
@@ -53,13 +56,11 @@ class FabricBackend:
             mine.sums = LocalSums(ranks, self._threads)
             return
         station = self._station
-        member = Member(
-            station.node,
+        member = station.member(
             station.identity(job, ranks, world),
             finished=lambda round_, failed: self._finished(mine, round_, failed),
             progress=progress,
         )
-        station.members.append(member)
         mine.member = member
         mine.uplink = Uplink(
             member,
@@ -83,6 +84,9 @@ class FabricBackend:
             await self.leave(job, "joining failed")
             cause = "join_timeout" if failed.cause == "timeout" else failed.cause
             raise error_of(cause, failed.message, job=job, rank=-1, ranks=failed.missing)
+        if station.pace is not None and member.job is not None:
+            member.asking = asking(station.node, member.job, station.config.node.rate)
+            self._asker = self._asker or Asker(lambda: list(station.members), self.flush)
 
     def flush(self) -> None:
         """Send what the members have to say; called after the node's events."""
@@ -92,6 +96,8 @@ class FabricBackend:
 
     def _woken(self, mine: _Membership) -> None:
         self._station.driver.kick()
+        if self._asker is not None:
+            self._asker.poke()
         member = mine.member
         if (
             member is not None
@@ -117,6 +123,8 @@ class FabricBackend:
         mine.member.begin(round_, spec, arrays, self._station.driver.now())
         self.flush()
         self._station.driver.kick()
+        if self._asker is not None:
+            self._asker.poke()
         return future
 
     def _finished(self, mine: _Membership, round_: int, failed: Failed | None) -> None:
@@ -166,4 +174,6 @@ class FabricBackend:
 
     def close(self) -> None:
         """End the threads, once all jobs were left."""
+        if self._asker is not None:
+            self._asker.close()
         self._threads.close()

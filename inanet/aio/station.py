@@ -9,10 +9,11 @@ from typing import Any, Protocol
 import structlog
 
 from inanet.aio.driver import Driver
+from inanet.aio.negotiation import UNLIMITED, Pace
 from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, refuse_loopback, resolve
 from inanet.control.config import GROUP_TRANSPORTS, AnyConfig, CoordinatorControl
 from inanet.control.config import Node as NodeConfig
-from inanet.control.member import Identity, Member
+from inanet.control.member import Failed, Identity, Member
 from inanet.control.observe.metrics import Sample
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
@@ -86,11 +87,12 @@ async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
     bare = _open_bare(node, listen)
     device: Device = bare
     _log.info("data plane", endpoint=show(device.endpoint), origin=listen.origin, rx_window=device.rx_budget)
-    if node.rate is not None:
+    if node.rate is not None or node.rate_negotiation:
         # the loop's own clock stands still for a millisecond at a time
         overhead = bare.headroom + ETHERNET_BYTES
-        burst = node.burst or default_burst(node.rate)
-        device = Pacer(device, node.rate, burst, time.monotonic, TimerFd(), overhead=overhead)
+        rate = node.rate or UNLIMITED
+        burst = node.burst or default_burst(rate)
+        device = Pacer(device, rate, burst, time.monotonic, TimerFd(), overhead=overhead)
     faults = config.impair
     if faults.active:
         device = FaultInjector(
@@ -122,9 +124,27 @@ class Station:
             random.Random(config.node.name).random,
         )
         self.members: list[Member] = []
+        self.pace: Pace | None = None
+        if config.node.rate_negotiation:
+            pacer = device.wrapped if isinstance(device, FaultInjector) else device
+            assert isinstance(pacer, Pacer)
+            self.pace = Pace(pacer, config.node.rate, config.node.burst)
         self._after = after
         self.driver = Driver(self.node, device, self._on_event)
         self._seen = (0, 0)
+
+    def member(
+        self,
+        identity: Identity,
+        finished: Callable[[int, Failed | None], None] = lambda _round, _error: None,
+        progress: Callable[[str], None] = lambda _text: None,
+    ) -> Member:
+        """A member for this node, which joins :attr:`members`; see :class:`~inanet.control.member.Member`."""
+        member = Member(self.node, identity, finished=finished, progress=progress)
+        if self.pace is not None:
+            member.paced_by(self.pace)
+        self.members.append(member)
+        return member
 
     def identity(self, job: str = "", ranks: tuple[int, ...] = (), world: int = 0) -> Identity:
         """How this node introduces itself."""
@@ -139,7 +159,14 @@ class Station:
             ranks=ranks,
             world=world,
             groups=self.config.node.transport in GROUP_TRANSPORTS,
+            send_bps=self._link_bps,
+            receive_bps=self._link_bps,
         )
+
+    @property
+    def _link_bps(self) -> int:
+        """What the root is told of this node's link: nothing unless rates are negotiated."""
+        return (self.config.node.rate or 0) if self.pace is not None else 0
 
     def _on_event(self, event: NodeEvent) -> None:
         for member in self.members:
@@ -155,8 +182,9 @@ class Station:
         return packets == before[1] or batches > before[0]
 
     def figures(self) -> dict[str, object]:
-        """All counters: the node's, the device's, and drops by reason."""
-        return {**self.node.stats(), **self.device.counters(), "drops": self._drops()}
+        """All counters: the node's, the device's, and drops by reason; with negotiated rates, how often those came."""
+        grants = {} if self.pace is None else {"grants": self.pace.grants}
+        return {**self.node.stats(), **self.device.counters(), **grants, "drops": self._drops()}
 
     def _drops(self) -> dict[str, int]:
         device = self.device.counters()

@@ -27,6 +27,7 @@ from inanet.control.config_fields import (
     GroupRange,
     Name,
     Parents,
+    Probability,
     Rate,
     Span,
     between,
@@ -76,6 +77,8 @@ class Node(Section):
     #: sent at once after a pause, if ``rate`` is set; not set: what the rate carries in 1 ms, at least two
     #: super-frames (140 kB), below which shapers of the kernel cost CPU time
     burst: Annotated[Bytes, between(10 * 10**3, 64 << 20)] | None = None
+    #: follow the rate that the PS works out for this node, ``rate`` being its link's; set it on all nodes
+    rate_negotiation: bool = False
     #: for the slots of all jobs together; a tensor that does not fit is refused
     memory: Annotated[Bytes, between(1 << 20, 1 << 50)] = 1 << 30
 
@@ -161,6 +164,8 @@ class CoordinatorControl(Control):
     #: every parent of every job has a group of its own from this range
     group_range: GroupRange = GROUP_RANGE
     group_port: Annotated[int, Field(ge=1, le=65535)] = GROUP_PORT
+    #: share of a worker's packets lost in 10 ms beyond which it is told to send less, if rates are negotiated
+    loss_threshold: Probability = 0.01
 
 
 class Local(Section):

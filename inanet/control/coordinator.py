@@ -8,10 +8,11 @@ which takes part through the same messages as everybody else.
 from collections.abc import Callable
 
 from inanet.control.admission import Admission
-from inanet.control.events import ControlEvent, PeerLost, PeerRefused, StatsReceived
+from inanet.control.events import ControlEvent, PeerLost, PeerRefused, PlanChanged, StatsReceived
 from inanet.control.job import Job
 from inanet.control.joining import Refused
 from inanet.control.messages import Hello, Leave, Message, PeerSilent, Ping, Pong, Reject, Stats, Stop
+from inanet.control.negotiation import Negotiation, RateMessage
 from inanet.control.peers import Peer, Peers
 from inanet.control.resuming import JobMessage
 from inanet.control.sentences import clip
@@ -31,6 +32,10 @@ class Coordinator:
         self.jobs: dict[int, Job] = {}
         self._peers = Peers(settings)
         self._admission = Admission(settings, format_of, key_source, self._peers, self.jobs, self)
+        self._negotiation: Negotiation | None = None
+        if settings.negotiate:
+            multicast = settings.downlink != "unicast"
+            self._negotiation = Negotiation(multicast=multicast, threshold=settings.loss_threshold)
         self._generation = 0
         self._outgoing: list[tuple[int, Message]] = []
         self._events: list[ControlEvent] = []
@@ -107,6 +112,8 @@ class Coordinator:
         if isinstance(message, Ping):
             self.send(peer, Pong(nonce=message.nonce))
         elif isinstance(message, Hello):
+            if self._negotiation is not None:
+                self._negotiation.joined(message)
             self._admission.hello(peer, message, now)
         elif peer.hello is None:
             raise Refused(f"the first message must be hello, not {message.kind}")
@@ -121,6 +128,9 @@ class Coordinator:
             self._peer_silent(peer, message, now)
         elif isinstance(message, JobMessage):
             self._about_job(peer, message, now)
+        elif isinstance(message, RateMessage):
+            if self._negotiation is not None and peer.job == message.job:
+                self._negotiation.receive(peer.hello.name, message)
         else:
             raise Refused(f"{message.kind} is a message of coordinators, not of {peer.label}")
 
@@ -192,6 +202,21 @@ class Coordinator:
             for job in list(self.jobs.values()):
                 job.rewindow(now)
                 self._collect(job)
+        for name, grant in self._negotiation.grants() if self._negotiation is not None else ():
+            member = self._peers.worker(grant.job, name) or self._peers.node(name)
+            if member is not None:
+                self.send(member, grant)
+
+    def _tell_negotiation(self, job: Job) -> None:
+        """What has become of a job, as far as rates depend on it."""
+        if self._negotiation is None:
+            return
+        if any(isinstance(event, PlanChanged) for event in job.log):
+            self._negotiation.planned(job.number, job.planner.trees)
+        if job.over:
+            self._negotiation.over(job.number)
+        elif all(round_.failure is not None for round_ in job.collectives.ledger):
+            self._negotiation.rest(job.number)
 
     def _collect(self, job: Job) -> None:
         for name, message in job.outbox:
@@ -199,6 +224,7 @@ class Coordinator:
             if peer is not None:
                 self.send(peer, message)
         job.outbox.clear()
+        self._tell_negotiation(job)
         self._events.extend(job.log)
         job.log.clear()
         if job.over:

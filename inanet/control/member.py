@@ -7,7 +7,7 @@ a parameter server has one for all jobs, a worker host one for each job.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -30,6 +30,7 @@ from inanet.control.messages import (
     Ping,
     Plan,
     Pong,
+    RateGrant,
     Refuse,
     Reject,
     Resume,
@@ -38,6 +39,8 @@ from inanet.control.messages import (
     Waiting,
     Welcome,
 )
+from inanet.control.negotiation import Asking, granted
+from inanet.control.rates import Grant
 from inanet.proto import events
 from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan, Part, TensorLayout, TensorSpec
@@ -96,6 +99,19 @@ class Identity:
     ranks: tuple[int, ...] = ()
     world: int = 0
     groups: bool = False
+    #: of its link, bits per second, if rates are negotiated; 0: not limited
+    send_bps: int = 0
+    receive_bps: int = 0
+
+
+class Paced(Protocol):
+    """Who holds the rates that the root grants to a node."""
+
+    def granted(self, grant: Grant) -> None:
+        """This may be sent for a job."""
+
+    def released(self, job: int) -> None:
+        """What was granted for it no longer stands."""
 
 
 class Member:
@@ -115,6 +131,9 @@ class Member:
         self.identity = identity
         self._finished = finished
         self._progress = progress
+        self._paced: Paced | None = None
+        #: set by whoever negotiates rates for this worker
+        self.asking: Asking | None = None
         self._out: list[Message] = []
         self._jobs: dict[int, _JobView] = {}
         self._early: list[Layout] = []
@@ -143,6 +162,11 @@ class Member:
         self._out.clear()
         self.welcomed = False
         self.rejected = None
+        for job in self._jobs:
+            # a coordinator that starts again counts anew
+            self._release(job)
+        if self.asking is not None:
+            self.asking.again()
         resume = tuple(
             Resume(
                 job=job,
@@ -167,6 +191,8 @@ class Member:
                 ranks=who.ranks,
                 world=who.world,
                 groups=who.groups,
+                send_bps=who.send_bps,
+                receive_bps=who.receive_bps,
                 resume=resume,
             )
         )
@@ -222,6 +248,11 @@ class Member:
         if view is None:
             return None
         return next((layout for layout in view.layouts.values() if layout.spec == spec), None)
+
+    @property
+    def busy(self) -> bool:
+        """Whether this host has begun rounds that are not over."""
+        return bool(self._opened)
 
     @property
     def next_round(self) -> int:
@@ -287,6 +318,11 @@ class Member:
         )
         if self._enter(round_, _Opened(spec, (), refusal=refusal)):
             self._out.append(refusal)
+
+    def negotiate(self, now: float) -> None:
+        """Say what there is to say about rates; call it every :data:`inanet.control.negotiation.PERIOD`."""
+        if self.asking is not None and self.welcomed:
+            self._out += self.asking.look(now)
 
     def leave(self, reason: str) -> None:
         """Go in good order."""
@@ -397,6 +433,9 @@ class Member:
                 self._forget(message.job)
         elif isinstance(message, JobEnded):
             self._forget(message.job)
+        elif isinstance(message, RateGrant):
+            if self._paced is not None:
+                self._paced.granted(granted(message))
         elif isinstance(message, LayoutDrop):
             view = self._jobs.get(message.job)
             if view is not None and view.layouts.pop(message.tensor, None) is not None:
@@ -412,8 +451,17 @@ class Member:
     def _forget(self, job: int) -> None:
         self._no_room.pop(job, None)
         self._early = [layout for layout in self._early if layout.job != job]
+        self._release(job)
         if self._jobs.pop(job, None) is not None:
             self.node.drop_job(job)
+
+    def paced_by(self, paced: Paced) -> None:
+        """Have this node's sending follow what the root grants."""
+        self._paced = paced
+
+    def _release(self, job: int) -> None:
+        if self._paced is not None:
+            self._paced.released(job)
 
     def abandon(self, error: Failed) -> None:
         """The connection, or the job, is lost for good: every open round ends with ``error``."""

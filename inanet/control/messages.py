@@ -19,6 +19,11 @@ Ping and Pong go both ways. A node that comes back to a restarted coordinator sa
     node -> Hello(resume=(Resume, ...)), then for each Resume: Known * layouts, Begin * open
     coordinator -> Welcome, Layout (for tensors it lacks), Plan(attach=...)
 
+Rates, for nodes that negotiate them (:mod:`inanet.control.negotiation`)::
+
+    worker -> RateReady ... RateLoss ... RateDone
+                                      coordinator -> RateGrant (to every node whose rate changes with that)
+
 A change of the tree for later rounds only (an aggregator returns) needs a moment in which no round is on
 its way::
 
@@ -89,7 +94,8 @@ class Hello(Frozen):
     ``job`` is the job's name and ``ranks`` are the global ranks on this host, of ``world`` in all; empty,
     () and 0 for aggregators and parameter servers, which serve any job. ``endpoint`` is where its data
     plane receives (:mod:`inanet.wire.endpoint`), ``rx_window`` how many fragments its receive buffer holds,
-    ``groups`` whether it can also receive IP multicast.
+    ``groups`` whether it can also receive IP multicast. ``send_bps`` and ``receive_bps`` are the rates of its link if
+    it takes part in rate negotiation, 0 if they are not limited.
     """
 
     kind: Literal["hello"] = "hello"
@@ -103,6 +109,8 @@ class Hello(Frozen):
     ranks: Ranks = ()
     world: Annotated[Integer, Field(ge=0, le=MAX_RANKS)] = 0
     groups: Annotated[bool, Strict()] = False
+    send_bps: Count = 0
+    receive_bps: Count = 0
     resume: Annotated[tuple[Resume, ...], Strict(), Field(max_length=64)] = ()
 
 
@@ -191,6 +199,36 @@ class Leave(Frozen):
 
     kind: Literal["leave"] = "leave"
     reason: Text = ""
+
+
+class RateReady(Frozen):
+    """This host has a gradient to send, and can send ``maximum`` bits per second (0: its link has no limit).
+
+    Of all messages about rates the one with the highest ``sequence`` counts.
+    """
+
+    kind: Literal["rate_ready"] = "rate_ready"
+    job: JobId
+    sequence: Count
+    maximum: Count = 0
+
+
+class RateDone(Frozen):
+    """This host has sent everything that its parents lacked."""
+
+    kind: Literal["rate_done"] = "rate_done"
+    job: JobId
+    sequence: Count
+
+
+class RateLoss(Frozen):
+    """Fragments that this host has ``sent`` in a period, and how many of them it had ``lost`` and sent again."""
+
+    kind: Literal["rate_loss"] = "rate_loss"
+    job: JobId
+    sequence: Count
+    sent: Count
+    lost: Count
 
 
 class Stats(Frozen):
@@ -289,6 +327,18 @@ class LayoutDrop(Frozen):
     tensor: Count
 
 
+class RateGrant(Frozen):
+    """What this node may send for a job from now on, in bits per second as on the wire: ``up`` to its parents, ``down``
+    to its children; None: no limit. Of several the one with the highest ``sequence`` counts.
+    """
+
+    kind: Literal["rate_grant"] = "rate_grant"
+    job: JobId
+    sequence: Count
+    up: Count | None
+    down: Count | None
+
+
 class Hold(Frozen):
     """Begin no round from ``before`` on until a :class:`Plan` comes; answer :class:`Held`."""
 
@@ -351,7 +401,21 @@ class Stop(Frozen):
 
 
 NodeMessage = (
-    Hello | Known | Begin | LayoutReady | Refuse | Finished | PeerSilent | Held | Leave | Stats | Ping | Pong
+    Hello
+    | Known
+    | Begin
+    | LayoutReady
+    | Refuse
+    | Finished
+    | PeerSilent
+    | Held
+    | Leave
+    | RateReady
+    | RateDone
+    | RateLoss
+    | Stats
+    | Ping
+    | Pong
 )
 CoordinatorMessage = (
     Welcome
@@ -360,6 +424,7 @@ CoordinatorMessage = (
     | Plan
     | Layout
     | LayoutDrop
+    | RateGrant
     | Hold
     | RoundFailed
     | JobFailed

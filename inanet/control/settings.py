@@ -7,6 +7,7 @@ from typing import Literal
 
 from inanet.control.config_fields import GROUP_PORT, GROUP_RANGE
 from inanet.control.layouts import FormatFacts
+from inanet.control.rates import LOSS_THRESHOLD
 from inanet.control.topology import Topology
 from inanet.proto.plan import TensorSpec
 
@@ -45,6 +46,9 @@ class Settings:
     #: where groups are taken from, and their port
     group_range: IPv4Network = GROUP_RANGE
     group_port: int = GROUP_PORT
+    #: nodes are told how fast they may send; a worker whose loss in a period exceeds the share is given less
+    negotiate: bool = False
+    loss_threshold: float = LOSS_THRESHOLD
 
 
 #: Facts about a tensor's number format for n ranks; ``ValueError`` with a sentence if there is none for it.

@@ -71,6 +71,23 @@ class Pacer(Wrapper):
         self._retry_at: float | None = None
         self._waits = 0
 
+    def set_rate(self, rate_bps: float, burst_bytes: int) -> None:
+        """Hold another rate from now on. What has been sent before counts as sent at the old one.
+
+        Raises ``ValueError`` for a rate or burst that is not positive.
+        """
+        if rate_bps <= 0 or burst_bytes <= 0:
+            raise ValueError(f"a rate of {rate_bps} bit/s with bursts of {burst_bytes} B lets nothing pass")
+        now = self._clock()
+        # the tokens stay, as far as the new bucket holds them
+        owed = max(0.0, self._full_at - now) * self._bytes_per_second + burst_bytes - self._burst
+        self._bytes_per_second, self._burst = rate_bps / 8, burst_bytes
+        self._full_at = now + max(0.0, owed) / self._bytes_per_second
+        if self._retry_at is not None:
+            # whoever waits may have to wait for longer, or no more: it finds out by trying
+            self._retry_at = now
+            self._timer.set(0.0)
+
     @property
     def retry_at(self) -> float | None:
         """When sending can go on, on the pacer's clock; ``None`` unless the last send ran out of tokens."""

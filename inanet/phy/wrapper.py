@@ -14,6 +14,11 @@ class Wrapper:
         self._device = device
 
     @property
+    def wrapped(self) -> Device:
+        """What is inside."""
+        return self._device
+
+    @property
     def endpoint(self) -> int:
         """Address of the wrapped device."""
         return self._device.endpoint

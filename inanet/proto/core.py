@@ -163,6 +163,14 @@ class Core:
         """Jobs this node takes part in."""
         return len(self._jobs)
 
+    def sends(self, job_id: int) -> bool:
+        """Whether this host has something of a job that its parents lack, begun or about to begin."""
+        job = self._jobs.get(job_id)
+        return job is not None and any(
+            state.waiting or (state.collective is not None and state.up is not None and not state.up.done)
+            for state in job.shards.values()
+        )
+
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name."""
         links = [link for job in self._jobs.values() for tree in job.trees.values() for link in tree.links()]

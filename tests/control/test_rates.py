@@ -223,7 +223,7 @@ def situations(draw: st.DrawFn) -> Negotiator:
 
 
 @given(situations())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_negotiated_rates_keep_iq_1_and_waste_nothing(negotiator: Negotiator) -> None:
     limits = {
         (name, side): limit

@@ -130,7 +130,7 @@ def forests(draw: st.DrawFn) -> tuple[dict[Hashable, Flow], dict[Hashable, float
 
 
 @given(forests())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_shares_are_max_min_optimal(forest: tuple[dict[Hashable, Flow], dict[Hashable, float]]) -> None:
     flows, limits = forest
     verify(flows, limits, share(flows, limits))

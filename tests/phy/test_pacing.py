@@ -244,6 +244,8 @@ def test_a_timerfd_is_readable_from_its_expiry_until_it_is_set_again() -> None:
 class OneTransmission:
     """A node that has one thing to send, once."""
 
+    groups: frozenset[int] = frozenset()
+
     def __init__(self, transmission: Transmission) -> None:
         self.waiting = [transmission]
 
