@@ -6,7 +6,9 @@ round, state, ...) and three tables with one int64 row per shard, tree and job. 
 changes tables only between batches, which is what makes a plan change atomic.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,6 +86,16 @@ class JobColumn(IntEnum):
 #: ``logged`` bits of a slot: already in the emission log of this round
 LOGGED_UP = 1
 LOGGED_DOWN = 2
+#: and already sent, by a data path that does not wait for this process
+LEFT_UP = 4
+LEFT_DOWN = 8
+
+#: makes an array of zeros: name, shape, dtype
+Place = Callable[[str, tuple[int, ...], Any], NDArray[Any]]
+
+
+def _zeros(_: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    return np.zeros(shape, dtype)
 
 
 class OutOfSlots(MemoryError):
@@ -94,43 +106,47 @@ class SlotMemory:
     """All arrays of one node, sized once.
 
     ``rows`` is int32[capacity, 263] and lazily backed by the operating system: memory is used when a slot is.
-    The emission logs hold fragment indices in completion order, per shard and direction.
+    The emission logs hold fragment indices in completion order, per shard and direction. ``place`` makes the arrays, for
+    memory that is shared with another data path.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, place: Place | None = None) -> None:
         if capacity < 1:
             raise ValueError(f"slot memory of {capacity} slots: at least one is needed")
         self.capacity = capacity
-        self.rows: NDArray[np.int32] = np.zeros((capacity, ROW), np.int32)
+        make = place or _zeros
+        self.rows: NDArray[np.int32] = make("rows", (capacity, ROW), np.int32)
         self.bytes: NDArray[np.uint8] = self.rows.view(np.uint8).reshape(-1)
-        self.bitmap: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
-        self.round: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
-        self.state: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
-        self.attempt: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        self.bitmap: NDArray[np.uint32] = make("bitmap", (capacity,), np.uint32)
+        self.round: NDArray[np.uint32] = make("round", (capacity,), np.uint32)
+        self.state: NDArray[np.uint8] = make("state", (capacity,), np.uint8)
+        self.attempt: NDArray[np.uint8] = make("attempt", (capacity,), np.uint8)
         #: exponent asked for by EXPONENT packets of this attempt, and whether there was one
-        self.exponent: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
-        self.misfit: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
+        self.exponent: NDArray[np.uint8] = make("exponent", (capacity,), np.uint8)
+        self.misfit: NDArray[np.uint8] = make("misfit", (capacity,), np.uint8)
         #: exponent that the RESTART of this attempt announced; 0 if it has that of the attempt before
-        self.announced: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
-        self.logged: NDArray[np.uint8] = np.zeros(capacity, np.uint8)
-        self.up_log: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
-        self.down_log: NDArray[np.uint32] = np.zeros(capacity, np.uint32)
+        self.announced: NDArray[np.uint8] = make("announced", (capacity,), np.uint8)
+        self.logged: NDArray[np.uint8] = make("logged", (capacity,), np.uint8)
+        self.up_log: NDArray[np.uint32] = make("up_log", (capacity,), np.uint32)
+        self.down_log: NDArray[np.uint32] = make("down_log", (capacity,), np.uint32)
         groups = capacity // GROUP + MAX_SHARDS + 1
         #: fragments of each index group that have not been logged yet
-        self.up_left: NDArray[np.int32] = np.zeros(groups, np.int32)
-        self.down_left: NDArray[np.int32] = np.zeros(groups, np.int32)
-        self.shards: NDArray[np.int64] = np.zeros((MAX_SHARDS, len(ShardColumn)), np.int64)
-        self.trees: NDArray[np.int64] = np.zeros((MAX_TREES, len(TreeColumn)), np.int64)
+        self.up_left: NDArray[np.int32] = make("up_left", (groups,), np.int32)
+        self.down_left: NDArray[np.int32] = make("down_left", (groups,), np.int32)
+        self.shards: NDArray[np.int64] = make("shards", (MAX_SHARDS, len(ShardColumn)), np.int64)
+        self.trees: NDArray[np.int64] = make("trees", (MAX_TREES, len(TreeColumn)), np.int64)
         #: per tree and child index: plan version of the id, address, replacement bits of a retired id
-        self.since: NDArray[np.uint8] = np.zeros((MAX_TREES, 32), np.uint8)
-        self.child_endpoint: NDArray[np.int64] = np.zeros((MAX_TREES, 32), np.int64)
-        self.mask: NDArray[np.uint32] = np.zeros((MAX_TREES, 32), np.uint32)
-        self.jobs: NDArray[np.int64] = np.zeros((MAX_JOBS, len(JobColumn)), np.int64)
-        self.keys: NDArray[np.uint64] = np.zeros(MAX_JOBS, np.uint64)
-        self.job_row: NDArray[np.int32] = np.full(1 << 16, -1, np.int32)
-        self.shard_row: NDArray[np.int32] = np.full((MAX_JOBS, MAX_SHARDS_PER_JOB), -1, np.int32)
+        self.since: NDArray[np.uint8] = make("since", (MAX_TREES, 32), np.uint8)
+        self.child_endpoint: NDArray[np.int64] = make("child_endpoint", (MAX_TREES, 32), np.int64)
+        self.mask: NDArray[np.uint32] = make("mask", (MAX_TREES, 32), np.uint32)
+        self.jobs: NDArray[np.int64] = make("jobs", (MAX_JOBS, len(JobColumn)), np.int64)
+        self.keys: NDArray[np.uint64] = make("keys", (MAX_JOBS,), np.uint64)
+        self.job_row: NDArray[np.int32] = make("job_row", (1 << 16,), np.int32)
+        self.job_row[:] = -1
+        self.shard_row: NDArray[np.int32] = make("shard_row", (MAX_JOBS, MAX_SHARDS_PER_JOB), np.int32)
+        self.shard_row[:] = -1
         #: data packets taken per tree and child, and per tree from the parent: what CREDIT reports
-        self.taken: NDArray[np.int64] = np.zeros((MAX_TREES, 33), np.int64)
+        self.taken: NDArray[np.int64] = make("taken", (MAX_TREES, 33), np.int64)
         self._free_slots = [(0, capacity)]
         self._free_groups = [(0, groups)]
         self._free_shard_rows = list(range(MAX_SHARDS - 1, -1, -1))

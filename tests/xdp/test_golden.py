@@ -1,0 +1,220 @@
+"""One golden set of packets through the user-space engine and through the kernel program: the same memory after it."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from inanet.proto import engine
+from inanet.proto.engine import Count, Event, tables_of
+from inanet.proto.plan import Fold
+from inanet.proto.slots import SlotMemory, TreeColumn
+from inanet.proto.xagg import policy, slotwork
+from inanet.wire.drops import DROP_CODES, Drop
+from inanet.wire.xagg import ROW_BYTES, Flag, Kind, Packet
+from inanet.xdp.memory import SharedMemory
+from tests.xdp.conftest import CHILDREN, DROP, OWN, OWN_MAC, PARENT, PASS, PEER_MAC, REDIRECT, TX, frame
+
+pytestmark = pytest.mark.privileged("loads BPF programs")
+
+KEY = 0x0123456789ABCDEF
+JOB = 7
+#: fragments of the shard: more than one group
+COUNT_ = 1500
+COMPARED = (
+    *("rows", "bitmap", "round", "state", "attempt", "exponent", "misfit", "announced", "logged"),
+    *("up_log", "down_log", "up_left", "down_left", "shards", "trees", "taken"),
+)
+
+
+class Side:
+    """A node's memory with one job in it, and the engine of :mod:`inanet.proto` on it."""
+
+    def __init__(self, memory: SlotMemory, *, root: bool) -> None:
+        self.memory = memory
+        self.tables = tables_of(memory)
+        self.drops = np.zeros(DROP_CODES, np.int64)
+        self.counts = np.zeros(len(Count), np.int64)
+        self.events: list[tuple[int, ...]] = []
+        job_row = memory.add_job(JOB, 5, KEY)
+        tree = memory.add_tree(job_row)
+        memory.trees[tree, TreeColumn.LIVE] = 0b10011
+        memory.trees[tree, TreeColumn.RETIRED] = 0b00100
+        memory.mask[tree, 2] = 0b10000
+        memory.trees[tree, TreeColumn.BIT] = 0 if root else 8
+        memory.trees[tree, TreeColumn.IS_ROOT] = root
+        memory.trees[tree, TreeColumn.PARENT_ENDPOINT] = -1 if root else PARENT
+        for child, source in enumerate(CHILDREN):
+            memory.child_endpoint[tree, child] = source
+            memory.since[tree, child] = 3
+        self.row = memory.add_shard(JOB, 2, tree, int(Fold.SUM), COUNT_, 40)
+        self.exponents = memory.add_shard(JOB, 3, tree, int(Fold.MAX8), 2, 40)
+        for row in (self.row, self.exponents):
+            engine.open_round(self.tables, row, 41)
+
+    def ingest(self, packet: bytes, source: int) -> None:
+        """One packet through the engine in user space."""
+        arena = np.zeros(-(-max(len(packet), 4) // 4) * 4, np.uint8)
+        arena[: len(packet)] = np.frombuffer(packet, np.uint8)
+        events, used = np.zeros((20, 4), np.int64), np.zeros(1, np.int64)
+        policy.ingest(
+            self.tables,
+            arena.view(np.int32),
+            np.zeros(1, np.int64),
+            np.array([len(packet)], np.int64),
+            np.array([source], np.uint64),
+            events,
+            used,
+            self.counts,
+            self.drops,
+        )
+        self.events += [tuple(event) for event in events[: used[0]].tolist() if event[0] != Event.CONTROL]
+
+
+def golden(*, root: bool) -> list[tuple[bytes, int]]:
+    """Packets with their sources: contributions in disorder, and every reason to refuse one."""
+    rng = np.random.default_rng(11)
+    packets: list[tuple[bytes, int]] = []
+
+    def add(child: int, fragment: int, **other: object) -> None:
+        values = other.pop("values", None)
+        payload = (
+            rng.integers(-(2**31), 2**31, 256, np.int32).tobytes() if values is None else bytes(values)  # type: ignore[arg-type]
+        )
+        fields = {"kind": Kind.DATA, "job": JOB, "host": 1 << child, "gradient": fragment, "round": 41}
+        fields |= {"shard": 2, "plan": 5, "attempt": 0, "payload": payload}
+        source = int(other.pop("source", CHILDREN[child]))  # type: ignore[call-overload]
+        key = int(other.pop("key", KEY))  # type: ignore[call-overload]
+        packets.append((Packet(**(fields | other)).encode(key), source))  # type: ignore[arg-type]
+
+    fragments = [0, 1, 2, 3, 1023, 1024, 1499]
+    for child in (0, 1, 4):
+        for fragment in rng.permutation(fragments).tolist():
+            add(child, fragment, flags=Flag.GROUP_END if fragment == 1023 else Flag.NONE)
+            if fragment % 2:
+                add(child, fragment)
+    # a retired child's contribution stands for child 4's (R5)
+    whole = packets[0][0]
+    for mutation in (
+        b"",
+        whole[:35],
+        whole[:40],
+        whole[:-4],
+        whole + bytes(4),
+        b"\xa2" + whole[1:],
+        b"\xa1\x00" + whole[2:],
+        b"\xa1\x0f" + whole[2:],
+        whole[:20] + b"\x00\x00\x00\x00" + whole[24:],
+        whole[:500] + bytes([whole[500] ^ 4]) + whole[501:],
+        whole[:-1] + bytes([whole[-1] ^ 128]),
+    ):
+        packets.append((mutation, CHILDREN[0]))
+    add(0, 5, job=9)
+    add(0, 5, key=KEY ^ 1)
+    add(0, 5, shard=4)
+    add(0, 5, shard=60_000)
+    add(0, COUNT_)
+    add(0, 2**32 - 1)
+    add(0, 5, host=0)
+    add(0, 5, host=3)
+    add(3, 5)
+    add(2, 5)
+    add(0, 5, source=CHILDREN[1])
+    add(0, 5, plan=2)
+    add(0, 5, plan=6)
+    add(0, 5, plan=250)
+    for round_ in (40, 42, 41 + 2**31 - 1):
+        add(0, 5, round=round_)
+    add(0, 6, attempt=1)
+    add(0, 6, attempt=255)
+    # a child that says which exponent it needs; later data for that slot
+    add(0, 7, kind=Kind.EXPONENT, values=b"\x80" + bytes(1023))
+    add(1, 7)
+    add(4, 7)
+    # block exponents are maxima, not sums
+    add(0, 0, shard=3)
+    add(1, 0, shard=3)
+    if not root:
+        for fragment in (0, 8, 8, 1023):
+            add(0, fragment, kind=Kind.RESULT, host=0, source=PARENT, flags=Flag.GROUP_END)
+        add(0, 9, kind=Kind.RESULT, host=0, source=CHILDREN[0])
+        add(0, 9, kind=Kind.RESULT, host=0, source=PARENT, round=40)
+        add(0, 9, kind=Kind.RESULT, host=0, source=PARENT, round=42)
+        add(0, 9, kind=Kind.RESULT, host=0, source=PARENT, attempt=2)
+        add(0, 10, kind=Kind.RESULT, host=0, source=PARENT, attempt=1)
+    # what is answered, and a child that knows a result already
+    add(0, 0, flags=Flag.GROUP_END)
+    add(1, 11, kind=Kind.RESULT)
+    add(0, 11)
+    return packets
+
+
+def prepare(side: Side) -> None:
+    """Slots that are in the middle of something when the packets come."""
+    fragments = np.array([10, 12], np.int64)
+    attempts, exponents = np.array([3, 3], np.uint8), np.array([0x81, 0], np.uint8)
+    slotwork.restart(side.tables, side.row, fragments, attempts, exponents)
+    # child 2 retired after its packet: what it sent stands for child 4
+    side.memory.bitmap[int(side.memory.shards[side.row, 0]) + 13] = 0b00100
+    side.memory.state[int(side.memory.shards[side.row, 0]) + 13] = 1
+    side.memory.round[int(side.memory.shards[side.row, 0]) + 13] = 41
+
+
+def totals(side: Side, kernel: SharedMemory | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Drops by reason and counters, of both paths together."""
+    if kernel is None:
+        return side.drops, side.counts
+    return (
+        side.drops + kernel.kernel_drops()[:DROP_CODES],
+        side.counts + kernel.kernel_counts()[: len(Count)],
+    )
+
+
+@pytest.mark.parametrize("mode", ["native", "generic"])
+@pytest.mark.parametrize("root", [False, True], ids=["aggregator", "root"])
+def test_same_packets_same_memory(shared: Callable[..., SharedMemory], mode: str, root: bool) -> None:
+    capacity = COUNT_ + 100
+    memory = shared(capacity, mode)
+    mixed, alone = Side(memory, root=root), Side(SlotMemory(capacity), root=root)
+    for side in (mixed, alone):
+        prepare(side)
+    memory.tables["routes"][0, 0]["stands_for"][2] = 0b10000
+    memory.tables["routes"][0]["credit_mask"] = (1 << 63) - 1
+    handled = passed = answered = 0
+    packets = golden(root=root)
+    assert len(packets) > 60
+    for packet, source in packets:
+        verdict, out, _ = memory.program.test_run(frame(packet, source))
+        handled += verdict != PASS
+        passed += verdict == PASS
+        if verdict == PASS:
+            mixed.ingest(packet, source)
+        asked = len(alone.events)
+        alone.ingest(packet, source)
+        answers = [event for event in alone.events[asked:] if event[0] == Event.ANSWER]
+        if verdict in (TX, REDIRECT):
+            # what user space would send again from the slot is on its way
+            (fragment,) = (event[2] for event in answers)
+            slot = int(alone.memory.shards[alone.row, 0]) + fragment
+            assert out == frame(alone.memory.rows[slot].tobytes(), OWN, source, macs=(OWN_MAC, PEER_MAC))
+            answered += 1
+        else:
+            assert verdict in (DROP, PASS)
+            assert verdict == PASS or not answers
+        for name in COMPARED:
+            assert np.array_equal(getattr(memory, name), getattr(alone.memory, name)), (name, packet[:24])
+        for ours, reference in zip(totals(mixed, memory), totals(alone, None), strict=True):
+            assert ours.tolist() == reference.tolist(), packet[:24]
+    # most of the work is the kernel's
+    assert handled > 2 * passed
+    assert answered > 0
+    seen = {Drop(code) for code in np.flatnonzero(alone.drops)}
+    expected = {
+        *(Drop.OK, Drop.SHORT, Drop.OVERSIZED, Drop.BAD_MAGIC, Drop.BAD_TYPE, Drop.FOREIGN_JOB, Drop.BAD_TAG),
+        *(Drop.BAD_CHECKSUM, Drop.UNKNOWN_SHARD, Drop.BAD_FRAGMENT, Drop.FOREIGN_HOST, Drop.STALE_PLAN),
+        *(Drop.FUTURE_PLAN, Drop.STALE_ROUND, Drop.NOT_OPEN, Drop.STALE_ATTEMPT, Drop.FUTURE_ATTEMPT),
+        Drop.DUPLICATE,
+    }
+    assert expected <= seen
+    assert ROW_BYTES == 1052
