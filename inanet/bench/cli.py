@@ -211,3 +211,22 @@ def plan(topologies: tuple[str, ...], size: int, repetitions: int, calibrate: bo
         return
     for line in table(result):
         click.echo(line)
+
+
+@bench.command()
+@click.option("-n", "repetitions", default=50, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def control(repetitions: int, as_json: bool) -> None:
+    """Delays of rate negotiation and deployment, over the loopback and with 0.5 ms a link, the paper's beside them."""
+    from inanet.bench.control import run, table
+    from inanet.control.observe import logs
+
+    # the coordinator is in this process; what it has to say is of no interest here
+    logs.configure("error", "plain")
+
+    result = run(repetitions, lambda text: click.echo(f"# {text}", err=True))
+    if as_json:
+        click.echo(json.dumps(result))
+        return
+    for line in table(result):
+        click.echo(line)
