@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from inanet.cli import host_probes, network_probes
+from inanet.cli import host_probes, network_probes, xdp_probe
 from inanet.cli.findings import Probe, examine
 from inanet.control.about import version
 from inanet.control.exits import Exit
@@ -24,6 +24,7 @@ PROBES: tuple[Probe, ...] = (
     network_probes.multicast,
     network_probes.mtu,
     network_probes.own_addresses,
+    xdp_probe.xdp,
 )
 _COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 

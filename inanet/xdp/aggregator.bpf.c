@@ -118,6 +118,8 @@ struct frame {
 	/* bytes before the payload, and of the payload */
 	__u32 head;
 	__u32 size;
+	/* of the payload as it arrived */
+	__u32 bytes;
 	__u32 cpu;
 	/* packets now at the front of the payload that leave the program, to user space (`pass`) or to `to` */
 	__u32 kept;
@@ -982,6 +984,7 @@ static __always_inline int parse(struct xdp_md *ctx, struct frame *f)
 	if (bytes < f->head + CONTROL_BYTES || (void *)eth + bytes > end)
 		return 0;
 	f->size = bytes - f->head;
+	f->bytes = f->size;
 	return 1;
 }
 
@@ -1175,6 +1178,8 @@ static __always_inline int aggregate(struct xdp_md *ctx, int whole)
 	__sync_fetch_and_add(&tables.busy[f->cpu & (MAX_CPUS - 1)].inside, -1);
 	if (action == XDP_PASS)
 		count(f, C_PASSED);
+	count(f, C_FRAMES);
+	tables.figures[f->cpu & (MAX_CPUS - 1)].counts[C_BYTES] += f->bytes;
 	if (f->wake && !__sync_lock_test_and_set(&tables.woken, 1))
 		report(f->cpu, E_WORK, -1, 0, 0);
 	return action;
@@ -1193,3 +1198,43 @@ int aggregate_super_frames(struct xdp_md *ctx)
 {
 	return aggregate(ctx, 1);
 }
+
+#ifdef BENCH
+/*
+ * For measurements: the same packet again and again is another one every time. Child i % 4 sends fragment i / 4; the
+ * counter, the first sender's address and the job's key are in tables.spare. `bench_vary` is what this itself costs.
+ */
+static __always_inline int vary(struct xdp_md *ctx)
+{
+	struct ethhdr *eth = (void *)(long)ctx->data;
+	struct iphdr *ip = (void *)(eth + 1);
+	struct udphdr *udp = (void *)(ip + 1);
+	__u32 *w = (void *)(udp + 1);
+	__u64 i = tables.spare[0]++;
+
+	if ((void *)(w + HEADER_WORDS) > (void *)(long)ctx->data_end)
+		return 0;
+	ip->saddr = bpf_htonl((__u32)tables.spare[1] + (i & 3));
+	ip->daddr = bpf_htonl(geometry.address);
+	udp->source = udp->dest = bpf_htons(geometry.port);
+	w[0] = MAGIC_VERSION | K_DATA << 8 | (__u32)tables.jobs[0][JOB_JOB] << 16;
+	w[1] = 1u << (i & 3);
+	w[2] = i >> 2;
+	w[3] = tables.shards[0][SHARD_ACTIVE];
+	w[4] = 0;
+	w[5] = tag_of(w[0], w[1], w[2], w[3], w[4], tables.keys[0]);
+	return 1;
+}
+
+SEC("xdp")
+int bench_vary(struct xdp_md *ctx)
+{
+	return vary(ctx) ? XDP_DROP : XDP_ABORTED;
+}
+
+SEC("xdp")
+int bench_frames(struct xdp_md *ctx)
+{
+	return vary(ctx) ? aggregate(ctx, 0) : XDP_ABORTED;
+}
+#endif

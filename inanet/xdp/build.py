@@ -44,14 +44,23 @@ def compiler_release() -> str | None:
     return shown.strip().partition(".")[0]
 
 
-def compile_program(target: Path, values: int = 256) -> None:
-    """Compile to ``target``; ``values`` other than 256 are for measurements. Raises :class:`CannotBuild`."""
+def compile_program(target: Path, *defines: str) -> None:
+    """Compile to ``target``, with ``NAME=VALUE`` defined for measurements. Raises :class:`CannotBuild`."""
     for tool in ("clang", "llvm-strip"):
         if shutil.which(tool) is None:
             raise CannotBuild(f"{tool} is not installed: apt-get install clang llvm libbpf-dev")
     machine = subprocess.run(["uname", "-m"], capture_output=True, text=True, check=True).stdout.strip()
     include = f"-I/usr/include/{machine}-linux-gnu"
-    command = ["clang", *FLAGS, include, f"-DVALUES={values}", "-c", SOURCE.name, "-o", str(target)]
+    command = [
+        "clang",
+        *FLAGS,
+        include,
+        *(f"-D{define}" for define in defines),
+        "-c",
+        SOURCE.name,
+        "-o",
+        str(target),
+    ]
     for step in (command, ["llvm-strip", "-g", str(target)]):
         done = subprocess.run(step, cwd=HERE, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -115,6 +115,9 @@ enum count {
 	/* packets left to user space, and reports for which the ring had no room */
 	C_PASSED,
 	C_UNREPORTED,
+	/* datagrams for this node, and bytes in them: with the receive offload, one holds many packets */
+	C_FRAMES,
+	C_BYTES,
 	COUNTS = 16,
 };
 

@@ -9,7 +9,7 @@ import errno
 import functools
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_void_p
 from typing import Any
 
@@ -25,6 +25,9 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_object__close": (None, (c_void_p,)),
     "bpf_object__find_map_by_name": (c_void_p, (c_void_p, c_char_p)),
     "bpf_object__find_program_by_name": (c_void_p, (c_void_p, c_char_p)),
+    "bpf_object__next_program": (c_void_p, (c_void_p, c_void_p)),
+    "bpf_program__name": (c_char_p, (c_void_p,)),
+    "bpf_xdp_query_id": (c_int, (c_int, c_int, POINTER(c_uint32))),
     "bpf_program__fd": (c_int, (c_void_p,)),
     "bpf_program__set_autoload": (c_int, (c_void_p, ctypes.c_bool)),
     "bpf_map__fd": (c_int, (c_void_p,)),
@@ -210,6 +213,16 @@ class Program:
         return _checked(link, f"attaching {self.name}")
 
 
+def attached_program(ifindex: int) -> int:
+    """Identity of the XDP program on an interface of this thread's namespace; 0 if there is none.
+
+    Raises :class:`BpfError`.
+    """
+    identity = c_uint32()
+    _checked(library().bpf_xdp_query_id(ifindex, 0, ctypes.byref(identity)), f"interface {ifindex}")
+    return identity.value
+
+
 class Object:
     """An object file, opened; load it, and close it in the end."""
 
@@ -234,6 +247,13 @@ class Object:
         if not handle:
             raise KeyError(name)
         return Program(handle, name)
+
+    def programs(self) -> Iterator[Program]:
+        """All programs of the object."""
+        handle = library().bpf_object__next_program(self._handle, None)
+        while handle:
+            yield Program(handle, library().bpf_program__name(handle).decode())
+            handle = library().bpf_object__next_program(self._handle, handle)
 
     def load(self) -> None:
         """Have the kernel make the maps and check the programs. Raises :class:`BpfError`, ``detail`` in its text."""

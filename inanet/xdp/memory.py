@@ -28,7 +28,7 @@ from inanet.proto.slots import (
 )
 from inanet.wire.endpoint import address_of
 from inanet.xdp.build import OBJECT
-from inanet.xdp.libbpf import Object
+from inanet.xdp.libbpf import Object, Program
 
 MAX_CPUS = 256
 DROPS, COUNTS = 64, 16
@@ -36,7 +36,7 @@ DROPS, COUNTS = 64, 16
 BANK_SHIFT = 17
 
 Mode = Literal["native", "generic"]
-PROGRAMS: dict[Mode, str] = {"native": "aggregate_frames", "generic": "aggregate_super_frames"}
+PROGRAMS: dict[str, str] = {"native": "aggregate_frames", "generic": "aggregate_super_frames"}
 
 EVENT = np.dtype([("code", "<i8"), ("row", "<i8"), ("a", "<i8"), ("b", "<i8")])
 ROUTE = np.dtype(
@@ -100,6 +100,8 @@ class KernelCount(IntEnum):
     ANSWERED = 10
     PASSED = 11
     UNREPORTED = 12
+    FRAMES = 13
+    BYTES = 14
 
 
 class KernelEvent(IntEnum):
@@ -150,22 +152,28 @@ class Geometry:
 
 
 class SharedMemory(SlotMemory):
-    """Slot memory for ``capacity`` slots with the program loaded on it, for a node at ``endpoint``.
+    """Slot memory for ``capacity`` slots with the programs for ``modes`` loaded on it, for a node at ``endpoint``.
 
     ``endpoint`` with port 0 stands for the raw IPv4 framing. ``ports`` is the number of interfaces that the program will
-    be attached to. ``image`` is another object than the committed one, for measurements. Raises
-    :class:`~inanet.xdp.libbpf.BpfError` and :class:`~inanet.xdp.libbpf.NoLibrary`.
+    be attached to. ``image`` is another object than the committed one, and ``names`` are programs in it, for
+    measurements. Raises :class:`~inanet.xdp.libbpf.BpfError` and :class:`~inanet.xdp.libbpf.NoLibrary`.
     """
 
     def __init__(
-        self, capacity: int, endpoint: int, mode: Mode, *, ports: int = 1, image: bytes | None = None
+        self,
+        capacity: int,
+        endpoint: int,
+        *modes: Mode,
+        ports: int = 1,
+        image: bytes | None = None,
+        names: tuple[str, ...] | None = None,
     ) -> None:
         geometry = Geometry.of(capacity)
-        self.mode = mode
+        wanted = tuple(PROGRAMS[mode] for mode in modes) if names is None else names
         self.object = Object(OBJECT.read_bytes() if image is None else image)
         try:
-            for other, name in PROGRAMS.items():
-                self.object.program(name).autoload(other == mode)
+            for program in self.object.programs():
+                program.autoload(program.name in wanted)
             self.object.map("rows").resize(value_size=geometry.bank_rows * ROW_BYTES, entries=geometry.banks)
             self.object.map("slots").resize(value_size=geometry.slots_bytes)
             self.object.map("slot_locks").resize(entries=capacity)
@@ -173,7 +181,7 @@ class SharedMemory(SlotMemory):
             record = geometry.record(endpoint, ports)
             initial[: len(record)] = record
             self.object.load()
-            self.program = self.object.program(PROGRAMS[mode])
+            self.programs = {name: self.object.program(name) for name in wanted}
             self._mapped: dict[str, mmap.mmap] = {
                 name: self.object.map(name).map_memory() for name in ("rows", "slots", ".bss")
             }
@@ -194,6 +202,10 @@ class SharedMemory(SlotMemory):
         assert array.dtype == dtype
         assert array.flags.c_contiguous
         return array
+
+    def program(self, mode: Mode) -> Program:
+        """The program for a mode, if it was asked for. Raises ``KeyError``."""
+        return self.programs[PROGRAMS[mode]]
 
     def kernel_drops(self) -> NDArray[np.int64]:
         """Packets that the program has seen, by drop reason; int64, of :data:`DROPS`."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from inanet.wire.endpoint import address_of, endpoint
+from inanet.xdp.attach import why_not
 from inanet.xdp.libbpf import BpfError, NoLibrary
 from inanet.xdp.memory import Mode, SharedMemory
 
@@ -26,13 +27,21 @@ def lacking(reason: str) -> None:
 
 
 @pytest.fixture
+def root_needed() -> None:
+    """Skips without what a BPF program needs."""
+    reason = why_not()
+    if reason is not None:
+        lacking(reason)
+
+
+@pytest.fixture
 def shared() -> Iterator[Callable[..., SharedMemory]]:
     """Loads the program on memory of so many slots; everything is freed after the test."""
     with ExitStack() as stack:
 
-        def make(capacity: int, mode: Mode, **options: object) -> SharedMemory:
+        def make(capacity: int, *modes: Mode, **options: object) -> SharedMemory:
             try:
-                memory = SharedMemory(capacity, OWN, mode, **options)  # type: ignore[arg-type]
+                memory = SharedMemory(capacity, OWN, *modes, **options)  # type: ignore[arg-type]
             except PermissionError as error:
                 lacking(f"BPF programs need CAP_BPF and CAP_NET_ADMIN ({error})")
             except NoLibrary as error:

@@ -13,7 +13,7 @@ from inanet.proto.slots import SlotMemory, TreeColumn
 from inanet.proto.xagg import policy, slotwork
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import ROW_BYTES, Flag, Kind, Packet
-from inanet.xdp.memory import SharedMemory
+from inanet.xdp.memory import Mode, SharedMemory
 from tests.xdp.conftest import CHILDREN, DROP, OWN, OWN_MAC, PARENT, PASS, PEER_MAC, REDIRECT, TX, frame
 
 pytestmark = pytest.mark.privileged("loads BPF programs")
@@ -173,7 +173,7 @@ def totals(side: Side, kernel: SharedMemory | None) -> tuple[NDArray[np.int64], 
 
 @pytest.mark.parametrize("mode", ["native", "generic"])
 @pytest.mark.parametrize("root", [False, True], ids=["aggregator", "root"])
-def test_same_packets_same_memory(shared: Callable[..., SharedMemory], mode: str, root: bool) -> None:
+def test_same_packets_same_memory(shared: Callable[..., SharedMemory], mode: Mode, root: bool) -> None:
     capacity = COUNT_ + 100
     memory = shared(capacity, mode)
     mixed, alone = Side(memory, root=root), Side(SlotMemory(capacity), root=root)
@@ -185,7 +185,7 @@ def test_same_packets_same_memory(shared: Callable[..., SharedMemory], mode: str
     packets = golden(root=root)
     assert len(packets) > 60
     for packet, source in packets:
-        verdict, out, _ = memory.program.test_run(frame(packet, source))
+        verdict, out, _ = memory.program(mode).test_run(frame(packet, source))
         handled += verdict != PASS
         passed += verdict == PASS
         if verdict == PASS:

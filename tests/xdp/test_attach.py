@@ -1,0 +1,157 @@
+"""Attaching: what is refused and why, that nothing is replaced, and that nothing is left."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from inanet.cli import xdp_probe
+from inanet.xdp import attach
+from inanet.xdp.attach import Attachment, Unavailable
+from inanet.xdp.libbpf import NoLibrary, attached_program
+from inanet.xdp.memory import Mode, SharedMemory
+from tests.phy.spaces import Space, cable, open_spaces
+
+pytestmark = pytest.mark.privileged("loads BPF programs and makes network namespaces")
+
+#: holds the program on interface 'left' until its standard input ends
+HOLDER = """
+import sys
+from inanet.wire.endpoint import endpoint
+from inanet.xdp.attach import Attachment, load
+memory = load(16, endpoint("10.9.0.1", 7000), "generic")
+attachment = Attachment(memory, "left", "generic")
+print("attached", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Space, Space]]:
+    """Two namespaces, 'left' at 10.9.0.1 and 'right' at 10.9.0.2."""
+    with ExitStack() as stack:
+        one, other = open_spaces(stack, 2)
+        cable(one, "left", other, "right", "10.9.0.1", "10.9.0.2")
+        yield one, other
+
+
+def index(name: str = "left") -> int:
+    """Of an interface of this thread's namespace."""
+    return socket.if_nametoindex(name)
+
+
+@pytest.mark.parametrize("mode", ["native", "generic"])
+def test_on_and_off(shared: Callable[..., SharedMemory], pair: tuple[Space, Space], mode: Mode) -> None:
+    memory = shared(16, mode)
+
+    def body() -> None:
+        assert attached_program(index()) == 0
+        attachment = Attachment(memory, "left", mode)
+        assert attached_program(index()) != 0
+        attachment.close()
+        attachment.close()
+        assert attached_program(index()) == 0
+
+    pair[0].run(body)
+
+
+def test_another_program_is_left_alone(
+    shared: Callable[..., SharedMemory], pair: tuple[Space, Space]
+) -> None:
+    first, second = shared(16, "generic", "native"), shared(16, "generic", "native")
+
+    def body() -> None:
+        held = Attachment(first, "left", "native")
+        there = attached_program(index())
+        for mode in ("native", "generic"):
+            with pytest.raises(Unavailable, match=f"driver: left has an XDP program already .{there} in"):
+                Attachment(second, "left", mode)  # type: ignore[arg-type]
+        assert attached_program(index()) == there
+        held.close()
+
+    pair[0].run(body)
+
+
+def test_refusals_are_one_line(shared: Callable[..., SharedMemory], pair: tuple[Space, Space]) -> None:
+    memory = shared(16, "native")
+
+    # what counts is what the other end may send
+    pair[1].run(lambda: pair[1].setup("right", mtu=9000))
+
+    def body() -> None:
+        with pytest.raises(Unavailable, match=r"^driver: there is no interface nowhere$"):
+            Attachment(memory, "nowhere", "native")
+        with pytest.raises(Unavailable, match=r"^driver: left refuses XDP as it is set up .*MTU"):
+            Attachment(memory, "left", "native")
+
+    pair[0].run(body)
+
+
+def test_it_goes_when_its_process_is_killed(root_needed: None, pair: tuple[Space, Space]) -> None:
+    def body() -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "attached\n"
+            assert attached_program(index()) != 0
+        finally:
+            os.kill(process.pid, signal.SIGKILL)
+            process.communicate()
+        assert attached_program(index()) == 0
+
+    pair[0].run(body)
+
+
+def test_ordinary_traffic_passes(shared: Callable[..., SharedMemory], pair: tuple[Space, Space]) -> None:
+    memory = shared(16, "native")
+    attachment = pair[0].run(lambda: Attachment(memory, "left", "native"))
+    listener = pair[0].run(lambda: socket.create_server(("10.9.0.1", 7000)))
+    with listener:
+        peer = pair[1].run(lambda: socket.create_connection(("10.9.0.1", 7000), timeout=10))
+        accepted, _ = listener.accept()
+        with peer, accepted:
+            peer.sendall(b"x" * 100_000)
+            accepted.settimeout(10)
+            received = 0
+            while received < 100_000:
+                received += len(accepted.recv(1 << 16))
+    attachment.close()
+    assert memory.kernel_drops().sum() == 0
+
+
+def test_reasons_without_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    present = tmp_path / "vmlinux"
+    present.touch()
+    attach.require(release="6.1.0-amd64", capabilities=1 << 12 | 1 << 38 | 1 << 39, btf=present)
+    attach.require(release="6.1", capabilities=1 << 21, btf=present)
+    with pytest.raises(Unavailable, match=r"^kernel: Linux 5.10.0 is older than 5.17$"):
+        attach.require(release="5.10.0", capabilities=1 << 21, btf=present)
+    with pytest.raises(Unavailable, match=r"^no BTF: .*missing"):
+        attach.require(release="6.1.0", capabilities=1 << 21, btf=tmp_path / "absent")
+    with pytest.raises(Unavailable, match=r"^permission: without CAP_BPF, CAP_PERFMON no XDP"):
+        attach.require(release="6.1.0", capabilities=1 << 12, btf=present)
+
+    def absent() -> None:
+        raise NoLibrary("libbpf.so.1: not there")
+
+    monkeypatch.setattr(attach, "library", absent)
+    with pytest.raises(Unavailable, match=r"^no libbpf: libbpf.so.1: not there .apt-get install"):
+        attach.require(release="6.1.0", capabilities=1 << 21, btf=present)
+
+
+def test_the_doctor_says_it(monkeypatch: pytest.MonkeyPatch, root_needed: None) -> None:
+    (finding,) = xdp_probe.xdp()
+    assert (finding.name, finding.status) == ("xdp", "OK")
+    monkeypatch.setattr(attach, "why_not", lambda: "permission: without CAP_BPF no XDP program can be loaded")
+    (finding,) = xdp_probe.xdp()
+    assert finding.status == "WARN"
+    assert "user space: permission: without CAP_BPF" in finding.detail
+    assert "CAP_BPF" in finding.fix
