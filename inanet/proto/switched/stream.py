@@ -164,11 +164,10 @@ class Stream(Source):
         """Turn the sums into the result, in every local array, and leave exponents to the next round."""
         form, spec, tensor = self.tensor.format, self.tensor.spec, self.tensor
         following = form.initial_exponents() if spec.mode is ExponentMode.CARRIED else None
-        regular = np.arange(form.fragments)
-        if len(self._misfits):
-            regular = np.delete(regular, self._misfits)
-        parts = [(self._main.rows, regular, regular)]
+        every = np.arange(form.fragments)
+        parts = [(self._main.rows, every, every)]
         if self._again is not None:
+            # over what their first pass has left
             parts.append((self._again.rows, np.arange(len(self._misfits)), self._misfits))
         for rows, slots, fragments in parts:
             if following is not None:
