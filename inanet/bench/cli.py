@@ -213,6 +213,31 @@ def plan(topologies: tuple[str, ...], size: int, repetitions: int, calibrate: bo
         click.echo(line)
 
 
+@bench.command("torch")
+@click.option(
+    "--place",
+    "places",
+    multiple=True,
+    type=click.Choice(("local", "lab")),
+    help="Only there; lab needs root. [default: all that can be had here]",
+)
+@click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Steps in each.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def torch_(places: tuple[str, ...], repetitions: int, steps: int, as_json: bool) -> None:
+    """DistributedDataParallel through the fabric and by Gloo: step times, losses, bits."""
+    from inanet.bench.torch import run, table
+
+    result = run(places, repetitions, steps, lambda text: click.echo(f"# {text}", err=True))
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        for line in table(result):
+            click.echo(line)
+    if not result["ok"]:
+        raise SystemExit(1)
+
+
 @bench.command()
 @click.option("-n", "repetitions", default=50, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -230,3 +255,23 @@ def control(repetitions: int, as_json: bool) -> None:
         return
     for line in table(result):
         click.echo(line)
+
+
+@bench.command()
+@click.option("--only", default="", help="Only rows whose program and port contain this, e.g. 'a2tp' or 'udp'.")
+@click.option(
+    "--seconds", default=0.5, show_default=True, type=click.FloatRange(0.01, 60), help="Measured for each row."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def switch(only: str, seconds: float, as_json: bool) -> None:
+    """Gradient through every program of the emulated switch, on one core; ports of frames need root."""
+    from inanet.bench.switch import run, table
+
+    result = run(seconds, only, lambda text: click.echo(f"# {text}", err=True))
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        for line in table(result):
+            click.echo(line)
+    if not result["ok"]:
+        raise SystemExit(1)

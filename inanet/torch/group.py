@@ -1,6 +1,8 @@
 """The process group "ina": all-reduce through the fabric, everything else by a private Gloo group."""
 
+import ctypes
 import logging
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,6 +26,8 @@ NAME = "ina"
 _BROKEN = ("connection", "closed by peer", "pair closure", "broken pipe")
 #: seconds that the agent has to say why the job is over after Gloo has noticed that something is
 _EXPLAIN_SECONDS = 0.5
+#: seconds in which Gloo's threads let go of operations that are over
+_QUIET_SECONDS = 0.02
 _OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
@@ -83,6 +87,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._transport: Transport | None = None
         #: leaves the job, once: when asked, with the last reference, or at the end of the process
         self._leave: Callable[[], Any] = lambda: None
+        self._works: weakref.WeakSet[DelegatedWork] = weakref.WeakSet()
+        self._kept = False
         self._said: set[torch.dtype] = set()
         self._backward: tuple[int, list[Reduction]] = (-1, [])
         self.verdict: Verdict | None = None
@@ -107,7 +113,7 @@ class ProcessGroup(dist.ProcessGroup):
         if self.size() == 1 and not self.options.required:
             return Verdict(False, "there is one rank, and nothing to reduce with")
         seconds = self.options.seconds(self._timeout)
-        store = dist.PrefixStore("ina/", self._store)
+        store = dist.PrefixStore("job/", self._store)
         exchange = through_store(store, self.rank(), self.size(), self._timeout.total_seconds())
         joined = join(exchange, self.rank(), self.size(), self.options, seconds)
         if isinstance(joined, Refusal):
@@ -178,7 +184,12 @@ class ProcessGroup(dist.ProcessGroup):
 
         coalesced = isinstance(options, dist.AllreduceCoalescedOptions)
         reduce = self._gloo.allreduce_coalesced if coalesced else self._gloo.allreduce
-        return DelegatedWork(reduce(tensors, options), self._explain, after)
+        return self._follow(reduce(tensors, options), after)
+
+    def _follow(self, inner: Any, after: Callable[[], None] | None = None) -> DelegatedWork:
+        work = DelegatedWork(inner, self._explain, after)
+        self._works.add(work)
+        return work
 
     def _watch(self, reductions: Sequence[Reduction]) -> None:
         """Within backward, look at the results at its end, just before DDP does: what goes through DDP's
@@ -217,6 +228,7 @@ class ProcessGroup(dist.ProcessGroup):
         Other hosts hear of a departure with their next round; asking for one here would be a round that
         ranks which are ahead do not expect.
         """
+        self._keep_gloo()
         transport = self._transport
         if transport is None or not any(word in str(error).lower() for word in _BROKEN):
             return error
@@ -251,6 +263,22 @@ class ProcessGroup(dist.ProcessGroup):
         """Leave the job; what is on its way fails. Called by ``destroy_process_group``; twice is fine."""
         self._transport = None
         self._leave()
+        if not self._kept:
+            if all(work.is_completed() for work in list(self._works)):
+                time.sleep(_QUIET_SECONDS)
+            else:
+                self._keep_gloo()
+
+    def _keep_gloo(self) -> None:
+        """Let Gloo's objects live as long as the process, with their few threads and sockets.
+
+        Their destructor waits for Gloo's threads while it holds the interpreter's lock, and a thread that lets
+        go of a tensor waits for that lock: where an operation may still be running, that is a deadlock.
+        """
+        if not self._kept:
+            self._kept = True
+            for kept in (self._gloo, self._private):
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def abort(self) -> None:
         """As :meth:`shutdown`."""
@@ -282,7 +310,7 @@ def _options(given: Any, kind: Any) -> Any:
 def _delegated(name: str) -> Any:
     def collective(self: ProcessGroup, *arguments: Any, **keywords: Any) -> Any:
         work = getattr(self._private, name)(*arguments, **keywords)
-        return DelegatedWork(work, self._explain) if isinstance(work, Work) else work
+        return self._follow(work) if isinstance(work, Work) else work
 
     collective.__name__ = name
     collective.__doc__ = f"``{name}`` by the private Gloo group."
@@ -306,8 +334,10 @@ def create(place: Any, options: Any) -> ProcessGroup:
     default = not list(place.global_ranks_in_group)
     if options is None and not default and isinstance(dist.group.WORLD, ProcessGroup):
         options = dist.group.WORLD.options
+    # torchrun of torch 2.13 keeps its store when it restarts ranks, and with it what dead ranks have said
+    life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     group = ProcessGroup(
-        place.store,
+        dist.PrefixStore(f"ina/{life}/", place.store),
         place.group_rank,
         place.group_size,
         place.timeout,

@@ -20,7 +20,6 @@ from tests.torch.conftest import HOSTS
 REFUSED: dict[str, str] = {
     "test_get_backend": "the backend is called ina",
     "test_monitored_barrier_gloo": "torch offers monitored_barrier for the backend gloo alone",
-    "test_monitored_barrier_gloo_rank_0_timeout": "torch offers monitored_barrier for the backend gloo alone",
     "test_monitored_barrier_gloo_subgroup": "torch offers monitored_barrier for the backend gloo alone",
 }
 

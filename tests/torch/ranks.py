@@ -84,7 +84,7 @@ class Team:
         for number, socket in enumerate(sockets):
             mine, theirs = context.Pipe()
             rank = Rank(number, len(sockets), socket, self.directory)
-            process = context.Process(target=_call, args=(theirs, rank, pickled, environment), daemon=True)
+            process = context.Process(target=_call, args=(theirs, rank, pickled, environment))
             process.start()
             theirs.close()
             self._connections.append(mine)
