@@ -1,7 +1,7 @@
 """Raw frames of one ethertype through a ring shared with the kernel (TPACKET_V3): no system call per frame, no copy.
 
 The kernel fills blocks with frames one behind the other and hands over whole blocks, full ones at once and others after
-:data:`RETIRE_MS`. A block is walked by a kernel here and given back when the next one is read. Frames get a virtio-net
+:data:`RETIRE_MS`. A block is walked by a kernel here and given back when the next ones are read. Frames get a virtio-net
 header of zeros in the slack that the kernel leaves before each, so that they are what :class:`inanet.phy.port.FramePort`
 gives.
 
@@ -32,9 +32,12 @@ _TPACKET_V3 = 2
 _STATUS_KERNEL = 0
 _STATUS_USER = 1
 _FRAME_VLAN_VALID = 0x10
-#: bytes of a block and how many there are: 128 KiB hold 320 frames of 309 bytes
-BLOCK_BYTES = 128 << 10
-BLOCKS = 64
+#: bytes of a block and how many there are: 64 KiB hold 160 frames of 309 bytes, and 256 blocks what comes while the reader
+#: is away for a quarter of a second
+BLOCK_BYTES = 64 << 10
+BLOCKS = 256
+#: frames of a batch, give or take a block
+FRAMES = 8192
 #: milliseconds after which a block that is not full is handed over
 RETIRE_MS = 1
 #: 32-bit words of struct tpacket_block_desc that are used
@@ -44,21 +47,21 @@ _LEAST_FRAME = 96
 
 
 @numba.njit(
-    "int64(uint8[::1], uint32[::1], int64, int64, int64[::1], int64[::1])",
+    "int64(uint8[::1], uint32[::1], int64, int64, int64[::1], int64[::1], int64)",
     cache=True,
     nogil=True,
     _nrt=False,
 )
-def walk(arena: U8, words: U32, block: int, size: int, offsets: I64, lengths: I64) -> int:
-    """Find the frames of a block at byte ``block`` of ``arena``, of which ``words`` is a view; returns how many.
+def walk(arena: U8, words: U32, block: int, size: int, offsets: I64, lengths: I64, kept: int) -> int:
+    """Find the frames of a block at byte ``block`` of ``arena``, of which ``words`` is a view; returns ``kept``, how many
+    there were before, and how many it has.
 
     Frames with a VLAN tag and truncated ones are left out. ``offsets[i]`` is where 10 bytes
     of zeros have been put before the frame, ``lengths[i]`` counts them.
     """
     count = np.int64(words[block // 4 + _BLOCK_FRAMES])
     at = block + np.int64(words[block // 4 + _BLOCK_FIRST])
-    kept = np.int64(0)
-    for _ in range(min(count, len(offsets))):
+    for _ in range(min(count, len(offsets) - kept)):
         word = at // 4
         captured, length = np.int64(words[word + 3]), np.int64(words[word + 4])
         start = at + np.int64(words[word + 6] & 0xFFFF)
@@ -116,9 +119,9 @@ class FrameRing:
         self._arena: U8 = np.frombuffer(self._map, np.uint8)
         self._words: U32 = self._arena.view(np.uint32)
         self._next = 0
-        #: block that is being read by the owner, or -1
-        self._lent = -1
-        most = block_bytes // _LEAST_FRAME
+        #: blocks before the next one that the owner still reads
+        self._lent = 0
+        most = FRAMES + block_bytes // _LEAST_FRAME
         self._offsets: I64 = np.zeros(most, np.int64)
         self._lengths: I64 = np.zeros(most, np.int64)
         self._counts = dict.fromkeys(("rx_frames", "rx_bytes", "rx_skipped", "kernel_overflow"), 0)
@@ -142,20 +145,26 @@ class FrameRing:
         return self._socket.fileno()
 
     def receive(self) -> FrameBatch | None:
-        """The frames of the next block, or ``None``; valid until the next call. Raises ``OSError`` once closed."""
+        """The frames of the blocks that are there, or ``None``; valid until the next call. Raises ``OSError`` once closed."""
         if self._socket.fileno() < 0:
             raise OSError(errno.EBADF, f"receiving at {self.interface}: the ring is closed")
-        if self._lent >= 0:
-            self._words[self._lent * self._block_bytes // 4 + _BLOCK_STATUS] = _STATUS_KERNEL
-            self._lent = -1
-        block = self._next * self._block_bytes
-        if not self._words[block // 4 + _BLOCK_STATUS] & _STATUS_USER:
+        words, step = self._words, self._block_bytes // 4
+        for number in range(self._next - self._lent, self._next):
+            words[number % self._blocks * step + _BLOCK_STATUS] = _STATUS_KERNEL
+        self._lent = kept = held = 0
+        while kept < FRAMES and self._lent < self._blocks:
+            block = self._next * self._block_bytes
+            if not words[block // 4 + _BLOCK_STATUS] & _STATUS_USER:
+                break
+            kept = int(walk(self._arena, words, block, self._block_bytes, self._offsets, self._lengths, kept))
+            held += int(words[block // 4 + _BLOCK_FRAMES])
+            self._lent += 1
+            self._next = (self._next + 1) % self._blocks
+        if not self._lent:
             return None
-        self._lent, self._next = self._next, (self._next + 1) % self._blocks
-        kept = int(walk(self._arena, self._words, block, self._block_bytes, self._offsets, self._lengths))
         frames = FrameBatch(self._arena, self._offsets[:kept], self._lengths[:kept])
         self._counts["rx_frames"] += kept
-        self._counts["rx_skipped"] += int(self._words[block // 4 + _BLOCK_FRAMES]) - kept
+        self._counts["rx_skipped"] += held - kept
         self._counts["rx_bytes"] += int(frames.lengths.sum())
         return frames
 

@@ -122,13 +122,19 @@ class FrameSwitch:
         """The packets of each program in turn."""
         offsets, lengths = np.empty(found, np.int64), np.empty(found, np.int64)
         handles = np.empty(found, np.uint64)
-        ina = places[places[:, parse.KIND] == Kind.INA, parse.PROGRAM]
-        for number in np.unique(ina).tolist():
+        for number in self._present(places):
             laid = int(parse.lay_out(places, count, number, self._flows.base, offsets, lengths, handles))
             batch = PacketBatch(arena, offsets[:laid], lengths[:laid], handles[:laid])
             impaired = port.impair(1 + number, batch)
             if impaired is not None:
                 self._process(number, impaired, now)
+
+    def _present(self, places: I64) -> list[int]:
+        """Programs that have packets among these frames."""
+        if self.programs == 1:
+            return [0]
+        ina = places[places[:, parse.KIND] == Kind.INA, parse.PROGRAM]
+        return np.flatnonzero(np.bincount(ina)).tolist()
 
     def _process(self, number: int, batch: PacketBatch, now: float) -> None:
         """Send packets, whose sources are handles of flows, through their program."""
@@ -248,9 +254,13 @@ class FrameSwitch:
     def _distribute(self, ingress: int, frames: FrameBatch, egress: I64, now: float) -> None:
         if not len(egress):
             return
-        if egress[0] >= 0 and (egress == egress[0]).all():
-            self._send_frames(int(egress[0]), frames, now)
-            return
+        if (egress == egress[0]).all():
+            # all alike, as they are under load: nothing to sort
+            if egress[0] >= 0:
+                self._send_frames(int(egress[0]), frames, now)
+                return
+            if egress[0] in (DROPPED, TAKEN):
+                return
         for out in np.unique(egress).tolist():
             if out in (DROPPED, TAKEN):
                 continue

@@ -114,6 +114,7 @@ def find_packets(
     bytes per packet, program, flow). ``drops`` counts what is refused, in packets, by :class:`~inanet.wire.drops.Drop`.
     """
     packets = np.int64(0)
+    last = np.int64(-1)
     for i in range(len(offsets)):
         places[i, 0] = _ORDINARY
         head = offsets[i]
@@ -167,27 +168,37 @@ def find_packets(
         else:
             continue
         count = np.int64(1) if payload == 0 else (payload + segment - 1) // segment
-        known = False
-        for j in range(len(members)):
-            if np.int64(members[j, 0]) == program and members[j, 1] == source:
-                known = members[j, 2] == 0 or np.int64(members[j, 2]) == ingress + 1
-                break
-        if not known:
-            places[i, 0] = _REFUSED
-            drops[_FOREIGN_HOST] += count
-            continue
         rest = (
             np.uint64(arena[ip + 1])
             | np.uint64(ingress + 1) << np.uint64(8)
             | np.uint64(program) << np.uint64(40)
         )
-        flow = find_flow(source, destination, rest, flow_keys, flow_used)
-        if flow < 0:
-            places[i, 0] = _AGAIN
-            continue
-        # what changes from frame to frame (hardware addresses, time to live) is as it was last seen
-        for j in range(min(TEMPLATE_BYTES, at - head)):
-            templates[flow, j] = arena[head + j]
+        if (
+            last >= 0
+            and flow_keys[last, 0] == source
+            and flow_keys[last, 1] == destination
+            and flow_keys[last, 2] == rest
+        ):
+            # frames come in trains
+            flow = last
+        else:
+            known = False
+            for j in range(len(members)):
+                if np.int64(members[j, 0]) == program and members[j, 1] == source:
+                    known = members[j, 2] == 0 or np.int64(members[j, 2]) == ingress + 1
+                    break
+            if not known:
+                places[i, 0] = _REFUSED
+                drops[_FOREIGN_HOST] += count
+                continue
+            flow = find_flow(source, destination, rest, flow_keys, flow_used)
+            if flow < 0:
+                places[i, 0] = _AGAIN
+                continue
+            last = flow
+            # what changes from frame to frame (hardware addresses, time to live) is as it was last seen
+            for j in range(min(TEMPLATE_BYTES, at - head)):
+                templates[flow, j] = arena[head + j]
         places[i, 0], places[i, 1], places[i, 2] = _INA, at, payload
         places[i, 3], places[i, 4], places[i, 5] = segment, program, flow
         packets += count

@@ -16,7 +16,7 @@ from inanet.wire.batch import I64, U8, U64
 #: super-frames or raw frames per system call, and segments of a super-frame
 MESSAGES = 64
 SEGMENTS = 128
-RAW_MESSAGES = 256
+RAW_MESSAGES = 1024
 
 
 class FrameSender(Protocol):

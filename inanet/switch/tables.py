@@ -90,6 +90,7 @@ def forward(
 
     The tables are those of :class:`Tables`. Routed frames get their new link header and time to live in place.
     """
+    latest = np.uint64(0)
     for i in range(len(offsets)):
         head = offsets[i]
         ethernet = head + HEADER_BYTES
@@ -100,11 +101,14 @@ def forward(
             continue
         if link and not arena[ethernet + 6] & 1:
             source = big(arena, ethernet + 6, 6)
-            place = place_for(source, keys, seen, now)
-            if place >= 0 and seen[place] != _GIVEN:
-                keys[place] = source
-                ports[place] = ingress
-                seen[place] = now
+            # frames come in trains
+            if source != latest:
+                latest = source
+                place = place_for(source, keys, seen, now)
+                if place >= 0 and seen[place] != _GIVEN:
+                    keys[place] = source
+                    ports[place] = ingress
+                    seen[place] = now
         if places[i, 0] != _ORDINARY:
             egress[i] = TAKEN
             continue

@@ -138,10 +138,10 @@ def test_a_block_is_walked_by_what_it_says() -> None:
             82,
         )
     offsets, lengths = np.zeros(10, np.int64), np.zeros(10, np.int64)
-    assert walk(arena, words, block, 2048, offsets, lengths) == 2
+    assert walk(arena, words, block, 2048, offsets, lengths, 0) == 2
     assert offsets[:2].tolist() == [block + 48 + 72, block + 48 + 600 + 72]
     assert lengths[:2].tolist() == [30, 40]
     assert not arena[offsets[0] : offsets[0] + 10].any()
     assert arena[offsets[0] + 10] == 0xAA
     # a frame that would leave its block is none
-    assert walk(arena, words, block, 700, offsets, lengths) == 1
+    assert walk(arena, words, block, 700, offsets, lengths, 5) == 6

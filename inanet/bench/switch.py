@@ -1,0 +1,415 @@
+"""``ina bench switch``: gradient through every program of the emulated switch, over every kind of port, on one core.
+
+The switch runs in this thread. A round is sent to its ports first; then the switch reads until it has judged it all, and
+that is what is timed: the processor time of this thread, system calls and delivery of what it sends included. Senders and
+receivers are on the other side of the cable and not in the figures. ``gbps`` is gradient (for ``forward``, payload) that
+came in from workers, per second of that time; ``wall_gbps`` the same by the clock on the wall, which other processes
+lengthen. Where a PS answers, its answers are rounds of their own: ``answer_ns`` is the time for one, which goes out to all
+four workers.
+"""
+
+import select
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.bench.marks import Mark
+from inanet.bench.spaces import Space, cable
+from inanet.bench.switch_loads import FRAGMENTS, LOADS, WORKERS, Load, Rounds, registration
+from inanet.phy.port import FramePort
+from inanet.phy.ring import FrameRing, without
+from inanet.phy.udp import MAX_PAYLOAD, SEGMENTS, TRUESIZE, UdpDevice
+from inanet.proto.program import Verdicts
+from inanet.switch.framed import FrameSwitch
+from inanet.switch.pipeline import Pipeline
+from inanet.switch.port import Switch
+from inanet.switch.rebuild import Rebuilder
+from inanet.switch.registration import RAW_ETHERTYPE, Registration
+from inanet.switch.tables import Tables
+from inanet.switch.udp import UdpSwitch
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.endpoint import endpoint
+
+MARKS = (
+    Mark("forward", "gbps", {"program": "forward", "phy": "packet"}, least=15.0, unit="Gbit/s"),
+    Mark("switchml", "gbps", {"program": "switchml-256", "phy": "packet"}, least=8.0, unit="Gbit/s"),
+    Mark("a2tp", "gbps", {"program": "a2tp-62", "phy": "packet"}, least=4.5, unit="Gbit/s"),
+    Mark("a2tp-raw", "gbps", {"program": "a2tp-62", "phy": "ring"}, least=3.0, unit="Gbit/s"),
+)
+#: a round must have passed the switch within this
+PATIENCE = 10.0
+#: what a sum of all workers' values is
+SUM = WORKERS * (WORKERS + 1) // 2
+_SWITCH, _PS = "10.76.0.254", "10.76.0.100"
+_HARDWARE = 0x02_00_00_00_76_FE
+_BUFFER = 32 << 20
+#: payload of the forwarded super-frames, and how many of them are a round
+_SEGMENT, _SEGMENTS, _FRAMES = 1052, 62, 64
+
+
+class Wrong(Exception):
+    """Sums that are not what they must be: there is nothing to measure."""
+
+
+def row(
+    program: str, phy: str, bits: int, fragments: int, cpu: list[float], wall: list[float]
+) -> dict[str, Any]:
+    """A row from the times of rounds of ``fragments`` that carry ``bits``."""
+    own, all_in = statistics.median(cpu), statistics.median(wall)
+    return {
+        "program": program,
+        "phy": phy,
+        "gbps": bits / own / 1e9,
+        "ns_per_fragment": own / fragments * 1e9,
+        "wall_gbps": bits / all_in / 1e9,
+        "rounds": len(cpu),
+    }
+
+
+class Timed:
+    """Times of rounds, until they have taken ``seconds`` of processor time."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
+
+    @property
+    def enough(self) -> bool:
+        """Whether that long has been measured; the first round warms up and does not count."""
+        return len(self.cpu) > 3 and sum(self.cpu[1:]) >= self._seconds
+
+    def drain(self, switch: Switch, done: Callable[[], bool]) -> None:
+        """Have the switch read until ``done``; that is one round."""
+        poll = select.poll()
+        ports = {port.fileno(): port for port in switch.ports}
+        for fd in ports:
+            poll.register(fd, select.POLLIN)
+        end = time.monotonic() + PATIENCE
+        cpu, wall = time.thread_time(), time.perf_counter()
+        while not done():
+            ready = poll.poll(100)
+            for fd, _ in ready:
+                while ports[fd].read(time.monotonic()):
+                    pass
+            if not ready and time.monotonic() > end:
+                raise Wrong(f"a round did not pass the switch: {switch.stats()}")
+        self.cpu.append(time.thread_time() - cpu)
+        self.wall.append(time.perf_counter() - wall)
+
+
+def kernel(load: Load, seconds: float) -> dict[str, Any]:
+    """The program alone: batches in memory, no ports."""
+    workers, ps = [endpoint("10.76.0.1", 4000 + i) for i in range(WORKERS)], endpoint(_PS, 9)
+    program = registration(load, workers, ps).program
+    rounds, timed, verdicts = Rounds(load), Timed(seconds), Verdicts(FRAGMENTS)
+    calm = np.full(FRAGMENTS, load.system == "a2tp", np.uint8)
+    length = rounds.frame.itemsize
+    offsets, lengths = np.arange(FRAGMENTS) * length, np.full(FRAGMENTS, length, np.int64)
+    while not timed.enough:
+        batches = [
+            PacketBatch(packets.view(np.uint8), offsets, lengths, np.full(FRAGMENTS, source, np.uint64))
+            for packets, source in zip(rounds.next(), workers, strict=True)
+        ]
+        cpu, wall = time.thread_time(), time.perf_counter()
+        for batch in batches:
+            program.process(batch, calm, verdicts, 0.0)
+        timed.cpu.append(time.thread_time() - cpu)
+        timed.wall.append(time.perf_counter() - wall)
+        _check(batches[-1].arena.view(rounds.frame))
+        answers = rounds.answers()
+        if answers is not None:
+            source = np.full(FRAGMENTS, ps, np.uint64)
+            program.process(
+                PacketBatch(answers.view(np.uint8), offsets, lengths, source), calm, verdicts, 0.0
+            )
+    return _row(rounds, "kernel", timed)
+
+
+def _row(rounds: Rounds, phy: str, timed: Timed, answered: Timed | None = None) -> dict[str, Any]:
+    load, fragments = rounds.load, rounds.fragments * WORKERS
+    found = row(load.name, phy, fragments * load.values * 32, fragments, timed.cpu[1:], timed.wall[1:])
+    if answered is not None and answered.cpu:
+        found["answer_ns"] = statistics.median(answered.cpu[1:]) / rounds.fragments * 1e9
+    return found
+
+
+def _check(packets: NDArray[Any]) -> None:
+    if not len(packets) or (packets["values"] != SUM).any():
+        raise Wrong(f"a sum is not {SUM}: {packets['values'][:2]}")
+
+
+def _read(device: UdpDevice, count: int, frame: np.dtype[Any]) -> None:
+    """Read and check ``count`` results that wait at a device, or are about to."""
+    poll = select.poll()
+    poll.register(device.fileno(), select.POLLIN)
+    while count > 0:
+        batch = device.receive()
+        if batch is None:
+            if not poll.poll(PATIENCE * 1000):
+                raise Wrong(f"{count} results of a round have not come")
+            continue
+        count -= len(batch)
+        first = batch.packet(len(batch) - 1)
+        _check(np.frombuffer(first, frame))
+
+
+def udp(load: Load, seconds: float) -> dict[str, Any]:
+    """Datagrams over loopback, as an unprivileged switch has them."""
+    with ExitStack() as stack:
+        hosts = [UdpDevice(rcvbuf=_BUFFER) for _ in range(WORKERS + 1)]
+        for host in hosts:
+            stack.callback(host.close)
+        *workers, ps = [host.endpoint for host in hosts]
+        one = registration(load, workers, ps)
+        one = Registration(one.name, one.program, (range(1),), False, one.uplinks, one.groups, one.passes)
+        switch = UdpSwitch(Pipeline([one]), rcvbuf=_BUFFER)
+        stack.callback(switch.close)
+        to = switch.endpoint(one.name)
+
+        def send(host: int, packets: NDArray[Any]) -> None:
+            length = packets.dtype.itemsize
+            offsets = np.arange(len(packets), dtype=np.int64) * length
+            transmission = Transmission(to, packets.view(np.uint8), offsets, length)
+            sent = hosts[host].send(transmission)
+            if sent < len(packets):
+                raise Wrong(f"{sent} of {len(packets)} packets fit into the buffers of this machine")
+
+        # a round must fit into the buffers that this user may have
+        room = hosts[0].rcvbuf // TRUESIZE * min(SEGMENTS, MAX_PAYLOAD // Rounds(load).frame.itemsize)
+        return _rounds(Rounds(load, min(FRAGMENTS, room)), "udp", seconds, switch, send, hosts)
+
+
+def _rounds(
+    rounds: Rounds,
+    phy: str,
+    seconds: float,
+    switch: Any,
+    send: Callable[[int, NDArray[Any]], None],
+    hosts: list[UdpDevice] | None,
+) -> dict[str, Any]:
+    """Rounds of all workers, and of the PS where there is one."""
+    timed, answered, fragments = Timed(seconds), Timed(seconds), rounds.fragments
+    stages = switch.pipeline.stages
+
+    def judge(part: Timed, packets: int) -> None:
+        """Have the switch judge so many packets, all of which are on their way."""
+        judged = stages["slot"] + packets
+        part.drain(switch, lambda: stages["slot"] >= judged)
+
+    while not timed.enough:
+        before = stages["slot"]
+        for worker, packets in enumerate(rounds.next()):
+            send(worker, packets)
+        judge(timed, WORKERS * fragments)
+        answers = rounds.answers()
+        if answers is not None:
+            if hosts is not None:
+                _read(hosts[WORKERS], fragments, rounds.frame)
+            send(WORKERS, answers)
+            judge(answered, fragments)
+        assert stages["slot"] - before == (WORKERS + (answers is not None)) * fragments
+        if hosts is not None:
+            for host in hosts[:WORKERS]:
+                _read(host, fragments, rounds.frame)
+    drops = switch.stats()["drops"]
+    if drops:
+        raise Wrong(f"packets were dropped: {drops}")
+    return _row(rounds, phy, timed, answered)
+
+
+class Cabled:
+    """A switch between two cables: all workers behind one, the PS behind the other."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.middle, self.left, self.right = Space(stack), Space(stack), Space(stack)
+        self.addresses = [f"10.76.0.{i + 1}" for i in range(WORKERS)]
+        self.hardware = [
+            int.from_bytes(cable(self.middle, "p0", self.left, "e0", self.addresses), "big"),
+            int.from_bytes(cable(self.middle, "p1", self.right, "e0", [_PS]), "big"),
+        ]
+        self.devices = {
+            name: self.open(self.middle, lambda name=name: FramePort(name, rcvbuf=_BUFFER, sndbuf=_BUFFER))
+            for name in ("p0", "p1")
+        }
+        self.senders = [
+            self.open(space, lambda: FramePort("e0", sndbuf=_BUFFER)) for space in (self.left, self.right)
+        ]
+        for sender in self.senders:
+            # it only sends
+            sender.filter([(0x06, 0, 0, 0)])
+        self.tables = Tables(_HARDWARE, endpoint(_SWITCH, 0) >> 16)
+        for address in self.addresses:
+            self.tables.give_host(endpoint(address, 0) >> 16, self.hardware[0], 0)
+        self.tables.give_host(endpoint(_PS, 0) >> 16, self.hardware[1], 1)
+
+    def open(self, space: Space, make: Callable[[], Any]) -> Any:
+        """Something with sockets in a namespace, closed with the stack."""
+        made = space.run(make)
+        self.stack.callback(made.close)
+        return made
+
+    def header(self, side: int, source: int, destination: int, raw: bool, marked: bool) -> NDArray[np.uint8]:
+        """Headers of frames to the switch."""
+        kind = RAW_ETHERTYPE if raw else 0x0800
+        ethernet = (
+            _HARDWARE.to_bytes(6, "big") + self.hardware[side].to_bytes(6, "big") + kind.to_bytes(2, "big")
+        )
+        ip = bytes([0x45, 3 if marked else 0, 0, 0, 0, 0, 0x40, 0, 64, 1 if raw else 17, 0, 0])
+        ip += (source >> 16).to_bytes(4, "big") + (destination >> 16).to_bytes(4, "big")
+        ports = (source & 0xFFFF).to_bytes(2, "big") + (destination & 0xFFFF).to_bytes(2, "big") + bytes(4)
+        return np.frombuffer(bytes(10) + ethernet + ip + ports, np.uint8)
+
+    def sender(
+        self, side: int, header: NDArray[np.uint8], raw: bool, segments: int
+    ) -> Callable[[NDArray[Any]], None]:
+        """Sends packets (structured) in super-frames of so many segments."""
+        rebuilder, port = Rebuilder(14), self.senders[side]
+
+        def send(packets: NDArray[Any]) -> None:
+            length, arena = packets.dtype.itemsize, packets.view(np.uint8)
+            step = len(packets) if raw else segments
+            for first in range(0, len(packets), step):
+                offsets = np.arange(first, min(first + step, len(packets)), dtype=np.int64) * length
+                for frames, _ in rebuilder.frames(port, header, raw, arena, offsets, length):
+                    if frames.send(0) < len(frames):
+                        raise Wrong("the send buffer is full")
+
+        return send
+
+
+def packet(load: Load, seconds: float, raw: bool = False) -> dict[str, Any]:
+    """UDP in super-frames through packet sockets; or, ``raw``, frames of ethertype 0x0700 through a ring."""
+    with ExitStack() as stack:
+        cabled = Cabled(stack)
+        port = 0 if raw else 48_864
+        ports = [0] * (WORKERS + 1) if raw else [4000 + i for i in range(WORKERS)] + [port]
+        members = [endpoint(*one) for one in zip([*cabled.addresses, _PS], ports, strict=True)]
+        one = registration(load, members[:WORKERS], members[WORKERS], port, raw)
+        rings = {}
+        if raw:
+            for name, device in cabled.devices.items():
+                device.filter(without(RAW_ETHERTYPE))
+                rings[name] = cabled.open(cabled.middle, lambda name=name: FrameRing(name, RAW_ETHERTYPE))
+        switch = FrameSwitch(Pipeline([one]), cabled.devices, cabled.tables, rings=rings)
+        marked = load.system == "a2tp"
+        to = endpoint(_SWITCH, port)
+        senders = [
+            cabled.sender(
+                int(i == WORKERS),
+                cabled.header(int(i == WORKERS), member, to, raw, marked),
+                raw,
+                load.segments,
+            )
+            for i, member in enumerate(members)
+        ]
+        hosts = None
+        if not raw:
+            hosts = [
+                cabled.open(
+                    cabled.right if i == WORKERS else cabled.left,
+                    lambda i=i: UdpDevice([*cabled.addresses, _PS][i], ports[i], rcvbuf=_BUFFER),
+                )
+                for i in range(WORKERS + 1)
+            ]
+
+        def send(host: int, packets: NDArray[Any]) -> None:
+            senders[host](packets)
+
+        return _rounds(Rounds(load), "ring" if raw else "packet", seconds, switch, send, hosts)
+
+
+def forward(seconds: float) -> dict[str, Any]:
+    """Ordinary super-frames from one port to another."""
+    with ExitStack() as stack:
+        cabled = Cabled(stack)
+        switch = FrameSwitch(Pipeline([]), cabled.devices, cabled.tables)
+        receiver = cabled.open(cabled.right, lambda: UdpDevice(_PS, 9000, rcvbuf=_BUFFER))
+        source, to = endpoint(cabled.addresses[0], 9000), receiver.endpoint
+        header = cabled.header(0, source, to, False, False).copy()
+        header[10:16] = np.frombuffer(cabled.hardware[1].to_bytes(6, "big"), np.uint8)
+        send = cabled.sender(0, header, False, _SEGMENTS)
+        packets = np.zeros(_SEGMENTS * _FRAMES, np.dtype([("payload", "u1", _SEGMENT)]))
+        timed, port = Timed(seconds), cabled.devices["p1"]
+
+        def pass_on(total: int) -> None:
+            timed.drain(switch, lambda: port.counters()["tx_frames"] >= total)
+
+        arrived = 0
+        while not timed.enough:
+            send(packets)
+            arrived += _FRAMES
+            pass_on(arrived)
+            got = 0
+            while got < len(packets) and (batch := receiver.receive()) is not None:
+                got += len(batch)
+        if receiver.counters()["rx_superframes"] < arrived:
+            raise Wrong(f"{receiver.counters()['rx_superframes']} of {arrived} super-frames arrived whole")
+        fragments = len(packets)
+        return row("forward", "packet", fragments * _SEGMENT * 8, fragments, timed.cpu[1:], timed.wall[1:])
+
+
+def _subjects(seconds: float) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
+    yield "forward", "packet", lambda: forward(seconds)
+    for load in LOADS:
+        yield load.name, "kernel", lambda load=load: kernel(load, seconds)
+        yield load.name, "udp", lambda load=load: udp(load, seconds)
+        yield load.name, "packet", lambda load=load: packet(load, seconds)
+        if load.system in ("atp", "a2tp"):
+            yield load.name, "ring", lambda load=load: packet(load, seconds, raw=True)
+
+
+def run(
+    seconds: float = 0.5, only: str = "", say: Callable[[str], None] = lambda text: None
+) -> dict[str, Any]:
+    """All rows whose program and kind of port contain ``only``; ``seconds`` of processor time each.
+
+    ``ok`` says that every sum was right and nothing was lost; ``lacking`` what could not be had here, and ``marks`` what
+    the figures are held against.
+    """
+    rows: list[dict[str, Any]] = []
+    lacking: dict[str, str] = {}
+    wrong: dict[str, str] = {}
+    for program, phy, measure in _subjects(seconds):
+        name = f"{program} {phy}"
+        if only not in name:
+            continue
+        say(name)
+        try:
+            rows.append(measure())
+        except Wrong as error:
+            wrong[name] = str(error)
+        except (ImportError, OSError) as error:
+            lacking[name] = str(error)
+    return {
+        "schema": 1,
+        "ok": bool(rows) and not wrong,
+        "rows": rows,
+        "wrong": wrong,
+        "lacking": lacking,
+        "marks": [mark.judge(rows) for mark in MARKS],
+    }
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """The rows as lines."""
+    yield "# gradient that came in per second of the switch's processor time (for forward: payload); one core"
+    yield "# program        phy        Gbit/s  ns/fragment  ns/answer  Gbit/s by the clock"
+    for one in result["rows"]:
+        answer = f"{one['answer_ns']:.0f}" if "answer_ns" in one else "-"
+        yield (
+            f"  {one['program']:<14} {one['phy']:<8} {one['gbps']:8.2f} {one['ns_per_fragment']:12.0f} {answer:>10} "
+            f"{one['wall_gbps']:20.2f}"
+        )
+    for name, why in (*result["wrong"].items(), *result["lacking"].items()):
+        yield f"# {name}: {why}"
+    for mark in result["marks"]:
+        shown = "not measured" if mark["met"] is None else f"{mark['value']:.2f} {mark['unit']}"
+        verdict = {True: "met", False: "missed", None: ""}[mark["met"]]
+        yield f"# mark {mark['name']}: at least {mark['least']:g} {mark['unit']}: {shown} {verdict}".rstrip()
