@@ -1,0 +1,204 @@
+"""Jobs of a switch's system on one rack: workers and PSs around a switch with a program, in virtual time.
+
+>>> rack = Rack(SYSTEMS["a2tp"], slots=450, link=LinkSpec(rate=70e9, delay=4e-6))
+>>> rack.add_job(1, workers=4, window=450)
+>>> rack.add_job(2, workers=4, window=450, links={3: LinkSpec(rate=17e9, delay=4e-6)})
+>>> rack.loop(1, values=100_000)
+>>> rack.run(0.002)
+
+A job loops: as soon as a worker has its result it begins the next round, without a computation between, as the
+micro-benchmark jobs of ATP and A2TP do. Values are int32, exact; arrays are zeros, since what is sent does not matter here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from inanet.proto.a2tp.program import A2tpProgram
+from inanet.proto.a2tp.worker import A2tpWorker
+from inanet.proto.atp.program import AtpProgram
+from inanet.proto.atp.ps import ParameterServer, PSJob
+from inanet.proto.atp.worker import AtpWorker
+from inanet.proto.events import RoundDone
+from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.switched.program import SwitchProgram
+from inanet.proto.switched.tenants import Tenant
+from inanet.proto.switched.window import Timing
+from inanet.proto.switched.worker import Membership, Worker
+from inanet.proto.switchml.program import SwitchMLProgram
+from inanet.proto.switchml.worker import SwitchMLWorker
+from inanet.sim.link import LinkSpec
+from inanet.sim.network import Network
+from inanet.wire import a2tp, atp
+from inanet.wire.endpoint import endpoint
+
+SWITCH = endpoint("10.0.0.254", 0xBEE0)
+#: Register bytes of a slot beside its values.
+_SLOT_STATE = 24
+#: Ethernet and IPv4 headers, checksum, preamble and gap: the public framings have no UDP header.
+OVERHEAD = 14 + 20 + 4 + 8 + 12
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """How the parts of a system are made. ``worker(member, window, slots, timing)``; ``program(slots)`` with that many
+    slots in all; ``frame_type`` of the PS, ``None`` for systems without one; ``static``: every job has a share of its own.
+    """
+
+    name: str
+    program: Callable[[int], SwitchProgram]
+    worker: Callable[[Membership, int, int, Timing], Worker]
+    frame_type: np.dtype[np.void] | None
+    static: bool = False
+
+
+def _budget(slots: int, values: int, sets: int = 1) -> int:
+    return slots * sets * (4 * values + _SLOT_STATE)
+
+
+SYSTEMS: Mapping[str, System] = {
+    "switchml": System(
+        "switchml",
+        lambda slots: SwitchMLProgram(values=64, budget=_budget(slots, 64, 2), age=60.0),
+        lambda member, window, slots, timing: SwitchMLWorker(member, slots, values=64, timing=timing),
+        None,
+        static=True,
+    ),
+    "atp": System(
+        "atp",
+        lambda slots: AtpProgram(budget=_budget(slots, atp.VALUES), age=60.0),
+        lambda member, window, slots, timing: AtpWorker(member, window, slots, initial=window, timing=timing),
+        atp.FRAME,
+    ),
+    "a2tp": System(
+        "a2tp",
+        lambda slots: A2tpProgram(budget=_budget(slots, atp.VALUES), age=60.0),
+        lambda member, window, slots, timing: A2tpWorker(
+            member, window, slots, initial=window, timing=timing
+        ),
+        a2tp.FRAME,
+    ),
+}
+
+
+@dataclass(slots=True)
+class _Job:
+    names: tuple[str, ...]
+    workers: tuple[Worker, ...]
+    spec: TensorSpec | None = None
+    looping: bool = False
+    round: dict[str, int] = field(default_factory=dict)
+
+
+class Rack:
+    """``link`` joins every host to the switch in both directions; ``port`` is what the switch sends over, by default the
+    same. ``slots`` are the switch's.
+    """
+
+    def __init__(
+        self,
+        system: System,
+        *,
+        slots: int,
+        link: LinkSpec,
+        port: LinkSpec | None = None,
+        seed: int = 0,
+        timing: Timing | None = None,
+    ) -> None:
+        self.system = system
+        self.slots = slots
+        self.network = Network(seed)
+        self.program = system.program(slots)
+        self.switch = self.network.add_switch("switch", self.program, SWITCH)
+        self.link = link
+        self.port = port or link
+        self.timing = timing or Timing(silent=60.0)
+        self.jobs: dict[int, _Job] = {}
+        self._seen = 0
+
+    def add_job(
+        self,
+        number: int,
+        workers: int,
+        window: int,
+        *,
+        slots: int | None = None,
+        links: Mapping[int, LinkSpec] | None = None,
+    ) -> tuple[Worker, ...]:
+        """A job with its PS. ``slots`` it may hash to (a static system: its own), by default all; ``links`` of workers
+        that are not like the others, by index. Raises as the programs do, when registers are short.
+        """
+        slots = self.slots if slots is None else slots
+        addresses = [endpoint(f"10.{number}.0.{index + 1}", 4000) for index in range(workers)]
+        members = {address: 1 << index for index, address in enumerate(addresses)}
+        ps = endpoint(f"10.{number}.1.1", 5000) if self.system.frame_type is not None else 0
+        self.program.add_job(Tenant(number, members, number, ps, slots if self.system.static else None))
+        self.switch.groups[number] = tuple(addresses)
+        if self.system.frame_type is not None:
+            server = ParameterServer(self.system.frame_type)
+            server.add_job(PSJob(number, members, [SWITCH], window, slots, switches=[SWITCH]))
+            self.network.add_host(f"ps{number}", ps, server)
+            self.network.connect(f"ps{number}", "switch", self.link, self.port)
+        names, machines = [], []
+        for index, address in enumerate(addresses):
+            member = Membership(number, index, workers, workers, SWITCH, ps)
+            machine = self.system.worker(member, window, slots, self.timing)
+            name = f"j{number}w{index}"
+            self.network.add_host(name, address, machine)
+            self.network.connect(name, "switch", (links or {}).get(index, self.link), self.port)
+            if ps:
+                self.switch.congestion[address] = ps
+            names.append(name)
+            machines.append(machine)
+        self.jobs[number] = _Job(tuple(names), tuple(machines))
+        return tuple(machines)
+
+    def loop(self, number: int, values: int) -> None:
+        """From now on, rounds of ``values`` int32 one after the other."""
+        job = self.jobs[number]
+        job.spec = TensorSpec("t", "i32", (values,), "sum", ExponentMode.NONE)
+        job.looping = True
+        for name, machine in zip(job.names, job.workers, strict=True):
+            machine.add_tensor(0, job.spec)
+            self._begin(job, name, machine)
+
+    def stop(self, number: int) -> None:
+        """Begin no further rounds; those that run are finished."""
+        self.jobs[number].looping = False
+
+    def _begin(self, job: _Job, name: str, machine: Worker) -> None:
+        assert job.spec is not None
+        job.round[name] = job.round.get(name, 0) + 1
+        machine.begin(0, job.round[name], [np.zeros(job.spec.shape, np.int32)], self.network.now)
+        self.network.wake(name)
+
+    def run(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        stop = self.network.now + seconds
+        reached: list[bool] = []
+        self.network.at(stop, lambda: reached.append(True))
+        self.network.run(lambda: self._turn() or bool(reached), deadline=2 * seconds + 1.0)
+
+    def _turn(self) -> bool:
+        """Begin the rounds that can begin; never True."""
+        log = self.network.log
+        if self._seen == len(log):
+            return False
+        for name, event in log[self._seen :]:
+            if isinstance(event, RoundDone):
+                job = self.jobs[event.job]
+                if job.looping:
+                    self._begin(job, name, job.workers[job.names.index(name)])
+        self._seen = len(log)
+        return False
+
+    def answered(self, number: int) -> float:
+        """Bytes of values that a worker of the job has had answered so far, on average over its workers."""
+        workers = self.jobs[number].workers
+        total = sum(worker.stats()["results_in"] * 4 * worker.layout.width for worker in workers)
+        return total / len(workers)
+
+    def occupied(self, number: int) -> float:
+        """Share of the switch's slots that a job holds now."""
+        return self.program.stats()[f"occupied_{number}"] / self.slots
