@@ -79,11 +79,12 @@ _FLAGS, _APP, _SEQ, _MARK, _JOB = FLAGS_AT, APP_AT, SEQ_AT, MARK_AT, JOB_MASK
 _TRAILER, _SECOND = TRAILER_BYTES, SECOND_HALF
 
 _OPTIONS = {"cache": True, "nogil": True, "_nrt": False}
+_INLINE = _OPTIONS | {"inline": "always"}
 _ARENA = types.uint8[::1]
 _INT = types.int64
 
 
-@numba.njit(types.int64(types.uint32), **_OPTIONS)
+@numba.njit(types.int64(types.uint32), **_INLINE)
 def lowest(bitmap: int) -> Any:
     """Index of the lowest bit; 32 if there is none."""
     index = 0
@@ -92,7 +93,7 @@ def lowest(bitmap: int) -> Any:
     return index
 
 
-@numba.njit(types.int64(BINDINGS, _ARENA, _INT, _INT, _INT, _INT), **_OPTIONS)
+@numba.njit(types.int64(BINDINGS, _ARENA, _INT, _INT, _INT, _INT), **_INLINE)
 def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, head: int) -> Any:
     """The slot of a packet; or minus the reason why it has none. An answer without a slot has one beyond all."""
     size = head + 248 + _TRAILER
@@ -115,14 +116,14 @@ def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, head: in
     return t.first[job] + index
 
 
-@numba.njit(types.void(REGISTERS, _INT), **_OPTIONS)
+@numba.njit(types.void(REGISTERS, _INT), **_INLINE)
 def release(r: Registers, slot: int) -> None:
     """Free a slot."""
     r.occupied[r.owner[slot]] -= 1
     r.owner[slot] = FREE
 
 
-@numba.njit(types.void(REGISTERS, _INT, _INT, types.uint32, types.uint8, types.float64), **_OPTIONS)
+@numba.njit(types.void(REGISTERS, _INT, _INT, types.uint32, types.uint8, types.float64), **_INLINE)
 def claim(r: Registers, slot: int, job: int, key: int, priority: int, now: float) -> None:
     """Give a free slot to a fragment; its first contribution overwrites the values."""
     r.owner[slot] = job
@@ -136,7 +137,7 @@ def claim(r: Registers, slot: int, job: int, key: int, priority: int, now: float
     r.occupied[job] += 1
 
 
-@numba.njit(types.void(REGISTERS, _INT, _ARENA, _INT, VARIANT), **_OPTIONS)
+@numba.njit(types.void(REGISTERS, _INT, _ARENA, _INT, VARIANT), **_INLINE)
 def load_sum(r: Registers, slot: int, arena: Any, at: int, v: Variant) -> None:
     """Emit: values, bitmap and marks of a slot into a packet of its fragment."""
     r.accesses[VALUES] += 1
@@ -218,7 +219,7 @@ def flush(r: Registers, arena: Any, at: int, slot: int, bitmap: int, v: Variant)
         VARIANT,
         types.float64,
     ),
-    **_OPTIONS,
+    **_INLINE,
 )
 def admit(
     r: Registers,
@@ -262,7 +263,7 @@ def admit(
 
 @numba.njit(
     types.int64(REGISTERS, BINDINGS, _ARENA, _INT, _INT, _INT, types.uint32, types.int64[::1], VARIANT),
-    **_OPTIONS,
+    **_INLINE,
 )
 def fold(
     r: Registers, t: Bindings, arena: Any, at: int, slot: int, job: int, bitmap: int, counts: Any, v: Variant

@@ -31,6 +31,7 @@ class AtpProgram(SwitchProgram):
         super().__init__(file, age=age, values_per_pass=VALUES_PER_PASS)
         self._frame = self.variant.head + 4 * VALUES + TRAILER_BYTES
         self._out: list[Transmission] = []
+        self._nothing = self._spill(0)
 
     def add_job(self, tenant: Tenant) -> None:
         """Serve a job from now on; ``tenant.ps`` is needed. Raises as :meth:`SwitchProgram.add_job`."""
@@ -44,7 +45,8 @@ class AtpProgram(SwitchProgram):
         )
 
     def _run(self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float) -> None:
-        spill = self._spill(len(batch) if self.variant.preempts else 0)
+        # without evictions nothing is spilled here
+        spill = self._spill(len(batch)) if self.variant.preempts else self._nothing
         policy.run(
             self.file.registers,
             self.tenants.bindings,
@@ -70,6 +72,8 @@ class AtpProgram(SwitchProgram):
 
     def _collect(self, spill: Spill) -> None:
         used = int(spill.used[0])
+        if not used:
+            return
         for destination in np.unique(spill.to[:used]).tolist():
             offsets = np.flatnonzero(spill.to[:used] == destination) * self._frame
             self._out.append(Transmission(destination, spill.arena, offsets, self._frame))

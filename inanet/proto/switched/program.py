@@ -96,8 +96,9 @@ class SwitchProgram:
         verdicts.passes[:count] = self.passes
         self._run(batch, congested, verdicts, now)
         self._packets += count
-        self._recirculations += int(verdicts.passes[:count].sum()) - count
-        self.drops += np.bincount(verdicts.reason[:count], minlength=DROP_CODES)
+        self._recirculations += (self.passes - 1) * count
+        if verdicts.reason[:count].any():
+            self.drops += np.bincount(verdicts.reason[:count], minlength=DROP_CODES)
         if self._check is None and self.file.registers.occupied.any():
             self._check = now + self.age / 2
 
