@@ -73,9 +73,8 @@ def find_ways(
             tally[OVER] += 1
             drops[_TOO_MANY_PASSES] += 1
         else:
-            aimed = _UNICAST <= what <= _GROUP
-            whither = target[i] if aimed else np.int64(0)
-            whence = np.int64(senders[i]) if aimed else np.int64(origins[i])
+            whither = target[i] if _UNICAST <= what <= _GROUP else np.int64(0)
+            whence = np.int64(senders[i]) if what == _GROUP else np.int64(origins[i])
             if last >= 0 and ways[last, 0] == what and ways[last, 1] == whither and ways[last, 2] == whence:
                 k = last
             else:

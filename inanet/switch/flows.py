@@ -1,5 +1,6 @@
 """Flows of INA packets: who sends them to whom, and the headers under which what a program makes of them leaves."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +40,14 @@ class Way:
 
 
 class Flows:
-    """The flow table of a switch with these forwarding tables and link headers of ``link`` bytes (14, or 0 on TUN)."""
+    """The flow table of a switch with these forwarding tables and link headers of ``link`` bytes (14, or 0 on TUN).
 
-    def __init__(self, tables: Tables, link: int) -> None:
+    ``members`` are the endpoints of all groups.
+    """
+
+    def __init__(self, tables: Tables, link: int, members: Collection[int] = ()) -> None:
         self._tables = tables
+        self._members = frozenset(members)
         self._link = link
         self._ip = HEADER_BYTES + link
         self.keys: U64 = np.zeros((FLOWS, 3), np.uint64)
@@ -91,7 +96,8 @@ class Flows:
                 hardware = int.from_bytes(self.templates[number, 16:22].tobytes(), "big")
                 self._tables.learn_host(source >> 16, hardware, flow.ingress, now)
             first = number
-            if self._is_own(destination):
+            if self._is_own(destination) and source in self._members:
+                # whoever completes a sum, it comes from the switch
                 first = self._own.setdefault((destination, rest & 0xFF), number)
             self.senders[number] = self.base | first
             self.bound[number] = self._bound(number, flow, now)
@@ -146,8 +152,8 @@ class Flows:
         return handle < OWN and self.of(handle).source in targets
 
     def towards(self, handle: int, destination: int, answering: bool) -> Way | None:
-        """To an endpoint, from the flow's sender; or from its destination, if that is the switch itself or the packets
-        are answers. ``None``: nobody knows where the endpoint is.
+        """To an endpoint, from the flow's sender; or from its destination, if the packets are answers. ``None``: nobody
+        knows where the endpoint is.
         """
         host = self._tables.host(destination >> 16)
         if host is None:
@@ -158,11 +164,11 @@ class Flows:
             header, source, hardware = self._blank(raw), own_address << 16 | handle & 0xFFFF, own_hardware
         else:
             flow, header = self.of(handle), self._header(handle)
-            at = 10 if answering else 16
-            hardware = int.from_bytes(header[at : at + 6].tobytes(), "big")
             source = flow.destination if answering else flow.source
-            if self._is_own(flow.destination):
-                source, hardware = flow.destination, own_hardware
+            given = int.from_bytes(header[10:16].tobytes(), "big")
+            sender = given if answering else int.from_bytes(header[16:22].tobytes(), "big")
+            # what was sent to the switch's hardware goes on from it, as from any router
+            hardware = own_hardware if given == own_hardware else sender
         if self._link:
             self._put_hardware(header, host[0], hardware)
         self._put_endpoints(header, source, destination)

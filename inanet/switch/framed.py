@@ -49,7 +49,8 @@ class FrameSwitch:
         self.pipeline = pipeline
         self.tables = tables
         self._link = link
-        self._flows = Flows(tables, link)
+        grouped = {one for each in pipeline.registrations for group in each.groups.values() for one in group}
+        self._flows = Flows(tables, link, grouped)
         self._local = Local(tables, link)
         self._rebuilder = Rebuilder(link)
         chosen = options or {}

@@ -27,8 +27,8 @@ STAGES = ("parse", "filter", "slot", "aggregate", "mark", "forward")
 class Run:
     """Packets that leave together: ``arena[offsets[i] :][:length]``, all by the same way and with the same mark.
 
-    ``action`` and ``target`` as in a verdict. ``origin`` is what the port said of where the packets came from (for PASS
-    and REPLY) or of who they are from now on (for UNICAST and GROUP).
+    ``action`` and ``target`` as in a verdict. ``origin`` is what the port said of where the packets came from or, for
+    GROUP, of who they are from now on.
     """
 
     action: int

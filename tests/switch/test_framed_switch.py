@@ -261,16 +261,15 @@ def test_routes_lead_from_subnet_to_subnet(stack: ExitStack) -> None:
     for i, host in enumerate(rack.hosts):
 
         def route(i: int = i) -> None:
-            gateway = f"10.75.{i}.{254}"
+            gateway = f"10.75.{i}.254"
             subprocess.run(["ip", "route", "add", "default", "via", gateway], check=True)
-            hardware = ":".join(f"{HARDWARE:012x}"[j : j + 2] for j in range(0, 12, 2))
-            subprocess.run(["ip", "neigh", "replace", gateway, "lladdr", hardware, "dev", "eth0"], check=True)
+            neighbour(gateway, HARDWARE)
 
         host.run(route)
     switch = rack.switch()
     switch.tables.set_routes([(IPv4Network(f"10.75.{i}.0/24"), i, 0) for i in range(2)])
     for i, (host, address) in enumerate(zip(rack.hosts, rack.addresses, strict=True)):
-        switch.tables.give_host(int(IPv4Address(address)), host.run(_hardware), i)
+        switch.tables.give_host(int(IPv4Address(address)), host.run(hardware_of), i)
     data = numbered(1, 1 << 20).tobytes()
     with running(switch):
         assert echo(rack.hosts[0], rack.addresses[1], b"from net to net.") == b"from net to net."
@@ -278,10 +277,17 @@ def test_routes_lead_from_subnet_to_subnet(stack: ExitStack) -> None:
     assert switch.stats()["drops"] == {}
 
 
-def _hardware() -> int:
+def hardware_of() -> int:
+    """Of eth0 in the namespace of this thread."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
         answer = fcntl.ioctl(handle, 0x8927, struct.pack("16s24x", b"eth0"))
     return int.from_bytes(answer[18:24], "big")
+
+
+def neighbour(address: str, hardware: int) -> None:
+    """Tell the namespace of this thread where an address is."""
+    text = hardware.to_bytes(6, "big").hex(":")
+    subprocess.run(["ip", "neigh", "replace", address, "lladdr", text, "dev", "eth0"], check=True)
 
 
 def test_raw_frames_come_through_rings(rack: Rack) -> None:
@@ -303,7 +309,7 @@ def test_raw_frames_come_through_rings(rack: Rack) -> None:
         rack.stack.callback(device.close)
     with running(switch):
         for number, host in enumerate(rack.hosts[:2]):
-            hardware = host.run(_hardware)
+            hardware = host.run(hardware_of)
             frames = [
                 ethernet(
                     HARDWARE,
