@@ -16,8 +16,9 @@ from inanet.control.topology import Tree
 
 #: Loss beyond this share of what was sent in a period lowers a rate (section IV-C).
 LOSS_THRESHOLD = 0.01
-#: First step back up after a period without loss, as a share of the rate; doubles with every such period.
-PROBE = 0.02
+#: Step back up after a period without loss, as a share of the rate; doubles with every such period once the rate is
+#: beyond what got through when there was loss by more than :data:`CAUTION`. A queue can hide for a while that it fills.
+PROBE, CAUTION = 0.02, 1.25
 #: A rate that rises by less than this share is not worth a message; one that falls always is.
 WORTH_TELLING = 0.01
 #: No rate is cut below this, in bits per second: a sender that sends nothing would not find out that it could.
@@ -63,6 +64,8 @@ class _Sender:
     maximum: float = math.inf
     #: what loss has left of it
     ceiling: float = math.inf
+    #: what got through of it
+    through: float = math.inf
     step: float = PROBE
 
 
@@ -133,8 +136,8 @@ class Negotiator:
     def loss(self, job: int, name: str, sequence: int, sent: int, lost: int) -> None:
         """Of ``sent`` fragments in the last period ``lost`` had to be sent again.
 
-        Beyond the threshold the rate is cut by the share lost; without loss it is raised step by step, each twice the
-        one before, until the links' fair share is what limits it.
+        Beyond the threshold the rate is cut by the share lost; without loss it is raised step by step, small ones where
+        loss was and larger ones beyond, until the links' fair share is what limits it.
         """
         sender = self._heard(job, name, sequence)
         if sender is None or sent <= 0:
@@ -144,12 +147,13 @@ class Negotiator:
         if part > self._threshold:
             sender.step = PROBE
             if math.isfinite(rate):
-                sender.ceiling = max(LEAST, rate * (1 - part))
+                sender.ceiling = sender.through = max(LEAST, rate * (1 - part))
         elif math.isfinite(sender.ceiling):
             # what else limits it by now, does so without loss
             unlimited = 0 < rate < sender.ceiling * (1 - _NEARLY) or sender.ceiling >= sender.maximum
             sender.ceiling = math.inf if unlimited else sender.ceiling * (1 + sender.step)
-            sender.step = min(1.0, 2 * sender.step)
+            if sender.ceiling > sender.through * CAUTION:
+                sender.step = min(1.0, 2 * sender.step)
 
     # ---------- what they get
 

@@ -116,6 +116,14 @@ _ALL = (
         "arithmetic at the paper's size; simulation with sizes and rates divided by 1,000",
         "inanet.papers.xagg_example:run",
     ),
+    Entry(
+        "xagg-fig21",
+        "XAgg",
+        "Fig. 21",
+        "sending rate every 10 ms while the receiver's bandwidth drops from 60 to 20 Gbit/s and returns",
+        "the paper's rates; a model of the port around the negotiator itself, TCP Reno beside it",
+        "inanet.papers.xagg_rates:run",
+    ),
 )
 ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in _ALL})
 
