@@ -127,3 +127,11 @@ def take(arena: Arena, ats: Index, fragments: Index, width: int, words: int, row
             for i in range(run):
                 rows[row, HEAD + column + i] = swapped(source[j + i])
             j += run
+
+
+@numba.njit("void(uint8[::1], int64[::1], uint8[:, ::1])", **_PAYLOAD)
+def gather(arena: Arena, ats: Index, out: NDArray[np.uint8]) -> None:
+    """Copy the bytes from ``ats[k]`` on to row *k* of ``out``: headers of packets, side by side."""
+    for k in range(ats.size):
+        for j in range(out.shape[1]):
+            out[k, j] = arena[ats[k] + j]

@@ -31,8 +31,9 @@ class Straggling:
         return min(self._echoes, default=None)
 
     def echoed(self, trip: float) -> None:
-        """A probe has come back after ``trip`` seconds."""
-        self._echoes.append(trip)
+        """A probe has come back after ``trip`` seconds; no time at all is below the clock's resolution."""
+        if trip > 0.0:
+            self._echoes.append(trip)
 
     def answers(self, count: int, lcw: float, now: float) -> None:
         """``count`` fragments were answered in one batch, while the window was ``lcw``."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.bigendian import gather
 from inanet.proto.atp.slots import SlotTable
 from inanet.proto.switched.leaves import Leaves, Sums, fold, give, make_leaves
 from inanet.wire.atp import (
@@ -27,6 +28,7 @@ from inanet.wire.atp import (
     SEQUENCE_BITS,
     VALUES,
     Flag,
+    head_type,
     mark_of,
 )
 from inanet.wire.batch import PacketBatch, Transmission
@@ -64,7 +66,7 @@ class _Running:
         for bits in job.members.values():
             self.full |= bits
         self.expected = job.first
-        #: places to answer, fragments to pull, echoes to send: (frame of the packet to be echoed)
+        #: places to answer, places to pull, headers of probes to echo
         self.answers: list[Index] = []
         self.pulls: Index = np.zeros(0, np.int64)
         self.echoes: list[NDArray[Any]] = []
@@ -82,6 +84,7 @@ class ParameterServer:
         fields = frame_type.fields
         assert fields is not None
         self._values_at = fields["values"][1]
+        self._head_type = head_type(frame_type)
         self._jobs: dict[int, _Running] = {}
         self._completed: Index = np.zeros(1, np.int64)
         self._answered = self._pulled = self._added = 0
@@ -108,9 +111,9 @@ class ParameterServer:
         self.drops[Drop.OVERSIZED] += int(np.count_nonzero(batch.lengths > size))
         index = np.flatnonzero(right)
         offsets = batch.offsets[index]
-        heads = batch.arena[offsets[:, None] + np.arange(self._values_at)]
-        frames = np.zeros(len(index), self.frame_type)
-        frames.view(np.uint8).reshape(len(index), size)[:, : self._values_at] = heads
+        heads = np.empty((len(index), self._values_at), np.uint8)
+        gather(batch.arena, offsets, heads)
+        frames = heads.view(self._head_type)[:, 0]
         jobs = (frames["app"] & JOB_MASK).astype(np.int64)
         for number in np.unique(jobs).tolist():
             mine = np.flatnonzero(jobs == number)
@@ -181,9 +184,11 @@ class ParameterServer:
                     self._answered += len(places)
                     out += self._send(running, self._sums(running, places))
             if running.echoes:
-                # joining turns numbers into the host's byte order
-                echoes = np.concatenate(running.echoes).astype(self.frame_type)
+                heads = np.concatenate(running.echoes)
                 running.echoes = []
+                echoes = np.zeros(len(heads), self.frame_type)
+                for name in ("bitmap", "app", "seq"):
+                    echoes[name] = heads[name]
                 echoes["flags"] = ECHO
                 out += self._send(running, echoes)
             if len(running.pulls):

@@ -6,10 +6,11 @@ The worker's part of A2TP and ESA is this one with another frame, another pace a
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.bigendian import gather
 from inanet.proto.atp.slots import SlotTable
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Answers, Layout, Mask, Membership, Pace, Worker
-from inanet.wire.atp import FRAME, JOB_MASK, MAX_JOB, SECOND_HALF, SEQUENCE_BITS, VALUES, Flag
+from inanet.wire.atp import FRAME, JOB_MASK, MAX_JOB, SECOND_HALF, SEQUENCE_BITS, VALUES, Flag, head_type
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 
@@ -68,15 +69,24 @@ class AtpWorker(Worker):
         layout = Layout(VALUES, self.frame_type.itemsize, fields["values"][1], SEQUENCE_BITS)
         super().__init__(member, layout, window, pace or AtpPace(initial, window), timing)
         self._table = SlotTable(member.job, window, slots)
+        self._head_type = head_type(self.frame_type)
 
     def _heads(self, batch: PacketBatch, index: Index) -> NDArray[np.void]:
-        """Headers, and trailers behind them, of these packets; values are left out."""
-        frames = np.zeros(len(index), self.frame_type)
-        view = frames.view(np.uint8).reshape(len(index), self.layout.frame_bytes)
-        head, tail = self.layout.values_at, self.layout.values_at + 4 * VALUES
-        for columns in (np.arange(head), np.arange(tail, self.layout.frame_bytes)):
-            view[:, columns] = batch.arena[batch.offsets[index][:, None] + columns]
+        """What lies before the values of these packets."""
+        heads = np.empty((len(index), self.layout.values_at), np.uint8)
+        gather(batch.arena, batch.offsets[index], heads)
+        frames: NDArray[np.void] = heads.view(self._head_type)[:, 0]
         return frames
+
+    def _instead(self, batch: PacketBatch, offsets: Index, flags: NDArray[np.uint8]) -> Index:
+        """The slots that answers name, in the field that is the tensor's length otherwise."""
+        instead = np.full(len(offsets), -1, np.int64)
+        moved = np.flatnonzero(flags & Flag.COLLISION)
+        if len(moved):
+            named = np.empty((len(moved), 4), np.uint8)
+            gather(batch.arena, offsets[moved] + self.layout.frame_bytes - 4, named)
+            instead[moved] = named.view(">u4")[:, 0]
+        return instead
 
     def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
         index = self._sized(batch, index)
@@ -88,15 +98,14 @@ class AtpWorker(Worker):
         if others.any():
             self._other(frames[others], now)
         good = mine & answers
-        frames = frames[good]
+        frames, offsets = frames[good], batch.offsets[index[good]]
         flags = frames["flags"]
-        moved = flags & Flag.COLLISION != 0
         return Answers(
             low=frames["seq"].astype(np.int64) | (frames["app"].astype(np.int64) >> 8) << 16,
-            ats=batch.offsets[index[good]] + self.layout.values_at,
+            ats=offsets + self.layout.values_at,
             ecn=flags & Flag.ECN != 0,
             col=self._col(frames),
-            instead=np.where(moved, frames["length"].astype(np.int64), -1),
+            instead=self._instead(batch, offsets, flags),
         )
 
     def _col(self, frames: NDArray[np.void]) -> Mask:

@@ -65,7 +65,7 @@ class Source(ABC):
 
     @abstractmethod
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
-        """Write values of fragments, big-endian, ``stride`` bytes apart from byte ``at`` of an arena on."""
+        """Write values of fragments, in ascending order, big-endian, ``stride`` bytes apart from byte ``at`` of an arena on."""
 
     @abstractmethod
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:

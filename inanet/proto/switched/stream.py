@@ -129,13 +129,12 @@ class Stream(Source):
 
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
         """Write fragments, big-endian, ``stride`` bytes apart from byte ``at`` of an arena on."""
-        main = self._main.count
-        if not len(fragments) or fragments.max() < main:
-            place(self._main.rows, self._main.words, fragments, self.width, arena, at, stride)
-            return
-        for k, fragment in enumerate(fragments.tolist()):
-            part, index = self._part(fragment)
-            place(part.rows, part.words, np.array([index]), self.width, arena, at + k * stride, stride)
+        # ascending: what belongs to the second pass comes last
+        main = int(np.searchsorted(fragments, self._main.count))
+        place(self._main.rows, self._main.words, fragments[:main], self.width, arena, at, stride)
+        if self._again is not None:
+            rest = fragments[main:] - self._main.count
+            place(self._again.rows, self._again.words, rest, self.width, arena, at + main * stride, stride)
 
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
         """Take results, each fragment once: ``fragments[k]`` lies at byte ``ats[k]``."""
@@ -146,12 +145,6 @@ class Stream(Source):
             assert self._again is not None
             rest = fragments[~main] - self._main.count
             take(arena, ats[~main], rest, self.width, self._again.words, self._again.rows)
-
-    def _part(self, fragment: int) -> tuple[_Pass, int]:
-        if fragment < self._main.count:
-            return self._main, fragment
-        assert self._again is not None
-        return self._again, fragment - self._main.count
 
     # ---------------------------------------------------------------- the end
 

@@ -7,6 +7,7 @@ the alternation survives them: beginning again with version 0 would make new fra
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.bigendian import gather
 from inanet.proto.switched.source import Arrays, Source, Tensor
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Answers, Layout, Mask, Membership, Worker
@@ -49,7 +50,8 @@ class SwitchMLWorker(Worker):
 
     def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
         index = self._sized(batch, index)
-        heads = batch.arena[batch.offsets[index][:, None] + np.arange(VALUES_AT)]
+        heads = np.empty((len(index), VALUES_AT), np.uint8)
+        gather(batch.arena, batch.offsets[index], heads)
         kind = heads[:, 0] & 0xF7 == self._kind
         mine = heads[:, 1] == self.member.job & 0xFF
         self.drops[Drop.BAD_TYPE] += int(np.count_nonzero(~kind))

@@ -118,6 +118,7 @@ def test_r10_gamma_is_what_gets_through_of_what_could(gbps, interval):
 
 def test_r10_gamma_is_one_until_there_is_a_base_round_trip():
     straggling = Straggling()
+    straggling.echoed(0.0)
     for k in range(100):
         straggling.answers(1, 100.0, k * 1e-5)
     assert (straggling.gamma, straggling.base) == (1.0, None)
