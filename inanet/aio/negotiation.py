@@ -28,7 +28,7 @@ class Pace:
     @property
     def rate(self) -> float:
         """Bits per second that are held now."""
-        return max(LEAST, min(self._rates.total, self._limit))
+        return min(self._limit, max(LEAST, self._rates.total))
 
     def granted(self, grant: Grant) -> None:
         """Take a grant, unless a newer one was there before."""

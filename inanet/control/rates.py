@@ -22,7 +22,7 @@ PROBE, CAUTION = 0.02, 1.25
 #: A rate that rises by less than this share is not worth a message; one that falls always is.
 WORTH_TELLING = 0.01
 #: No rate is cut below this, in bits per second: a sender that sends nothing would not find out that it could.
-LEAST = 1e5
+LEAST = 1e7
 #: Rates are sums of floats: closer than this share is equal.
 _NEARLY = 1e-9
 

@@ -43,30 +43,36 @@ def share(flows: Mapping[Key, Flow], limits: Mapping[Hashable, float]) -> dict[K
     for key, flow in flows.items():
         for source in flow.follows:
             followers[source].append(key)  # type: ignore[index]
-    users: dict[Hashable, set[Key]] = {}
+    #: who still rises, by resource; dictionaries, since the order of sets would differ from run to run
+    users: dict[Hashable, dict[Key, None]] = {}
     for key, flow in flows.items():
         for resource in flow.uses:
             if resource in limits:
-                users.setdefault(resource, set()).add(key)
+                users.setdefault(resource, {})[key] = None
     free = {resource: limits[resource] for resource in users}
+    limited = sorted(
+        (key for key in flows if math.isfinite(flows[key].ceiling)), key=lambda k: flows[k].ceiling
+    )
+    limited.reverse()
     rates: dict[Key, float] = {}
     while len(rates) < len(flows):
-        levels = {r: free[r] / len(users[r]) for r in users if users[r]}
-        ceiling = min((flow.ceiling for key, flow in flows.items() if key not in rates), default=math.inf)
-        level = max(0.0, min(ceiling, *levels.values())) if levels else ceiling
-        full = {r for r, at in levels.items() if at * _FULL <= level}
-        stopped = [
-            key
-            for key, flow in flows.items()
-            if key not in rates and (flow.ceiling <= level or not full.isdisjoint(flow.uses))
-        ]
+        while limited and limited[-1] in rates:
+            limited.pop()
+        levels = {resource: free[resource] / len(risers) for resource, risers in users.items() if risers}
+        level = min(levels.values(), default=math.inf)
+        if limited:
+            level = min(level, flows[limited[-1]].ceiling)
+        level = max(0.0, level)
+        stopped = [key for resource, at in levels.items() if at * _FULL <= level for key in users[resource]]
+        while limited and flows[limited[-1]].ceiling <= level:
+            stopped.append(limited.pop())
         if math.isinf(level):
             stopped = [key for key in flows if key not in rates]
-        for key in _with_relatives(stopped, flows, followers, rates):
+        for key in _with_relatives([key for key in stopped if key not in rates], flows, followers, rates):
             rates[key] = level
             for resource in flows[key].uses:
-                if resource in users:
-                    users[resource].discard(key)
+                if resource in users and key in users[resource]:
+                    del users[resource][key]
                     free[resource] -= level
     return rates
 
@@ -87,16 +93,12 @@ def _with_relatives(
             queue += [other for other in followers[key] if other not in rates and other not in found]
 
     follow(stopped)
-    held: list[Key] | None = None
-    while held is None or held:
-        # one at a time: a source that stops may stop others with it, and then those need no more
-        held = [
-            key
-            for key in found
-            if flows[key].holds and not any(s in rates or s in found for s in flows[key].follows)
-        ]
-        if held:
-            sources = flows[held[0]].follows
+    # one at a time: a source that stops may stop others with it, and then those need no more
+    queue = [key for key in found if flows[key].holds]
+    for key in queue:
+        if not any(source in rates or source in found for source in flows[key].follows):
+            before = len(found)
             # any of them would do; the one that could do least loses least
-            follow([min(sources, key=lambda s: (flows[s].ceiling, repr(s)))])  # type: ignore[index,arg-type,list-item]
+            follow([min(flows[key].follows, key=lambda s: (flows[s].ceiling, repr(s)))])  # type: ignore[index,arg-type,list-item]
+            queue += [other for other in list(found)[before:] if flows[other].holds]
     return list(found)
