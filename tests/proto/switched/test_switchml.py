@@ -40,6 +40,17 @@ def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, po
     assert job.sum("retransmissions") > 0
 
 
+def test_r7_packets_late_by_many_windows_change_nothing():
+    late = Impairment(seed=3, duplicate=0.1, late=0.05, delay=0.1)
+    job = switchml(3, 4, values=64, impairment=late)
+    job.add(0, spec(6_000))
+    for seed in range(2):
+        job.begin(0, floats(6_000, 3, seed))
+    job.star.run(job.done)
+    job.check()
+    assert job.star.program.stats()["drop_stale_sequence"] > 0
+
+
 @pytest.mark.parametrize("elements", [0, 1, 63, 255, 256, 257, 4097])
 def test_tails(elements):
     job = switchml(3, 4, values=64, impairment=NOISE)
