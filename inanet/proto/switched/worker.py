@@ -338,6 +338,15 @@ class Worker:
         events, self._events = self._events, []
         return events
 
+    @property
+    def successor(self) -> int:
+        """Where the numbers of a job with other members may begin (R13): beyond all that anybody has sent by now.
+
+        When a worker dies, the survivors' rounds fail; switch and PS forget the job and serve it anew, and new machines begin
+        at the largest successor of the old ones. What is still under way from before is older then, and stale.
+        """
+        return self.window.next + 2 * self.window.capacity
+
     # ---------------------------------------------------------------- figures
 
     def stats(self) -> dict[str, int]:

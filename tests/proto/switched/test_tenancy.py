@@ -1,5 +1,7 @@
 """Several jobs, several switches, and senders that mean no good: sums stay what they are."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -136,3 +138,39 @@ def test_frames_of_repeated_packets_say_so():
     assert set(first["flags"].tolist()) == {0}
     assert set(again["flags"].tolist()) == {Flag.RESEND}
     np.testing.assert_array_equal(first["values"], again["values"])
+
+
+@pytest.mark.parametrize("system", ["switchml", "atp", "a2tp", "esa"])
+def test_r13_survivors_go_on_under_later_numbers(system):
+    """A worker dies in the middle; the others begin anew without it while packets from before are still on their way."""
+    noise = Impairment(seed=8, drop=0.05, duplicate=0.1, late=0.2, delay=0.02)
+    programs = {"atp": AtpProgram, "a2tp": A2tpProgram, "esa": EsaProgram}
+    makers = {"atp": AtpWorker, "a2tp": A2tpWorker, "esa": EsaWorker}
+
+    def job_of(workers: int, first: int) -> Job:
+        if system != "switchml":
+            return on_star(star, 1, workers, 16, 8, make=makers[system], first=first)
+        job = Job(star, 1, workers, lambda member: SwitchMLWorker(replace(member, first=first), 8, values=64))
+        star.program.add_job(job.tenant(slots=8))
+        return job
+
+    star = Star(
+        SwitchMLProgram(values=64) if system == "switchml" else programs[system](budget=8 * SLOT_BYTES), noise
+    )
+    old = job_of(3, 0)
+    old.add(0, spec(6_000))
+    old.begin(0, floats(6_000, 3, 1))
+    star.settle(0.003)
+    assert not old.done()
+    star.detach(old.addresses[2])
+    star.settle(0.001)
+    star.program.remove_job(1)
+    if system != "switchml":
+        star.machines[ps_at(1)].remove_job(1)
+    star.log.clear()
+    new = job_of(2, max(worker.successor for worker in old.workers[:2]))
+    new.add(0, spec(6_000))
+    for seed in range(2):
+        new.begin(0, floats(6_000, 2, seed))
+    star.run(new.done)
+    new.check()
