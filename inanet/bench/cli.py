@@ -258,9 +258,15 @@ def control(repetitions: int, as_json: bool) -> None:
 
 
 @bench.command()
-@click.option("--only", default="", help="Only rows whose program and port contain this, e.g. 'a2tp' or 'udp'.")
 @click.option(
-    "--seconds", default=0.5, show_default=True, type=click.FloatRange(0.01, 60), help="Measured for each row."
+    "--only", default="", help="Only rows whose program and port contain this, e.g. 'a2tp' or 'udp'."
+)
+@click.option(
+    "--seconds",
+    default=0.5,
+    show_default=True,
+    type=click.FloatRange(0.01, 60),
+    help="Measured for each row.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def switch(only: str, seconds: float, as_json: bool) -> None:
@@ -275,3 +281,18 @@ def switch(only: str, seconds: float, as_json: bool) -> None:
             click.echo(line)
     if not result["ok"]:
         raise SystemExit(1)
+
+
+@bench.command()
+@click.option(
+    "--size", default=97, show_default=True, type=click.IntRange(1, 1024), help="MiB of values per child."
+)
+@click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.01), help="Per path.")
+@click.option("--samples", default=2000, show_default=True, type=click.IntRange(2), help="Of the latency.")
+@click.option("--repetitions", "-n", default=3, show_default=True, type=click.IntRange(1, 100))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def xdp(as_json: bool, size: int, seconds: float, samples: int, repetitions: int) -> None:
+    """The aggregator in the kernel: alone, over a virtual cable, beside user space and TCP. Needs root."""
+    from inanet.bench.xdp import run, show
+
+    click.echo(show(run(size, seconds, samples, repetitions), as_json))

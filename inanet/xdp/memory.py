@@ -155,8 +155,8 @@ class SharedMemory(SlotMemory):
     """Slot memory for ``capacity`` slots with the programs for ``modes`` loaded on it, for a node at ``endpoint``.
 
     ``endpoint`` with port 0 stands for the raw IPv4 framing. ``ports`` is the number of interfaces that the program will
-    be attached to. ``image`` is another object than the committed one, and ``names`` are programs in it, for
-    measurements. Raises :class:`~inanet.xdp.libbpf.BpfError` and :class:`~inanet.xdp.libbpf.NoLibrary`.
+    be attached to. ``image`` is another object than the committed one, ``names`` are programs in it, and
+    ``stride`` is the size of its rows, all for measurements. Raises :class:`~inanet.xdp.libbpf.BpfError` and :class:`~inanet.xdp.libbpf.NoLibrary`.
     """
 
     def __init__(
@@ -167,6 +167,7 @@ class SharedMemory(SlotMemory):
         ports: int = 1,
         image: bytes | None = None,
         names: tuple[str, ...] | None = None,
+        stride: int = ROW_BYTES,
     ) -> None:
         geometry = Geometry.of(capacity)
         wanted = tuple(PROGRAMS[mode] for mode in modes) if names is None else names
@@ -174,7 +175,7 @@ class SharedMemory(SlotMemory):
         try:
             for program in self.object.programs():
                 program.autoload(program.name in wanted)
-            self.object.map("rows").resize(value_size=geometry.bank_rows * ROW_BYTES, entries=geometry.banks)
+            self.object.map("rows").resize(value_size=geometry.bank_rows * stride, entries=geometry.banks)
             self.object.map("slots").resize(value_size=geometry.slots_bytes)
             self.object.map("slot_locks").resize(entries=capacity)
             initial = self.object.map(".rodata").initial()

@@ -1,0 +1,438 @@
+"""``ina bench xdp``: the kernel's data path against the same node in user space and against TCP-Agg.
+
+Every figure is measured in this run: the program alone by test runs over packets that differ (XAgg, Fig. 6), a hop over
+a virtual cable in throughput and processor time (Figs. 7 and 9), deployment, and the latency of the hop (Fig. 10).
+"""
+
+import json
+import select
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from inanet.bench import hop
+from inanet.bench.measure import idle_share, ticks
+from inanet.bench.veth import Cable
+from inanet.control.exits import Failure
+from inanet.phy.udp import UdpDevice
+from inanet.proto.engine import open_round, tables_of
+from inanet.proto.slots import ShardColumn
+from inanet.wire.batch import Transmission
+from inanet.wire.endpoint import address_of, endpoint
+from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
+from inanet.xdp.attach import Attachment, Unavailable, load
+from inanet.xdp.build import CannotBuild, compile_program
+from inanet.xdp.memory import Mode, SharedMemory
+
+SCHEMA = 1
+#: values per packet, and the paper's millions of packets per second and core at both ends of the curve (Fig. 6)
+SIZES = (32, 64, 128, 256, 320)
+PAPER_MPPS = {32: 4.19, 320: 1.11}
+MODES: tuple[Mode, ...] = ("native", "generic")
+#: fragments per child and super-frame, and super-frames of every child between two looks at the parent's socket
+_FRAME, _AHEAD = 62, 2
+_DEADLINE = 20.0
+_TICK = 0.01
+
+
+class NotMeasured(Exception):
+    """A part of the benchmark cannot be had here; the message says why."""
+
+
+def program_alone(fragments: int, repetitions: int, sizes: Sequence[int] = SIZES) -> dict[str, float]:
+    """Nanoseconds per packet by number of values: three of four packets add, the fourth adds and leaves.
+
+    What makes the packets differ is measured alone and taken off. Raises :class:`NotMeasured` without a compiler.
+    """
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder) / "bench.o"
+        for values in sizes:
+            try:
+                compile_program(image, "BENCH=1", f"VALUES={values}")
+            except CannotBuild as error:
+                raise NotMeasured(str(error)) from None
+            found[str(values)] = _test_runs(image.read_bytes(), values, fragments, repetitions)
+    return found
+
+
+def _test_runs(image: bytes, values: int, fragments: int, repetitions: int) -> float:
+    own, first = endpoint("10.77.0.2", 7000), endpoint("10.77.0.16", 7000)
+    size = 24 + 4 * values + 4
+    memory = SharedMemory(
+        fragments,
+        own,
+        image=image,
+        names=("bench_vary", "bench_frames"),
+        stride=size if values > 256 else ROW_BYTES,
+    )
+    try:
+        row = hop.describe(memory, fragments)
+        for child in range(hop.CHILDREN):
+            memory.child_endpoint[0, child] = first + (child << 16)
+        memory.tables["spare"][0, 1] = first >> 16
+        route = memory.tables["routes"][0][:1]
+        route["parent_ifindex"], route["up_limit"], route["credit_mask"] = 1, 1 << 62, (1 << 62) - 1
+        packet = _frame(size)
+        runs = hop.CHILDREN * fragments
+        best = []
+        for repetition in range(repetitions):
+            open_round(tables_of(memory), row, repetition + 2)
+            memory.tables["spare"][0, 0] = 0
+            vary = memory.programs["bench_vary"].test_run(packet, runs)[2]
+            memory.tables["spare"][0, 0] = 0
+            best.append(memory.programs["bench_frames"].test_run(packet, runs)[2] - vary)
+            if int(memory.shards[row, ShardColumn.UP_LOGGED]) != fragments:
+                raise Failure("the program did not complete the fragments it was given")
+        return float(min(best))
+    finally:
+        memory.close()
+
+
+def _frame(size: int) -> bytes:
+    """Headers as far as the program looks at them, and ``size`` bytes."""
+    ip = bytes.fromhex("4500") + (size + 28).to_bytes(2, "big") + bytes.fromhex("0000400040110000") + bytes(8)
+    return bytes(12) + b"\x08\x00" + ip + bytes(4) + (size + 8).to_bytes(2, "big") + bytes(2) + bytes(size)
+
+
+class Children:
+    """Four children and their parent, as sockets in namespace 0."""
+
+    def __init__(self, cable: Cable, fragments: int) -> None:
+        self.fragments = fragments
+        self.rows = [hop.contributions(child, fragments).view(np.uint8) for child in range(hop.CHILDREN)]
+        self._stack = ExitStack()
+
+        def device(at: int, rcvbuf: int, sndbuf: int) -> UdpDevice:
+            made = cable.run(0, lambda: UdpDevice(*address_of(at), rcvbuf=rcvbuf, sndbuf=sndbuf))
+            self._stack.callback(made.close)
+            return made
+
+        self.senders = [device(source, 1 << 16, 1 << 22) for source in hop.SOURCES]
+        self.parent = device(hop.PARENT, 1 << 25, 1 << 16)
+
+    def round(self) -> float:
+        """Every child sends everything; seconds until the parent has all sums. Raises :class:`Failure` after a loss."""
+        poller = select.poll()
+        poller.register(self.parent.fileno(), select.POLLIN)
+        offsets = np.arange(self.fragments, dtype=np.int64) * ROW_BYTES
+        start = time.perf_counter()
+        burst, got = _FRAME * _AHEAD, 0
+        for first in range(0, self.fragments, burst):
+            for child, sender in enumerate(self.senders):
+                part = offsets[first : first + burst]
+                sent = 0
+                while sent < len(part):
+                    transmission = Transmission(hop.AGGREGATOR, self.rows[child], part, ROW_BYTES)
+                    sent += sender.send(transmission, sent)
+            got += self._drain()
+            # no further ahead than the aggregator's socket and the cable can hold
+            while first + burst - got > 16 * burst and poller.poll(_DEADLINE * 1000):
+                got += self._drain()
+        while got < self.fragments:
+            if time.perf_counter() - start > _DEADLINE or not poller.poll(2000):
+                raise Failure(f"{self.fragments - got} of {self.fragments} sums were lost")
+            got += self._drain()
+        return time.perf_counter() - start
+
+    def _drain(self) -> int:
+        got = 0
+        while (batch := self.parent.receive()) is not None:
+            got += len(batch)
+        return got
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._stack.close()
+
+
+def _busy() -> int:
+    now = ticks()
+    return now.total - now.idle
+
+
+def _background(seconds: float = 0.5) -> float:
+    """Share of the processors that others keep busy."""
+    before = ticks()
+    time.sleep(seconds)
+    idle = idle_share(before, ticks())
+    return 0.0 if idle is None else 1.0 - idle
+
+
+def _throughput(
+    fragments: int, again: Callable[[], None], work: Callable[[], float], seconds: float
+) -> dict[str, float]:
+    """Rounds for so many seconds: gradient that came in per second, and processor time of everybody."""
+    work()
+    times: list[float] = []
+    before = _busy()
+    while sum(times) < seconds:
+        again()
+        times.append(work())
+    busy = (_busy() - before) * _TICK
+    size = hop.CHILDREN * fragments * PAYLOAD_BYTES
+    return {
+        "gbps": size * 8 / statistics.median(times) / 1e9,
+        "cpu_s_per_gb": busy * 1e9 / (size * len(times)),
+    }
+
+
+@contextmanager
+def in_kernel(cable: Cable, fragments: int, mode: Mode) -> Iterator[tuple[SharedMemory, int]]:
+    """The aggregator as the program on the far end of the cable; also the row of its shard."""
+    with ExitStack() as stack:
+        memory = load(fragments, hop.AGGREGATOR, mode)
+        stack.callback(memory.close)
+        row = hop.describe(memory, fragments)
+        attachment = cable.run(1, lambda: Attachment(memory, Cable.NAMES[1], mode))
+        stack.callback(attachment.close)
+        if mode == "native":
+            # frames to the near end are taken one by one there only if it merges them again
+            cable.run(0, lambda: _set_gro(Cable.NAMES[0]))
+        route = memory.tables["routes"][0][:1]
+        route["parent_ifindex"], route["up_limit"] = attachment.ifindex, 1 << 62
+        route["parent_mac"][0, :6] = np.frombuffer(cable.macs[0], np.uint8)
+        route["credit_mask"] = (1 << 62) - 1
+        yield memory, row
+
+
+def _set_gro(interface: str) -> None:
+    """Have the cable's near end merge packets again: ETHTOOL_SGRO."""
+    import ctypes
+    import fcntl
+
+    value = (ctypes.c_uint32 * 2)(0x2C, 1)
+    request = interface.encode().ljust(16, b"\0") + ctypes.addressof(value).to_bytes(8, "little")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock.fileno(), 0x8946, request.ljust(40, b"\0"))
+
+
+@contextmanager
+def as_process(cable: Cable, fragments: int, kind: str) -> Iterator[None]:
+    """The aggregator as a process at the far end."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = Path(folder) / "ready"
+        command = [sys.executable, "-m", "inanet.bench.hop", kind, str(fragments), str(ready)]
+        process = cable.run(1, lambda: subprocess.Popen(command))
+        try:
+            end = time.monotonic() + 120.0
+            while not ready.exists():
+                if process.poll() is not None or time.monotonic() > end:
+                    raise Failure(f"the {kind} aggregator did not start")
+                time.sleep(0.01)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class TcpHop:
+    """Children and parent of TCP-Agg."""
+
+    def __init__(self, cable: Cable, fragments: int) -> None:
+        self.fragments = fragments
+
+        def connect() -> socket.socket:
+            connection = socket.create_connection((Cable.ADDRESSES[1], 7000), timeout=_DEADLINE)
+            connection.settimeout(None)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+
+        self._connections = [cable.run(0, connect) for _ in range(hop.CHILDREN + 1)]
+        self._fds = np.array([one.fileno() for one in self._connections[:-1]], np.int32)
+        self._payloads = np.random.default_rng(0).integers(
+            0, 256, (hop.CHILDREN, fragments, PAYLOAD_BYTES), np.uint8
+        )
+        self._received = np.zeros(1 << 16, np.uint8)
+
+    def round(self, fragments: int | None = None) -> float:
+        """As :meth:`Children.round`."""
+        count = self.fragments if fragments is None else fragments
+        start = time.perf_counter()
+        self._connections[0].sendall(count.to_bytes(8, "little"))
+        parent = self._connections[-1].fileno()
+        payloads = self._payloads if count == self.fragments else self._payloads[:, :count].copy()
+        if hop.offer(self._fds, parent, np.zeros((1, 2), np.int32), payloads, self._received):
+            raise Failure("the TCP aggregator is gone")
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Ends the aggregator as well."""
+        for connection in self._connections:
+            connection.close()
+
+
+def _percentiles(times: list[float]) -> dict[str, float]:
+    return {
+        "p50": statistics.median(times) * 1e6,
+        "p99": statistics.quantiles(times, n=100)[98] * 1e6,
+    }
+
+
+def _latencies(children: Children, samples: int) -> dict[str, float]:
+    """From the last contribution of a fragment until its sum is there; the other three have been sent before."""
+    parent = children.parent
+    poller = select.poll()
+    poller.register(parent.fileno(), select.POLLIN)
+    times = []
+    for fragment in range(samples):
+        at = np.array([fragment * ROW_BYTES], np.int64)
+        for child in range(hop.CHILDREN - 1):
+            children.senders[child].send(Transmission(hop.AGGREGATOR, children.rows[child], at, ROW_BYTES))
+        last = Transmission(hop.AGGREGATOR, children.rows[-1], at, ROW_BYTES)
+        start = time.perf_counter()
+        children.senders[-1].send(last)
+        while parent.receive() is None:
+            if not poller.poll(2000):
+                raise Failure(f"the sum of fragment {fragment} was lost")
+        times.append(time.perf_counter() - start)
+    return _percentiles(times)
+
+
+def deployment(fragments: int) -> dict[str, float | None]:
+    """Seconds until a program is ready for a tensor: from the committed object, and compiled first."""
+    start = time.perf_counter()
+    load(fragments, hop.AGGREGATOR, "generic").close()
+    precompiled = time.perf_counter() - start
+    compiled: float | None = None
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder) / "fresh.o"
+        start = time.perf_counter()
+        try:
+            compile_program(image)
+            SharedMemory(fragments, hop.AGGREGATOR, "generic", image=image.read_bytes()).close()
+            compiled = time.perf_counter() - start
+        except CannotBuild:
+            pass
+    return {"precompiled": precompiled, "compiled": compiled}
+
+
+def run(size: int, seconds: float, samples: int, repetitions: int) -> dict[str, Any]:
+    """``size`` is MiB per child. Raises :class:`Failure`, with the reason where XDP is not to be had."""
+    fragments = size * 1024
+    gbps: dict[str, float] = {}
+    cpu: dict[str, float] = {}
+    latency: dict[str, dict[str, float]] = {}
+    notes: list[str] = []
+    others = _background()
+    if others > 0.1:
+        notes.append(
+            f"other processes keep {others:.0%} of the processors busy; cpu_s_per_gb counts them too"
+        )
+    try:
+        deployed = deployment(fragments)
+    except Unavailable as reason:
+        raise Failure(f"XDP cannot be used here: {reason}") from None
+    try:
+        alone = program_alone(fragments, repetitions)
+    except NotMeasured as reason:
+        alone = {}
+        notes.append(f"ns_per_packet: {reason}")
+
+    def keep(path: str, figures: dict[str, float]) -> None:
+        gbps[path], cpu[path] = figures["gbps"], figures["cpu_s_per_gb"]
+
+    for mode in MODES:
+        # a cable of its own: what a mode changes in the other end's offloads does not come back
+        with Cable() as cable, in_kernel(cable, fragments, mode) as (memory, row):
+            children = Children(cable, fragments)
+            try:
+                keep(mode, _throughput(fragments, lambda: hop.reopen(memory, row), children.round, seconds))
+                hop.reopen(memory, row)
+                latency[mode] = _latencies(children, min(samples, fragments))
+            except Failure as failure:
+                notes.append(f"{mode}: {failure}")
+            children.close()
+    with Cable() as cable, as_process(cable, fragments, "udp"):
+        children = Children(cable, fragments)
+        try:
+            keep("udp", _throughput(fragments, lambda: None, children.round, seconds))
+            latency["udp"] = _latencies(children, min(samples, fragments))
+        except Failure as failure:
+            notes.append(f"udp: {failure}")
+        children.close()
+    with Cable() as cable, as_process(cable, fragments, "tcp"):
+        tcp = TcpHop(cable, fragments)
+        keep("tcp_agg_1k", _throughput(fragments, lambda: None, tcp.round, seconds))
+        latency["tcp_agg_1k"] = _percentiles([tcp.round(1) for _ in range(samples)])
+        tcp.close()
+    result: dict[str, Any] = {
+        "schema": SCHEMA,
+        "ok": True,
+        "mib": size,
+        "ns_per_packet": alone,
+        "paper_mpps": {str(values): rate for values, rate in PAPER_MPPS.items()},
+        "gbps": gbps,
+        "cpu_s_per_gb": cpu,
+        "deploy_seconds": deployed,
+        "latency_us": latency,
+        "background_share": others,
+        "notes": notes,
+    }
+    result["marks"] = judge(result)
+    return result
+
+
+def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The marks, each with what was measured; ``met`` is ``None`` where it was not."""
+    tcp = result["cpu_s_per_gb"].get("tcp_agg_1k")
+    cpu, latency, gbps = result["cpu_s_per_gb"], result["latency_us"], result["gbps"]
+    marks: list[tuple[str, float | None, str, float]] = [
+        ("ns per packet, 256 values", result["ns_per_packet"].get("256"), "<=", 150.0),
+        ("Gbps native", gbps.get("native"), ">=", 8.0),
+        ("Gbps generic", gbps.get("generic"), ">=", 18.0),
+        ("seconds to deploy, precompiled", result["deploy_seconds"]["precompiled"], "<=", 0.34),
+        ("seconds to deploy, compiled", result["deploy_seconds"]["compiled"], "<=", 0.68),
+    ]
+    for mode in MODES:
+        ratio = tcp / cpu[mode] if tcp and cpu.get(mode) else None
+        marks.append((f"CPU of TCP-Agg over {mode}", ratio, ">=", 3.3))
+        for rank in ("p50", "p99"):
+            if mode in latency and "tcp_agg_1k" in latency:
+                share = latency[mode][rank] / latency["tcp_agg_1k"][rank]
+            else:
+                share = None
+            marks.append((f"latency {rank}, {mode} over TCP-Agg", share, "<=", 0.76))
+    return [
+        {
+            "name": name,
+            "value": value,
+            "bound": f"{sign} {bound:g}",
+            "met": None if value is None else (value <= bound if sign == "<=" else value >= bound),
+        }
+        for name, value, sign, bound in marks
+    ]
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """For people; every line that is not data begins with '#'."""
+    yield f"# {result['mib']} MiB per child, {hop.CHILDREN} children, one aggregator, sums to the parent's socket"
+    yield "# values  ns/packet    Mpps   paper Mpps per core"
+    for values, ns in result["ns_per_packet"].items():
+        paper = result["paper_mpps"].get(values)
+        yield f"  {values:>6}  {ns:9.0f}  {1e3 / ns:6.2f}   {paper if paper is not None else '-'}"
+    yield "# path          Gbps   CPU s/GB   p50 us   p99 us"
+    for path, gbps in result["gbps"].items():
+        late = result["latency_us"].get(path)
+        shown = f"{late['p50']:8.1f} {late['p99']:8.1f}" if late else "       -        -"
+        yield f"  {path:<11} {gbps:7.2f}   {result['cpu_s_per_gb'][path]:8.3f} {shown}"
+    for note in result["notes"]:
+        yield f"# {note}"
+    for mark in result["marks"]:
+        verdict = "not measured" if mark["met"] is None else "met" if mark["met"] else "MISSED"
+        value = "" if mark["value"] is None else f": {mark['value']:.3f}"
+        yield f"# mark {verdict}: {mark['name']}{value} ({mark['bound']})"
+
+
+def show(result: dict[str, Any], as_json: bool) -> str:
+    """What the command prints."""
+    return json.dumps(result) if as_json else "\n".join(table(result))
