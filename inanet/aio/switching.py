@@ -47,8 +47,6 @@ def _registrations(config: SwitchConfig) -> Iterator[Registration]:
         if entry.udp_ports is not None:
             first, _, last = entry.udp_ports.partition("-")
             ports = (range(int(first), int(last or first) + 1),)
-        # what a system lacks is left out; its own hardware decides what a pass adds unless told otherwise
-        values_per_pass = config.switch.values_per_pass if entry.system == "switchml" else None
         yield build(
             entry.system,
             jobs,
@@ -59,7 +57,7 @@ def _registrations(config: SwitchConfig) -> Iterator[Registration]:
             raw=entry.raw,
             shared=entry.shared,
             values=entry.values,
-            values_per_pass=values_per_pass,
+            values_per_pass=entry.values_per_pass,
         )
 
 
@@ -70,7 +68,7 @@ def _pipeline(config: SwitchConfig) -> Pipeline:
         loopback = EgressQueue("loopback", switch.loopback, switch.loopback_depth)
     return Pipeline(
         list(_registrations(config)),
-        Hardware(switch.registers, switch.values_per_pass, switch.recirculations),
+        Hardware(switch.registers, switch.recirculations),
         loopback=loopback,
         occupancy=Occupancy(switch.sample, switch.samples),
     )

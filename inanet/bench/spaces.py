@@ -55,11 +55,19 @@ def cable(one: Space, name: str, other: Space, other_name: str, addresses: list[
             for address in addresses:
                 netlink.addr("add", index=index, address=address, prefixlen=24)
             netlink.link("set", index=index, state="up")
-            deadline = time.monotonic() + _PATIENCE
-            while netlink.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
-                if time.monotonic() > deadline:
-                    raise OSError(f"{other_name} does not come up")
             return bytes.fromhex(netlink.get_links(index)[0].get_attr("IFLA_ADDRESS").replace(":", ""))
 
+    def wait(name: str) -> None:
+        """Until the kernel, in the background, has started the queue of an interface: before, it loses packets."""
+        deadline = time.monotonic() + _PATIENCE
+        with IPRoute() as netlink:
+            index = netlink.link_lookup(ifname=name)[0]
+            while netlink.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
+                if time.monotonic() > deadline:
+                    raise OSError(f"{name} does not come up")
+
     one.run(begin)
-    return other.run(end)
+    hardware = other.run(end)
+    one.run(lambda: wait(name))
+    other.run(lambda: wait(other_name))
+    return hardware

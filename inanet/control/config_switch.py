@@ -155,6 +155,8 @@ class ProgramEntry(Section):
     shared: Annotated[int, Field(ge=0)] | None = None
     #: values in a packet, where the system has several formats
     values: Annotated[int, Field(ge=1)] | None = None
+    #: values that a pass through the pipeline adds, where that can be chosen; not set: what the system's own hardware does
+    values_per_pass: Annotated[int, Field(ge=1)] | None = None
     #: how long a slot may be untouched before it is given up
     age: Span = span("1 s")
     #: UDP ports of its packets; the system's unless given
@@ -187,8 +189,6 @@ class Switch(Section):
     hardware: Hardware | None = None
     #: the register file of all programs together
     registers: Annotated[Bytes, between(1 << 10, 1 << 40)] = REGISTERS
-    #: values that a pass through the pipeline adds; not set: what each system's own hardware does
-    values_per_pass: Annotated[int, Field(ge=1)] | None = None
     #: how often a packet may come back for another pass
     recirculations: Annotated[int, Field(ge=0, le=254)] = 8
     #: rate of the port that packets come back through; not set: they come back for nothing
@@ -275,6 +275,13 @@ class Switch(Section):
                 f"program {program.title} has job {number} twice; allowed: each number once"
                 for number in sorted({n for n in numbers if numbers.count(n) > 1})
             ]
+            if info.data.get("transport") == "udp":
+                problems += [
+                    f"program {program.title}, job {job.job}: {one.host} has no port; allowed: address:port over UDP"
+                    for job in program.jobs
+                    for one in (*job.workers, *((job.ps,) if job.ps else ()))
+                    if not one.port
+                ]
         if problems:
             raise SeveralErrors(problems)
         return programs

@@ -23,10 +23,10 @@ def admit_each(sizes: I64, backlog: float, depth: float, ecn: float, fate: U8, c
     """Queue frames of ``sizes`` bytes one behind the other; returns the backlog behind them.
 
     ``fate[i]`` becomes :data:`PASSED`, :data:`MARKED` (at least ``ecn`` bytes stand before it) or :data:`LOST`
-    (it does not fit into ``depth``); ``counts`` (3) is increased by fate.
+    (it does not fit into ``depth``); ``counts`` (3) is increased by fate. An empty queue takes a frame of any size.
     """
     for i in range(len(sizes)):
-        if backlog + sizes[i] > depth:
+        if backlog + sizes[i] > depth and backlog > 0:
             fate[i] = LOST
         else:
             fate[i] = MARKED if backlog >= ecn else PASSED
@@ -75,7 +75,7 @@ class EgressQueue:
             self._counts[PASSED] += count
             return count, 0
         backlog = self.backlog(now)
-        taken = min(count, max(0, int((self.depth - backlog) // size)))
+        taken = min(count, max(int(backlog == 0), int((self.depth - backlog) // size)))
         if backlog >= self.ecn:
             unmarked = 0
         elif self.ecn == float("inf"):

@@ -14,17 +14,16 @@ class RegistersExceeded(ValueError):
 class Hardware:
     """What a packet may do on its way through the pipeline.
 
-    ``registers`` bytes there are. A pass through the pipeline accesses each register once at most and so folds
-    ``values_per_pass`` values (``None``: as many as each system's own hardware does); a packet comes back at most
-    ``recirculations`` times. Raises ``ValueError`` for numbers that let no packet pass.
+    ``registers`` bytes there are. In a pass through the pipeline a packet accesses each register once at most, so that
+    one with many values makes several; it comes back at most ``recirculations`` times. Raises ``ValueError`` for numbers
+    that let no packet pass.
     """
 
     registers: int = DEFAULT_BYTES
-    values_per_pass: int | None = None
     recirculations: int = 8
 
     def __post_init__(self) -> None:
-        if self.registers < 0 or (self.values_per_pass or 1) < 1 or self.recirculations < 0:
+        if self.registers < 0 or self.recirculations < 0:
             raise ValueError(f"a switch with {self} lets no packet pass")
 
     @property

@@ -45,7 +45,7 @@ def test_the_shipped_file_has_every_key_and_its_defaults(tmp_path: Path) -> None
     )
     full = loaded(tmp_path, frames)
     assert full.impair.active
-    examples = {"transport", "address", "hardware", "values_per_pass", "loopback"}
+    examples = {"transport", "address", "hardware", "loopback"}
     examples |= {"ports", "hosts", "routes", "programs"}
     for key in Switch.model_fields.keys() - examples:
         assert getattr(full.switch, key) == getattr(shipped.switch, key), key
@@ -124,8 +124,12 @@ jobs = [
             "switch.programs: two programs are called atp; allowed: a name for each",
         ),
         (
-            'programs = [{ system = "atp", jobs = [{ job = 1, workers = ["10.0.0.1"] }, { job = 1, workers = ["10.0.0.2"] }] }]',
+            'programs = [{ system = "atp", jobs = [{ job = 1, workers = ["10.0.0.1:1"] }, { job = 1, workers = ["10.0.0.2:1"] }] }]',
             "switch.programs: program atp has job 1 twice; allowed: each number once",
+        ),
+        (
+            'programs = [{ system = "atp", jobs = [{ job = 1, workers = ["10.0.0.1:1"], ps = "10.0.0.2" }] }]',
+            "switch.programs: program atp, job 1: 10.0.0.2 has no port; allowed: address:port over UDP",
         ),
         ('ports = [{ name = "eth0" }]', "switch.ports: 'eth0' is not an endpoint; allowed: 'address:port'"),
         (
@@ -161,6 +165,10 @@ def test_sections_of_other_daemons_are_named(tmp_path: Path) -> None:
     [
         ('system = "atp", values = 64', "switch s: program atp has no option values; it has shared"),
         (
+            'system = "atp", values_per_pass = 9',
+            "switch s: program atp has no option values_per_pass; it has shared",
+        ),
+        (
             'system = "switchml", jobs = [{ job = 1, workers = ["127.0.0.1:9"] }]',
             "switch s: job 1: this switch shares no slots; the job needs a share of its own",
         ),
@@ -191,13 +199,13 @@ name = "s"
 drop = 0.1
 [switch]
 recirculations = 3
-values_per_pass = 64
 loopback = "1 Gbit/s"
 ports = [{ name = "127.0.0.1:4001", rate = "1 Mbit/s", depth = "10 kB", ecn = "5 kB", drop = 0.0 }]
 [[switch.programs]]
 system = "switchml"
 udp_ports = "0"
 values = 256
+values_per_pass = 64
 jobs = [{ job = 1, workers = ["127.0.0.1:4000", "127.0.0.1:4001"], slots = 16 }]
 """,
     )

@@ -54,6 +54,15 @@ def test_frames_of_different_lengths() -> None:
     assert queue.counters() == {"passed": 4, "marked": 2, "dropped": 2, "peak_bytes": 10_000}
 
 
+def test_an_empty_queue_takes_what_is_larger_than_itself() -> None:
+    one, other = EgressQueue("p", RATE, 500, 0), EgressQueue("p", RATE, 500, 0)
+    assert one.admit(3, SIZE, 0.0) == (0, 1)
+    assert other.admit_frames(np.full(3, SIZE, np.int64), 0.0).tolist() == [MARKED, LOST, LOST]  # type: ignore[union-attr]
+    # the rest of it still stands there a little later
+    assert one.admit(1, SIZE, 0.0009) == (0, 0)
+    assert one.admit(1, SIZE, 0.0011) == (0, 1)
+
+
 def test_a_port_without_a_rate_takes_everything() -> None:
     queue = EgressQueue("p", None, 1, 0)
     assert queue.admit(100_000, 9000, 0.0) == (100_000, 0)
