@@ -82,9 +82,7 @@ class Downlink(Sending):
         if count == 0:
             return None
         for link in group.grouped:
-            if link.in_flight == 0:
-                link.waiting_since = now
-            link.in_flight += count
+            link.sent(count, now)
         group.sent += count
         self.rows_sent += count
         return Transmission(group.link.endpoint, self.memory.bytes, offsets, ROW_BYTES)

@@ -49,7 +49,7 @@ class Link:
     in_flight: int = 0
     #: the neighbour's last CREDIT
     taken: int = 0
-    #: when the link last heard of progress, or started to wait for it
+    #: when the link last heard of progress, or became full and started to wait for it
     waiting_since: float = 0.0
     #: (shard row, fragment) to send again, in order, each at most once
     resend: deque[tuple[int, int]] = field(default_factory=deque)
@@ -66,6 +66,12 @@ class Link:
     def room(self) -> int:
         """Packets that may leave now."""
         return max(0, self.window - self.in_flight)
+
+    def sent(self, packets: int, now: float) -> None:
+        """These have left. What was in flight before may date from long ago: only a link that is full waits."""
+        self.in_flight += packets
+        if self.room == 0:
+            self.waiting_since = now
 
     def credit(self, taken: int, now: float) -> bool:
         """The receiver has taken ``taken`` packets so far (modulo 2^32); False if that is no news."""

@@ -107,9 +107,7 @@ class Sending(Rounds):
         count = len(offsets)
         if count == 0:
             return None
-        if link.in_flight == 0:
-            link.waiting_since = now
-        link.in_flight += count
+        link.sent(count, now)
         self.rows_sent += count
         return Transmission(link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
 

@@ -309,6 +309,21 @@ class Slow(Wrapper):
         return self._free if self._free > self._clock() else None
 
 
+def test_a_pause_between_rounds_is_no_stall():
+    """The last credit of a round stays out, so that a window may fill long after it began to: nobody was slow by then."""
+    fabric = VirtualFabric(STAR, ONE_EACH, downlink="multicast", windows={"ps": 8192}, window=96)
+    count = 300
+    spec = spec_of(256 * count, mode=ExponentMode.FIXED)
+    ps = fabric.nodes["ps"]
+    for round_ in range(1, 4):
+        fabric.all_reduce(spec, float_arrays(256 * count, 4, seed=round_))
+        (tree,) = ps._jobs[0].trees.values()
+        assert all(0 < link.in_flight < link.window for link in tree.down.values())
+        assert len(tree.multicast.grouped) == 4
+        assert ps.stats()["rows_sent"] == round_ * count
+        fabric.clock.now += 10 * fabric.timing.retransmit
+
+
 def test_a_group_goes_at_the_rate_of_its_slowest_member():
     """Nothing is lost in a receive buffer of exactly the window, and nobody leaves the group."""
     fabric = VirtualFabric(

@@ -141,6 +141,27 @@ def test_asking_twice_for_what_is_queued_or_was_never_sent_frees_no_window():
     assert tree.up.in_flight == 8
 
 
+def test_a_link_waits_from_when_it_is_full():
+    """What was in flight before may date from long ago; the window of a parent that has just been filled is not empty."""
+    rig = Rig(count=40, window=8)
+    values = integers(1)[0]
+    rig.feed(*[rig.data(c, f, values) for f in range(5) for c in (0, 1)])
+    (tree,) = rig.node._jobs[7].trees.values()
+    rig.sent()
+    assert tree.up.in_flight == 5
+    rig.now += 10.0
+    rig.feed(*[rig.data(c, f, values) for f in range(5, 30) for c in (0, 1)])
+    rig.sent()
+    filled = rig.now
+    rig.now += 0.9 * rig.node.timing.retransmit_max
+    rig.node.on_timer(rig.now)
+    assert [s for s in rig.sent() if s.kind is Kind.DATA] == []
+    assert tree.up.in_flight == 8
+    rig.now = filled + rig.node.timing.retransmit_max
+    rig.node.on_timer(rig.now)
+    assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 8
+
+
 def test_credit_of_an_older_link_does_not_count():
     rig = Rig(window=4, count=64)
     values = integers(1)[0]
