@@ -190,8 +190,11 @@ def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: o
 @click.option("--size", default="97 MiB", show_default=True, callback=_bytes, help="Bytes per worker.")
 @click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine's costs first, and keep them.")
+@click.option("--negotiate", is_flag=True, help="Nodes of fabrics negotiate their rates.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def plan(topologies: tuple[str, ...], size: int, repetitions: int, calibrate: bool, as_json: bool) -> None:
+def plan(
+    topologies: tuple[str, ...], size: int, repetitions: int, calibrate: bool, negotiate: bool, as_json: bool
+) -> None:
     """What 'ina plan' chooses in labs: time predicted, measured, and Gloo's beside it. Needs root."""
     from inanet.bench.plan import TOPOLOGIES, run, table
     from inanet.control.costs import load
@@ -205,7 +208,7 @@ def plan(topologies: tuple[str, ...], size: int, repetitions: int, calibrate: bo
         costs = measure(say)
     else:
         costs = load()
-    result = run(topologies or TOPOLOGIES, size, repetitions, costs, say)
+    result = run(topologies or TOPOLOGIES, size, repetitions, costs, say, negotiate)
     if as_json:
         click.echo(json.dumps(result))
         return

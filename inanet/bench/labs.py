@@ -22,13 +22,16 @@ from inanet.lab.session import Lab
 class LabStage(Stage):
     """The hosts of a lab; one fabric serves all contestants that ask for agents, as jobs of different names.
 
-    ``plan``: its trees and servers, if they are not to be the topology's.
+    ``plan``: its trees and servers, if they are not to be the topology's. ``negotiate``: with negotiated rates.
     """
 
-    def __init__(self, lab: Lab, directory: Path, stack: ExitStack, plan: Plan | None = None) -> None:
+    def __init__(
+        self, lab: Lab, directory: Path, stack: ExitStack, plan: Plan | None = None, negotiate: bool = False
+    ) -> None:
         super().__init__(directory, stack)
         self.lab = lab
         self._plan = plan
+        self._negotiate = negotiate
         self._daemons: Daemons | None = None
         self._ranks = ranks(lab.topology)
 
@@ -79,7 +82,9 @@ class LabStage(Stage):
         if one_host:
             raise Failure("ranks of a lab cannot share one agent: they are on hosts of their own")
         if self._daemons is None:
-            self._daemons = self.stack.enter_context(Daemons(self.lab, plan=self._plan))
+            self._daemons = self.stack.enter_context(
+                Daemons(self.lab, plan=self._plan, negotiate=self._negotiate)
+            )
         daemons = self._daemons
         workers = {rank.host for rank in self._ranks}
         pids = {host: process.pid for host, process in daemons.processes.items()}
@@ -97,15 +102,17 @@ class LabStage(Stage):
 
 
 @contextmanager
-def lab_stage(topology: str | Topology, plan: Plan | None = None) -> Iterator[LabStage]:
+def lab_stage(
+    topology: str | Topology, plan: Plan | None = None, negotiate: bool = False
+) -> Iterator[LabStage]:
     """Build a lab, and take it down at the end of the block with all that was started on it.
 
-    ``plan`` replaces the trees that the topology states.
+    ``plan`` replaces the trees that the topology states; ``negotiate``: with negotiated rates.
     """
     with Lab(topology) as lab, ExitStack() as stack:
         directory = lab.directory / "peers"
         directory.mkdir()
-        yield LabStage(lab, directory, stack, plan)
+        yield LabStage(lab, directory, stack, plan, negotiate)
 
 
 def _openmpi(stage: Stage) -> Team:

@@ -52,13 +52,13 @@ def contestants_for(choice: Choice) -> tuple[Peer, ...]:
 
 
 def measure(
-    topology: Topology, size: int, repetitions: int, costs: Costs, cores: int | None
+    topology: Topology, size: int, repetitions: int, costs: Costs, cores: int | None, negotiate: bool = False
 ) -> dict[str, Any]:
     """One row: plan, run, compare. Repetitions of Gloo and of the plan alternate, after one that does not count."""
     choice = choose(fleet(topology, size, shared_cores=cores), size, costs)
     plan = choice.chosen.plan if choice.helps else None
     who = contestants_for(choice)
-    with lab_stage(topology, plan) as stage, started(who, stage) as teams:
+    with lab_stage(topology, plan, negotiate) as stage, started(who, stage) as teams:
         before = ticks()
         runs = interleaved(teams, size, repetitions, bounds.lateness(topology, size), stage.sent)
         idle = idle_share(before, ticks())
@@ -93,7 +93,12 @@ def row(
 
 
 def run(
-    topologies: Sequence[str], size: int, repetitions: int, costs: Costs, say: Callable[[str], None]
+    topologies: Sequence[str],
+    size: int,
+    repetitions: int,
+    costs: Costs,
+    say: Callable[[str], None],
+    negotiate: bool = False,
 ) -> dict[str, Any]:
     """All ``topologies``, one after the other; ``say`` hears which. Returns what ``--json`` prints.
 
@@ -103,8 +108,13 @@ def run(
     rows = []
     for name in topologies:
         say(name)
-        rows.append(measure(find(name), size, repetitions, costs, cores))
-    return summary(rows) | {"cores": cores, "load": os.getloadavg()[0], "costs_measured": costs.measured}
+        rows.append(measure(find(name), size, repetitions, costs, cores, negotiate))
+    return summary(rows) | {
+        "cores": cores,
+        "load": os.getloadavg()[0],
+        "costs_measured": costs.measured,
+        "negotiated": negotiate,
+    }
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ directions (:mod:`inanet.control.sharing`). Replies are numbered, so that of two
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -27,6 +27,8 @@ LEAST = 1e7
 _NEARLY = 1e-9
 
 _Key: TypeAlias = tuple[int, int, str, str, str]
+#: Directions of links that carry something from a node to others.
+_Links: TypeAlias = Callable[..., tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +89,22 @@ class Negotiator:
             raise ValueError(f"a loss of {threshold} is no share; allowed: 0 up to but not including 1")
         self._threshold = threshold
         self._capacities: dict[str, Capacity] = {}
+        self._hosts: dict[str, str] = {}
         self._jobs: dict[int, _Job] = {}
 
     # ---------- what there is
 
-    def node(self, name: str, capacity: Capacity) -> None:
-        """The link of a node, whatever jobs it serves."""
-        self._capacities[name] = capacity
+    def node(self, name: str, capacity: Capacity, host: str = "") -> None:
+        """The link of a node, whatever jobs it serves. Nodes on one ``host`` share it, and need none between them."""
+        self._hosts[name] = host or name
+        self._capacities[host or name] = capacity
+
+    def _uses(self, sender: str, *receivers: str) -> tuple[tuple[str, str], ...]:
+        """What carries something from a node to others, each link once."""
+        here = self._hosts.get(sender, sender)
+        there = dict.fromkeys(self._hosts.get(name, name) for name in receivers)
+        away = [host for host in there if host != here]
+        return ((here, "out"), *((host, "in") for host in away)) if away else ()
 
     def plan(self, job: int, trees: tuple[Tree, ...], *, multicast: bool = False) -> None:
         """The trees of a job, now or from now on. ``multicast``: every parent sends results once for all children."""
@@ -163,7 +174,7 @@ class Negotiator:
         for number, job in self._jobs.items():
             count = {name: sum(name in tree.parents for tree in job.trees) for name in job.senders}
             for tree in job.trees:
-                _flows_of(number, tree, job, count, found)
+                _flows_of(number, tree, job, count, found, self._uses)
         return found
 
     def rates(self) -> dict[_Key, float]:
@@ -202,7 +213,12 @@ def _kept(before: float, after: float) -> bool:
 
 
 def _flows_of(
-    number: int, tree: Tree, job: _Job, trees_of: Mapping[str, int], found: dict[_Key, Flow]
+    number: int,
+    tree: Tree,
+    job: _Job,
+    trees_of: Mapping[str, int],
+    found: dict[_Key, Flow],
+    links: _Links,
 ) -> None:
     """Add the flows of one tree of a job, children before their parents."""
     order = tree.nodes
@@ -213,7 +229,7 @@ def _flows_of(
         children = tree.children.get(name, ())
         parent = tree.parents.get(name, "")
         if not children and parent:
-            _worker_flow(number, tree, job, name, trees_of, found, upwards, waiting)
+            _worker_flow(number, tree, job, name, trees_of, found, links, upwards, waiting)
             continue
         sources = tuple(upwards[child] for child in children if child in upwards)
         if any(child in waiting for child in children):
@@ -222,12 +238,12 @@ def _flows_of(
         elif parent:
             # without sources it forwards the rest of what it has
             key: _Key = (number, tree.tree, parent, name, "up")
-            found[key] = Flow(((name, "out"), (parent, "in")), follows=sources, holds=bool(sources))
+            found[key] = Flow(links(name, parent), follows=sources, holds=bool(sources))
             upwards[name] = key
     root = tree.root
     if root not in waiting and root in tree.children:
         made = tuple(upwards[child] for child in tree.children.get(root, ()) if child in upwards)
-        _downwards(number, tree, job, root, made, found)
+        _downwards(number, tree, job, root, made, found, links)
 
 
 def _worker_flow(
@@ -237,6 +253,7 @@ def _worker_flow(
     name: str,
     trees_of: Mapping[str, int],
     found: dict[_Key, Flow],
+    links: _Links,
     upwards: dict[str, _Key],
     waiting: set[str],
 ) -> None:
@@ -247,26 +264,32 @@ def _worker_flow(
         parent = tree.parents[name]
         key: _Key = (number, tree.tree, parent, name, "up")
         ceiling = min(sender.maximum, sender.ceiling) / trees_of[name]
-        found[key] = Flow(((name, "out"), (parent, "in")), ceiling)
+        found[key] = Flow(links(name, parent), ceiling)
         upwards[name] = key
 
 
 def _downwards(
-    number: int, tree: Tree, job: _Job, name: str, made: tuple[_Key, ...], found: dict[_Key, Flow]
+    number: int,
+    tree: Tree,
+    job: _Job,
+    name: str,
+    made: tuple[_Key, ...],
+    found: dict[_Key, Flow],
+    links: _Links,
 ) -> None:
     """Results from a node to its children, as fast as they come to it, and so on below."""
     children = tree.children.get(name, ())
     if job.multicast and len(children) > 1:
         key: _Key = (number, tree.tree, "", name, "down")
-        found[key] = Flow(((name, "out"), *((child, "in") for child in children)), follows=made)
+        found[key] = Flow(links(name, *children), follows=made)
         keys = dict.fromkeys(children, key)
     else:
         keys = {child: (number, tree.tree, child, name, "down") for child in children}
         for child, key in keys.items():
-            found[key] = Flow(((name, "out"), (child, "in")), follows=made)
+            found[key] = Flow(links(name, child), follows=made)
     for child, key in keys.items():
         if child in tree.children:
-            _downwards(number, tree, job, child, (key,), found)
+            _downwards(number, tree, job, child, (key,), found, links)
 
 
 class Rates:

@@ -65,15 +65,21 @@ def token_file(directory: Path) -> Path:
 
 
 def configurations(
-    topology: Topology, directory: Path, overrides: Overrides | None = None, plan: Plan | None = None
+    topology: Topology,
+    directory: Path,
+    overrides: Overrides | None = None,
+    plan: Plan | None = None,
+    negotiate: bool = False,
 ) -> dict[str, str]:
     """TOML by name of the node, for every daemon. The token file must exist already.
 
-    ``plan`` replaces the topology's trees. Raises :class:`inanet.control.config_file.ConfigError`, for overrides that
+    ``plan`` replaces the topology's trees; ``negotiate``: nodes agree on rates, each knowing that of its host's link.
+    Raises :class:`inanet.control.config_file.ConfigError`, for overrides that
     are refused.
     """
     places = addresses(topology)
     fabric = daemons(topology, plan)
+    hosts = {host.name: host for host in topology.hosts()}
     (root,) = [place.host for place in fabric.values() if place.role == "ps"]
     coordinator = f"{places[root]}:{COORDINATOR_PORT}"
     texts = {}
@@ -88,6 +94,9 @@ def configurations(
                 "drain_timeout": _DRAIN_TIMEOUT,
             },
         }
+        rate = hosts[place.host].link.sends
+        if negotiate and rate is not None:
+            sections["node"] |= {"rate_negotiation": True, "rate": f"{rate} bit/s"}
         if role == "worker":
             sections["local"] = {"socket": str(worker_socket(directory, name))}
         if role == "ps":

@@ -83,9 +83,10 @@ class Daemons:
         overrides: Overrides | None = None,
         check: Callable[[], None] = lambda: None,
         plan: Plan | None = None,
+        negotiate: bool = False,
     ) -> None:
         """``overrides`` replace keys of all daemons' configurations (``{"node": {"memory": "2 GiB"}}``). ``plan``
-        replaces the trees and servers of the topology. ``check`` is called at least every :data:`GLANCE` seconds while this waits, and may raise to give up.
+        replaces the trees and servers of the topology; ``negotiate``: with negotiated rates. ``check`` is called at least every :data:`GLANCE` seconds while this waits, and may raise to give up.
         Raises :class:`NoFabric` for a topology without ps.
         """
         if plan is None and not lab.topology.roots():
@@ -98,6 +99,7 @@ class Daemons:
         self._overrides = overrides
         self._check = check
         self._plan = plan
+        self._negotiate = negotiate
         self._places = daemons(lab.topology, plan)
 
     def log(self, host: str) -> Path:
@@ -116,7 +118,9 @@ class Daemons:
         token = token_file(self.lab.directory)
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
-        texts = configurations(self.lab.topology, self.lab.directory, self._overrides, self._plan)
+        texts = configurations(
+            self.lab.topology, self.lab.directory, self._overrides, self._plan, self._negotiate
+        )
         for host, text in texts.items():
             (self.lab.directory / f"{host}.toml").write_text(text)
         (coordinator,) = [name for name, place in self._places.items() if place.role == "ps"]

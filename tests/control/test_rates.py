@@ -107,6 +107,26 @@ def test_shards_share_a_workers_link() -> None:
     assert grants["p"].down == pytest.approx(5.0)
 
 
+def test_nodes_on_one_host_share_its_link_and_need_none_between_them() -> None:
+    names = dict.fromkeys(("a", "b"), ("a-agg", "b-agg"))
+    fabric = Topology(roots=("a-agg", "b-agg"), workers=names)
+    negotiator = Negotiator()
+    for name in ("a", "b"):
+        negotiator.node(name, TEN, f"host {name}")
+        negotiator.node(f"{name}-agg", TEN, f"host {name}")
+    negotiator.plan(0, fabric.trees(names))
+    for name in names:
+        negotiator.ready(0, name, 1)
+    rates = negotiator.rates()
+    own = {
+        key: rate for key, rate in rates.items() if key[2].removesuffix("-agg") == key[3].removesuffix("-agg")
+    }
+    # each link carries, both ways, a gradient of the other's shard and the results of its own
+    across = [rate for key, rate in rates.items() if key not in own]
+    assert across == [5.0] * 4
+    assert all(rate >= 5.0 for rate in own.values())
+
+
 def test_words_that_were_overtaken_count_for_nothing() -> None:
     negotiator = negotiator_for(FIGURE_1)
     negotiator.done(0, "w1", 2)

@@ -32,7 +32,7 @@ def test_a_topologys_roles_are_its_daemons_unless_there_is_a_plan() -> None:
 def test_aggregators_beside_workers_are_configured_on_their_hosts(tmp_path: Path) -> None:
     token_file(tmp_path).write_text("0123456789abcdef" * 2)
     plan = colocated("star2")
-    texts = configurations(topology("star2"), tmp_path, plan=plan)
+    texts = configurations(topology("star2"), tmp_path, plan=plan, negotiate=True)
     files = {name: tomllib.loads(text) for name, text in texts.items()}
     assert set(files) == {"w0", "w1", "w0-agg", "w1-agg"}
     coordinator = files["w0-agg"]
@@ -40,6 +40,8 @@ def test_aggregators_beside_workers_are_configured_on_their_hosts(tmp_path: Path
     assert coordinator["node"]["listen"].partition(":")[0] == host
     assert coordinator["control"]["listen"] == files["w1"]["control"]["coordinator"] == f"{host}:7400"
     assert coordinator["control"]["downlink"] == plan.downlink
+    for name in files:
+        assert (files[name]["node"]["rate_negotiation"], files[name]["node"]["rate"]) == (True, "1 Gbit/s")
     assert coordinator["topology"]["roots"] == ["w0-agg", "w1-agg"]
 
 
