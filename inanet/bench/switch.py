@@ -19,18 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.bench.marks import Mark
-from inanet.bench.spaces import Space, cable
+from inanet.bench.switch_cables import BUFFER, PS, SWITCH, Cabled, Wrong
 from inanet.bench.switch_loads import FRAGMENTS, LOADS, WORKERS, Load, Rounds, registration
-from inanet.phy.port import FramePort
 from inanet.phy.ring import FrameRing, without
 from inanet.phy.udp import MAX_PAYLOAD, SEGMENTS, TRUESIZE, UdpDevice
 from inanet.proto.program import Verdicts
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Switch
-from inanet.switch.rebuild import Rebuilder
 from inanet.switch.registration import RAW_ETHERTYPE, Registration
-from inanet.switch.tables import Tables
 from inanet.switch.udp import UdpSwitch
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
@@ -45,15 +42,8 @@ MARKS = (
 PATIENCE = 10.0
 #: what a sum of all workers' values is
 SUM = WORKERS * (WORKERS + 1) // 2
-_SWITCH, _PS = "10.76.0.254", "10.76.0.100"
-_HARDWARE = 0x02_00_00_00_76_FE
-_BUFFER = 32 << 20
 #: payload of the forwarded super-frames, and how many of them are a round
 _SEGMENT, _SEGMENTS, _FRAMES = 1052, 62, 64
-
-
-class Wrong(Exception):
-    """Sums that are not what they must be: there is nothing to measure."""
 
 
 def row(
@@ -105,7 +95,7 @@ class Timed:
 
 def kernel(load: Load, seconds: float) -> dict[str, Any]:
     """The program alone: batches in memory, no ports."""
-    workers, ps = [endpoint("10.76.0.1", 4000 + i) for i in range(WORKERS)], endpoint(_PS, 9)
+    workers, ps = [endpoint("10.76.0.1", 4000 + i) for i in range(WORKERS)], endpoint(PS, 9)
     program = registration(load, workers, ps).program
     rounds, timed, verdicts = Rounds(load), Timed(seconds), Verdicts(FRAGMENTS)
     calm = np.full(FRAGMENTS, load.system == "a2tp", np.uint8)
@@ -162,13 +152,13 @@ def _read(device: UdpDevice, count: int, frame: np.dtype[Any]) -> None:
 def udp(load: Load, seconds: float) -> dict[str, Any]:
     """Datagrams over loopback, as an unprivileged switch has them."""
     with ExitStack() as stack:
-        hosts = [UdpDevice(rcvbuf=_BUFFER) for _ in range(WORKERS + 1)]
+        hosts = [UdpDevice(rcvbuf=BUFFER) for _ in range(WORKERS + 1)]
         for host in hosts:
             stack.callback(host.close)
         *workers, ps = [host.endpoint for host in hosts]
         one = registration(load, workers, ps)
         one = Registration(one.name, one.program, (range(1),), False, one.uplinks, one.groups, one.passes)
-        switch = UdpSwitch(Pipeline([one]), rcvbuf=_BUFFER)
+        switch = UdpSwitch(Pipeline([one]), rcvbuf=BUFFER)
         stack.callback(switch.close)
         to = switch.endpoint(one.name)
 
@@ -223,74 +213,13 @@ def _rounds(
     return _row(rounds, phy, timed, answered)
 
 
-class Cabled:
-    """A switch between two cables: all workers behind one, the PS behind the other."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.stack = stack
-        self.middle, self.left, self.right = Space(stack), Space(stack), Space(stack)
-        self.addresses = [f"10.76.0.{i + 1}" for i in range(WORKERS)]
-        self.hardware = [
-            int.from_bytes(cable(self.middle, "p0", self.left, "e0", self.addresses), "big"),
-            int.from_bytes(cable(self.middle, "p1", self.right, "e0", [_PS]), "big"),
-        ]
-        self.devices = {
-            name: self.open(self.middle, lambda name=name: FramePort(name, rcvbuf=_BUFFER, sndbuf=_BUFFER))
-            for name in ("p0", "p1")
-        }
-        self.senders = [
-            self.open(space, lambda: FramePort("e0", sndbuf=_BUFFER)) for space in (self.left, self.right)
-        ]
-        for sender in self.senders:
-            # it only sends
-            sender.filter([(0x06, 0, 0, 0)])
-        self.tables = Tables(_HARDWARE, endpoint(_SWITCH, 0) >> 16)
-        for address in self.addresses:
-            self.tables.give_host(endpoint(address, 0) >> 16, self.hardware[0], 0)
-        self.tables.give_host(endpoint(_PS, 0) >> 16, self.hardware[1], 1)
-
-    def open(self, space: Space, make: Callable[[], Any]) -> Any:
-        """Something with sockets in a namespace, closed with the stack."""
-        made = space.run(make)
-        self.stack.callback(made.close)
-        return made
-
-    def header(self, side: int, source: int, destination: int, raw: bool, marked: bool) -> NDArray[np.uint8]:
-        """Headers of frames to the switch."""
-        kind = RAW_ETHERTYPE if raw else 0x0800
-        ethernet = (
-            _HARDWARE.to_bytes(6, "big") + self.hardware[side].to_bytes(6, "big") + kind.to_bytes(2, "big")
-        )
-        ip = bytes([0x45, 3 if marked else 0, 0, 0, 0, 0, 0x40, 0, 64, 1 if raw else 17, 0, 0])
-        ip += (source >> 16).to_bytes(4, "big") + (destination >> 16).to_bytes(4, "big")
-        ports = (source & 0xFFFF).to_bytes(2, "big") + (destination & 0xFFFF).to_bytes(2, "big") + bytes(4)
-        return np.frombuffer(bytes(10) + ethernet + ip + ports, np.uint8)
-
-    def sender(
-        self, side: int, header: NDArray[np.uint8], raw: bool, segments: int
-    ) -> Callable[[NDArray[Any]], None]:
-        """Sends packets (structured) in super-frames of so many segments."""
-        rebuilder, port = Rebuilder(14), self.senders[side]
-
-        def send(packets: NDArray[Any]) -> None:
-            length, arena = packets.dtype.itemsize, packets.view(np.uint8)
-            step = len(packets) if raw else segments
-            for first in range(0, len(packets), step):
-                offsets = np.arange(first, min(first + step, len(packets)), dtype=np.int64) * length
-                for frames, _ in rebuilder.frames(port, header, raw, arena, offsets, length):
-                    if frames.send(0) < len(frames):
-                        raise Wrong("the send buffer is full")
-
-        return send
-
-
 def packet(load: Load, seconds: float, raw: bool = False) -> dict[str, Any]:
     """UDP in super-frames through packet sockets; or, ``raw``, frames of ethertype 0x0700 through a ring."""
     with ExitStack() as stack:
         cabled = Cabled(stack)
         port = 0 if raw else 48_864
         ports = [0] * (WORKERS + 1) if raw else [4000 + i for i in range(WORKERS)] + [port]
-        members = [endpoint(*one) for one in zip([*cabled.addresses, _PS], ports, strict=True)]
+        members = [endpoint(*one) for one in zip([*cabled.addresses, PS], ports, strict=True)]
         one = registration(load, members[:WORKERS], members[WORKERS], port, raw)
         rings = {}
         if raw:
@@ -299,7 +228,7 @@ def packet(load: Load, seconds: float, raw: bool = False) -> dict[str, Any]:
                 rings[name] = cabled.open(cabled.middle, lambda name=name: FrameRing(name, RAW_ETHERTYPE))
         switch = FrameSwitch(Pipeline([one]), cabled.devices, cabled.tables, rings=rings)
         marked = load.system == "a2tp"
-        to = endpoint(_SWITCH, port)
+        to = endpoint(SWITCH, port)
         senders = [
             cabled.sender(
                 int(i == WORKERS),
@@ -314,7 +243,7 @@ def packet(load: Load, seconds: float, raw: bool = False) -> dict[str, Any]:
             hosts = [
                 cabled.open(
                     cabled.right if i == WORKERS else cabled.left,
-                    lambda i=i: UdpDevice([*cabled.addresses, _PS][i], ports[i], rcvbuf=_BUFFER),
+                    lambda i=i: UdpDevice([*cabled.addresses, PS][i], ports[i], rcvbuf=BUFFER),
                 )
                 for i in range(WORKERS + 1)
             ]
@@ -330,7 +259,7 @@ def forward(seconds: float) -> dict[str, Any]:
     with ExitStack() as stack:
         cabled = Cabled(stack)
         switch = FrameSwitch(Pipeline([]), cabled.devices, cabled.tables)
-        receiver = cabled.open(cabled.right, lambda: UdpDevice(_PS, 9000, rcvbuf=_BUFFER))
+        receiver = cabled.open(cabled.right, lambda: UdpDevice(PS, 9000, rcvbuf=BUFFER))
         source, to = endpoint(cabled.addresses[0], 9000), receiver.endpoint
         header = cabled.header(0, source, to, False, False).copy()
         header[10:16] = np.frombuffer(cabled.hardware[1].to_bytes(6, "big"), np.uint8)
