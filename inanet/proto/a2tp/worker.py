@@ -13,6 +13,7 @@ from inanet.wire.atp import ECHO, PROBE, Flag
 from inanet.wire.batch import Transmission
 from inanet.wire.drops import Drop
 
+_COL, _BYPASS = int(Mark.COL), int(Mark.BYPASS)
 #: seconds between probes while rounds are under way
 PROBE_INTERVAL = 0.02
 #: probes whose echo may still come
@@ -46,13 +47,13 @@ class A2tpWorker(AtpWorker):
     def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
         super()._dress(frames, numbers, again, slots)
         view = frames.view(self.frame_type)[:, 0]
-        view["col"] = np.where(slots, Mark.NONE, Mark.BYPASS)
+        view["col"] = np.where(slots, 0, _BYPASS)
         if self.windows.profile.public:
             # to a switch with the public program the two are one
             view["flags"][~slots] |= np.uint8(Flag.RESEND)
 
     def _col(self, frames: NDArray[np.void]) -> Mask:
-        marked: Mask = frames["col"] & Mark.COL != 0
+        marked: Mask = frames["col"] & _COL != 0
         return marked
 
     # ---------------------------------------------------------------- the base round trip

@@ -14,7 +14,9 @@ from inanet.wire.atp import FRAME, JOB_MASK, MAX_JOB, SECOND_HALF, SEQUENCE_BITS
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 
-_COL = 0x01
+# as plain numbers, because members of an enumeration are slow to look up and slow for numpy to understand
+_ACK, _ECN, _COLLISION, _RESEND = int(Flag.ACK), int(Flag.ECN), int(Flag.COLLISION), int(Flag.RESEND)
+_KIND = _ACK | _RESEND | int(Flag.OVERFLOW)
 
 
 class AtpPace:
@@ -81,7 +83,7 @@ class AtpWorker(Worker):
     def _instead(self, batch: PacketBatch, offsets: Index, flags: NDArray[np.uint8]) -> Index:
         """The slots that answers name, in the field that is the tensor's length otherwise."""
         instead = np.full(len(offsets), -1, np.int64)
-        moved = np.flatnonzero(flags & Flag.COLLISION)
+        moved = np.flatnonzero(flags & _COLLISION)
         if len(moved):
             named = np.empty((len(moved), 4), np.uint8)
             gather(batch.arena, offsets[moved] + self.layout.frame_bytes - 4, named)
@@ -92,18 +94,19 @@ class AtpWorker(Worker):
         index = self._sized(batch, index)
         frames = self._heads(batch, index)
         mine = frames["app"] & JOB_MASK == self.member.job
-        answers = frames["flags"] & (Flag.ACK | Flag.RESEND | Flag.OVERFLOW) == Flag.ACK
-        others = mine & ~answers
-        self.drops[Drop.FOREIGN_JOB] += int(np.count_nonzero(~mine))
-        if others.any():
-            self._other(frames[others], now)
+        answers = frames["flags"] & _KIND == _ACK
         good = mine & answers
+        if not good.all():
+            self.drops[Drop.FOREIGN_JOB] += int(np.count_nonzero(~mine))
+            others = mine & ~answers
+            if others.any():
+                self._other(frames[others], now)
         frames, offsets = frames[good], batch.offsets[index[good]]
         flags = frames["flags"]
         return Answers(
             low=frames["seq"].astype(np.int64) | (frames["app"].astype(np.int64) >> 8) << 16,
             ats=offsets + self.layout.values_at,
-            ecn=flags & Flag.ECN != 0,
+            ecn=flags & _ECN != 0,
             col=self._col(frames),
             instead=self._instead(batch, offsets, flags),
         )
@@ -126,7 +129,7 @@ class AtpWorker(Worker):
         view = frames.view(self.frame_type)[:, 0]
         view["bitmap"] = self.member.bit
         view["fan_in"] = self.member.workers
-        view["flags"][:again] = Flag.RESEND
+        view["flags"][:again] = _RESEND
         view["app"] = self.member.job | (numbers >> 16 & 0xFF) << 8
         view["seq"] = numbers & 0xFFFF
         places = self._table.of(numbers)

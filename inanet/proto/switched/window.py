@@ -96,9 +96,11 @@ class Window:
         """Which of these answers are new and were asked for; they are answered from now on."""
         new = (numbers >= self.base) & (numbers < self.next)
         new[new] = ~self._answered[numbers[new] % self._size]
-        if new.any():
+        known = numbers[new]
+        if len(known) > 1 and (known[1:] <= known[:-1]).any():
+            # not ascending: the same number may be in it twice
             once = np.zeros(len(numbers), np.bool_)
-            once[np.flatnonzero(new)[np.unique(numbers[new], return_index=True)[1]]] = True
+            once[np.flatnonzero(new)[np.unique(known, return_index=True)[1]]] = True
             new = once
         accepted = numbers[new]
         if not len(accepted):
@@ -128,7 +130,9 @@ class Window:
     def timeout(self) -> float:
         """Seconds after which an unanswered fragment is sent again."""
         estimate = max(self.timing.timeout, self._smoothed + 4 * self._variation)
-        return min(estimate * (1 << min(self._backoff, 16)), self.timing.timeout_max)
+        if self._backoff:
+            estimate *= 1 << min(self._backoff, 16)
+        return min(estimate, self.timing.timeout_max)
 
     def timer(self) -> float | None:
         """When the oldest unanswered fragment is late; None while nothing is in flight."""
