@@ -51,7 +51,26 @@ _GOAT_SCALE = (
     "the paper's: leaf-spine of 20 switches and 50 servers, fat-tree of 80 and 192, a fifth programmable with "
     "64 MB, 221 MB per worker; means over three seeded placements"
 )
+_A2TP_SCALE = (
+    "the paper's testbed with rates, slots, windows and queues divided by 10; milliseconds instead of seconds"
+)
 _ALL = (
+    Entry(
+        "a2tp-fig2",
+        "A2TP",
+        "Fig. 2",
+        "throughput of a job beside a straggling one, under SwitchML, ATP and A2TP",
+        _A2TP_SCALE,
+        "inanet.papers.a2tp_testbed:fig2",
+    ),
+    Entry(
+        "a2tp-fig11",
+        "A2TP",
+        "Fig. 11",
+        "estimated straggling degree against what the straggler can send",
+        _A2TP_SCALE,
+        "inanet.papers.a2tp_testbed:fig11",
+    ),
     Entry(
         "goat-fig2",
         "GOAT",
