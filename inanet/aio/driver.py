@@ -23,6 +23,8 @@ _log: Any = structlog.get_logger("inanet.driver")
 
 #: batches taken in one callback of the event loop
 READ_BUDGET = 8
+#: seconds between two complaints about one destination
+_COMPLAINT_SECONDS = 5.0
 
 
 class Driver:
@@ -52,6 +54,10 @@ class Driver:
         self._closed = False
         #: batches processed; a watchdog can see progress in it
         self.batches = 0
+        #: packets given up because a path does not take any of their size
+        self.refused = 0
+        #: by destination: when that may be complained of again
+        self._complaints: dict[int, float] = {}
         self._loop.add_reader(device.fileno(), self._readable)
 
     def now(self) -> float:
@@ -140,12 +146,27 @@ class Driver:
         if self._out is None:
             self._out = self.node.transmit(self._loop.time())
         for transmission in self._out:
-            taken = self.device.send(transmission)
+            taken = self._offer(transmission, 0)
             if taken < len(transmission):
                 self._pending = (transmission, taken)
                 self._watch()
                 return
         self._out = None
+
+    def _offer(self, transmission: Transmission, start: int) -> int:
+        """Offer packets to the device; how many it took. Those too big for their path are lost: others have other paths."""
+        try:
+            return self.device.send(transmission, start)
+        except OSError as error:
+            if error.errno != errno.EMSGSIZE:
+                raise
+            left = len(transmission) - start
+            self.refused += left
+            now = self._loop.time()
+            if now >= self._complaints.get(transmission.destination, now):
+                self._complaints[transmission.destination] = now + _COMPLAINT_SECONDS
+                _log.error("packets lost", peer=show(transmission.destination), reason=error.strerror)
+            return left
 
     def _watch(self) -> None:
         """Have :meth:`_resume` called when the device can take more of what is pending."""
@@ -164,7 +185,7 @@ class Driver:
     def _resume(self) -> None:
         assert self._pending is not None
         transmission, start = self._pending
-        start += self.device.send(transmission, start)
+        start += self._offer(transmission, start)
         if start < len(transmission):
             self._pending = (transmission, start)
             if self.device.retry_fileno() != self._retry:

@@ -1,13 +1,17 @@
-"""The driver on real sockets: groups that are joined and left while it runs."""
+"""The driver on real sockets: groups that are joined and left while it runs, paths that take no packets."""
 
 import asyncio
+import errno
 import socket
 from collections.abc import Iterator
 
 import numpy as np
+import pytest
+from structlog.testing import capture_logs
 
 from inanet.aio.driver import Driver
 from inanet.phy.udp import UdpDevice
+from inanet.phy.wrapper import Wrapper
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 
@@ -75,3 +79,61 @@ async def test_a_node_hears_its_groups_and_itself() -> None:
     finally:
         driver.close()
         parent.close()
+
+
+class Narrow(Wrapper):
+    """The path to one peer takes no packets of this size, from the start or after the first few."""
+
+    def __init__(self, device: UdpDevice, peer: int, few: int) -> None:
+        super().__init__(device)
+        self.peer = peer
+        self.few = few
+        self.offers = 0
+
+    def send(self, transmission: Transmission, start: int = 0) -> int:
+        if transmission.destination != self.peer:
+            return super().send(transmission, start)
+        self.offers += 1
+        if start < self.few:
+            return self.few - start
+        raise OSError(errno.EMSGSIZE, "raise the MTU")
+
+
+class Speaker(Listener):
+    """A node that has something to say."""
+
+    def __init__(self, *words: Transmission) -> None:
+        super().__init__()
+        self.words = list(words)
+
+    groups: frozenset[int] = frozenset()
+
+    def transmit(self, now: float) -> Iterator[Transmission]:
+        while self.words:
+            yield self.words.pop(0)
+
+
+@pytest.mark.parametrize("few", [0, 2], ids=["at once", "later"])
+async def test_a_path_that_takes_no_packets_costs_no_other_peer_one(few: int) -> None:
+    broken: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, details: broken.append(details))
+    narrow, wide = UdpDevice(), UdpDevice()
+    device = Narrow(UdpDevice(), narrow.endpoint, few)
+    speaker, hearer = Speaker(), Listener()
+    driver = Driver(speaker, device, lambda event: None)  # type: ignore[arg-type]
+    other = Driver(hearer, wide, lambda event: None)  # type: ignore[arg-type]
+    try:
+        with capture_logs() as logs:
+            for value in (1, 2):
+                speaker.words = [packets(narrow.endpoint, 7, 9), packets(wide.endpoint, 5, value)]
+                driver.kick()
+                assert await hearer.hear(5) == [(device.endpoint, bytes([value]) * 36)] * 5
+        assert driver.refused == 2 * (7 - few)
+        assert device.offers == (4 if few else 2)
+        # once in a while is enough
+        assert [log["reason"] for log in logs] == ["raise the MTU"]
+    finally:
+        driver.close()
+        other.close()
+        narrow.close()
+    assert broken == []
