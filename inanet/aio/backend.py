@@ -166,6 +166,8 @@ class FabricBackend:
         mine.member.abandon(Failed("worker_lost", reason))
         if mine.member in self._station.members:
             self._station.members.remove(mine.member)
+        # the job's groups are another job's by and by
+        self._station.driver.kick()
 
     def stats(self) -> dict[str, int]:
         """Counters of the host's node, drops by reason as ``drop_<reason>``."""

@@ -1,0 +1,49 @@
+"""What a worker's host gives back when its ranks leave a job."""
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+from inanet.aio.backend import FabricBackend, _Membership
+from inanet.aio.station import Station, open_device
+from inanet.control.config import MODELS
+from inanet.control.config_file import validate
+from inanet.proto.plan import NodePlan, Parent, Placement
+from inanet.wire.endpoint import endpoint
+from tests.aio.test_driver import free_group
+
+
+class Leaving:
+    """A member, and its connection, of a job that the node has."""
+
+    def __init__(self, station: Station) -> None:
+        self.station = station
+
+    async def leave(self, reason: str) -> None:
+        """Nobody has to be told."""
+
+    def abandon(self, error: Any) -> None:
+        self.station.node.drop_job(0)
+
+
+async def test_who_leaves_a_job_leaves_its_group() -> None:
+    config = validate(
+        MODELS["agg"], {"node": {"name": "x"}, "control": {"coordinator": "unix:/run/c"}}, Path("x.toml")
+    )
+    station = Station("worker", config, await open_device(config, time.monotonic), lambda: None)
+    backend = FabricBackend(station, "unix:/run/c", join=1.0, lost=lambda job, error: None)
+    try:
+        up = Parent("ps", endpoint("127.0.0.1", 9), 1, 64, free_group())
+        station.node.apply(NodePlan(0, 1, 1, 1, (Placement(0, up),), 64), station.driver.now())
+        station.driver.kick()
+        await asyncio.sleep(0)
+        assert len(station.device._groups) == 1  # type: ignore[attr-defined]
+        leaving: Any = Leaving(station)
+        backend._jobs["job"] = _Membership("job", member=leaving, uplink=leaving)
+        await backend.leave("job", "done")
+        await asyncio.sleep(0)
+        assert station.device._groups == {}  # type: ignore[attr-defined]
+    finally:
+        backend.close()
+        station.close()
