@@ -112,9 +112,10 @@ class Coordinator:
         if isinstance(message, Ping):
             self.send(peer, Pong(nonce=message.nonce))
         elif isinstance(message, Hello):
-            if self._negotiation is not None:
-                self._negotiation.joined(message)
             self._admission.hello(peer, message, now)
+            if self._negotiation is not None:
+                # not before: whoever is refused must not say anything about links
+                self._negotiation.joined(message)
         elif peer.hello is None:
             raise Refused(f"the first message must be hello, not {message.kind}")
         elif isinstance(message, Pong):

@@ -7,6 +7,7 @@ become messages.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from ipaddress import IPv4Address
 
 from inanet.control.messages import Hello, RateDone, RateGrant, RateLoss, RateReady
 from inanet.control.rates import LOSS_THRESHOLD, Capacity, Grant, Negotiator
@@ -30,8 +31,11 @@ class Negotiation:
         self._stale = False
 
     def joined(self, hello: Hello) -> None:
-        """A node is here, with the rates of its link."""
-        self._negotiator.node(hello.name, Capacity(hello.send_bps or math.inf, hello.receive_bps or math.inf))
+        """A node is here, with the rates of its link. Nodes at one address share it; on the loopback each has its own,
+        since there one machine stands for many."""
+        address = IPv4Address(hello.endpoint >> 16)
+        capacity = Capacity(hello.send_bps or math.inf, hello.receive_bps or math.inf)
+        self._negotiator.node(hello.name, capacity, "" if address.is_loopback else str(address))
 
     def planned(self, job: int, trees: tuple[Tree, ...]) -> None:
         """A job has a new version of its plan."""

@@ -7,6 +7,7 @@ import pytest
 from inanet.control.messages import RateDone, RateGrant, RateLoss, RateReady
 from inanet.control.negotiation import PERIOD, RECOVERY, Asking, Negotiation, granted
 from inanet.control.rates import Grant
+from inanet.wire.endpoint import endpoint
 from tests.control.nodes import JOB, Nodes, spec, two_level
 
 GBPS = 10**9
@@ -54,6 +55,15 @@ def test_a_grant_to_a_worker_below_an_aggregator_follows_the_whole_path() -> Non
         assert (last.up, last.down) == (up, down)
 
 
+def test_who_is_refused_says_nothing_about_links() -> None:
+    nodes = started()
+    nodes.begin(1, spec())
+    nodes.ids.pop("ps")
+    nodes.join("ps", token="wrong", send_bps=1, receive_bps=1)
+    nodes.say("w0", RateReady(job=JOB, sequence=1))
+    assert [grant.up for grant in grants(nodes, "w0")] == [GBPS]
+
+
 def test_nobody_is_granted_anything_unless_asked_for() -> None:
     nodes = Nodes(two_level(2, 0))
     nodes.join("ps", "w0", "w1", send_bps=GBPS)
@@ -73,6 +83,17 @@ def test_whole_bits_and_no_limit_travel() -> None:
     negotiation = Negotiation(multicast=False)
     assert negotiation.grants() == []
     assert granted(RateGrant(job=1, sequence=2, up=None, down=7)) == Grant(1, 2, math.inf, 7.0)
+
+
+def test_nodes_at_one_address_share_a_link_and_on_the_loopback_have_their_own() -> None:
+    nodes = Nodes(two_level(2, 0), negotiate=True)  # type: ignore[arg-type]
+    nodes.join("ps", send_bps=10 * GBPS, receive_bps=10 * GBPS, endpoint=endpoint("10.0.0.9", 1))
+    for port, name in enumerate(("w0", "w1"), 1):
+        nodes.join(name, send_bps=GBPS, receive_bps=GBPS, endpoint=endpoint("10.0.0.1", port))
+    nodes.begin(1, spec())
+    for name in ("w0", "w1"):
+        nodes.say(name, RateReady(job=JOB, sequence=1))
+    assert [grants(nodes, name)[-1].up for name in ("w0", "w1")] == [GBPS // 2] * 2
 
 
 class Counters:
