@@ -45,6 +45,8 @@ class Network:
         self._members: dict[int, dict[str, None]] = {}
         self._next_hops: dict[str, dict[str, list[str]]] = {}
         self._woken: set[str] = set()
+        #: timers of hosts' machines; they change only when something is done with a machine
+        self._timers: dict[str, float | None] = {}
 
     @property
     def now(self) -> float:
@@ -213,7 +215,7 @@ class Network:
     def _next(self) -> float | None:
         if self._woken:
             return self.now
-        times = [host.machine.timer() for host in self.hosts.values()]
+        times = list(self._timers.values())
         times += [host.resume_at for host in self.hosts.values()]
         times += [its.program.timer() for its in self.switches.values() if its.program is not None]
         if self._heap:
@@ -245,7 +247,7 @@ class Network:
             self.hosts[name].take(bursts, self.groups_of(name), now)
             stirred[name] = None
         for name, host in self.hosts.items():
-            if _is_due(host.machine.timer(), now):
+            if _is_due(self._timers.get(name), now):
                 host.machine.on_timer(now)
                 stirred[name] = None
             if _is_due(host.resume_at, now):
@@ -254,8 +256,10 @@ class Network:
 
     def _stir(self, names: list[str]) -> None:
         for name in names:
-            self.hosts[name].pump(self.now)
-            self.log.extend((name, event) for event in self.hosts[name].machine.events())
+            host = self.hosts[name]
+            host.pump(self.now)
+            self.log.extend((name, event) for event in host.machine.events())
+            self._timers[name] = host.machine.timer()
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Counters of every link that are not zero, by its name."""

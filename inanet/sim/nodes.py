@@ -7,7 +7,7 @@ import numpy as np
 
 from inanet.phy.device import is_group
 from inanet.proto.program import Action, Program, Verdicts
-from inanet.sim.burst import Burst, batch_of
+from inanet.sim.burst import Burst, batch_of, rows_of
 from inanet.sim.link import Link
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
@@ -203,8 +203,7 @@ class Switch(Node):
                 last += 1
             action, target, length, source = ways[first]
             if action != Action.DROP:
-                windows = np.lib.stride_tricks.sliding_window_view(batch.arena, length)
-                data = windows[batch.offsets[first:last]]
+                data = rows_of(batch.arena, batch.offsets[first:last], length)
                 self._send(action, target, source, data, marked[first:last].copy(), now)
             first = last
 

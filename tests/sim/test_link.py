@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.sim.burst import Burst, batch_of
+from inanet.sim.burst import Burst, batch_of, rows_of
 from inanet.sim.link import Link, LinkSpec
 
 #: 1,000 B on the wire take 1 ms
@@ -96,6 +96,17 @@ def test_without_a_rate_only_the_delay_counts() -> None:
 def test_links_that_make_no_sense_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"from 0|stand still"):
         spec(**bad)
+
+
+@pytest.mark.parametrize(
+    "offsets", [[], [3], [0, 5, 10], [0, 6, 12], [9, 12, 15], [4, 2, 0], [0, 3, 1], [2, 2]]
+)
+def test_rows_are_copies_of_packets_wherever_they_lie(offsets: list[int]) -> None:
+    arena = np.arange(18, dtype=np.uint8)
+    rows = rows_of(arena, np.array(offsets, np.int64), 3)
+    assert rows.tolist() == [list(range(start, start + 3)) for start in offsets]
+    rows[:] = 99
+    assert arena.tolist() == list(range(18))
 
 
 def test_a_batch_holds_the_packets_of_all_bursts_in_order() -> None:
