@@ -178,7 +178,7 @@ def _open_interface(transport: str, port: Port) -> Any:
         return FramePort(port.name, sndbuf=8 << 20)
     from inanet.switch.tunport import TunFrames
 
-    return TunFrames(port.name, routes=tuple(map(str, port.behind)))
+    return TunFrames(port.name, routes=tuple(map(str, port.attracts)))
 
 
 def _open_ring(port: Any) -> Any:

@@ -103,8 +103,9 @@ class Port(Section):
     duplicate: Probability | None = None
     reorder: Probability | None = None
     corrupt: Probability | None = None
-    #: tun: addresses that the kernel of this host sends out of the interface
+    #: tun: addresses of the host at the other end of the interface, and those that this host's kernel sends into it
     behind: Annotated[tuple[Address, ...], Field(strict=False)] = ()
+    attracts: Annotated[tuple[Address, ...], Field(strict=False)] = ()
 
 
 class Host(Section):
@@ -230,8 +231,10 @@ class Switch(Section):
                     problems.append(str(error))
             elif not 0 < len(port.name.encode()) < 16 or "/" in port.name:
                 problems.append(f"{port.name!r} is not the name of an interface; allowed: 1 to 15 characters")
-            if port.behind and transport != "tun":
-                problems.append(f"{port.name}: behind is for transport 'tun'; allowed: hosts and routes")
+            if (port.behind or port.attracts) and transport != "tun":
+                problems.append(
+                    f"{port.name}: behind and attracts are for transport 'tun'; allowed: hosts and routes"
+                )
         if transport != "udp" and not ports:
             problems.append(
                 f"transport {transport!r} has no ports of its own; allowed: one {{ name }} per interface"

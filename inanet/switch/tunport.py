@@ -13,7 +13,7 @@ from inanet.wire.batch import I64, U64
 
 class TunFrames:
     """Whole IP packets of a new TUN interface ``name``, virtio-net header first; ``routes`` are dotted addresses that
-    the kernel sends there. See :class:`inanet.phy.tun.TunPort` for what is raised.
+    the kernel sends into it. See :class:`inanet.phy.tun.TunPort` for what is raised.
     """
 
     def __init__(self, name: str, *, routes: tuple[str, ...] = (), mtu: int = 1500) -> None:

@@ -38,10 +38,12 @@ def test_the_shipped_file_has_every_key_and_its_defaults(tmp_path: Path) -> None
     written = tomllib.loads(everything)
     assert set(written) == set(SwitchConfig.model_fields)
     assert set(written["switch"]) == set(Switch.model_fields)
-    assert set(written["switch"]["ports"][0]) >= {"name", "rate", "depth", "ecn", "drop"}
+    assert set(written["switch"]["ports"][0]) >= {"name", "rate", "depth", "ecn", "drop", "behind"}
     # with interfaces for ports, the file with everything in it is one to begin with
-    frames = everything.replace('transport = "udp"', 'transport = "packet"').replace(
-        'address = "127.0.0.1"', 'address = "10.0.0.254"'
+    frames = (
+        re.sub(r"^(behind|attracts) = .*\n", "", everything, flags=re.MULTILINE)
+        .replace('transport = "udp"', 'transport = "packet"')
+        .replace('address = "127.0.0.1"', 'address = "10.0.0.254"')
     )
     full = loaded(tmp_path, frames)
     assert full.impair.active
@@ -143,6 +145,10 @@ jobs = [
         (
             'transport = "packet"\naddress = "10.0.0.9"\nports = [{ name = "e" }, { name = "e" }]',
             "switch.ports: 'e' stands there twice",
+        ),
+        (
+            'transport = "packet"\naddress = "10.0.0.9"\nports = [{ name = "e", attracts = ["10.0.0.1"] }]',
+            "switch.ports: e: behind and attracts are for transport 'tun'; allowed: hosts and routes",
         ),
         (
             'transport = "tun"\naddress = "10.0.0.9"\nports = [{ name = "e" }]\nroutes = [{ network = "0.0.0.0/0", port = "f" }]',

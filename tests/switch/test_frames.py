@@ -74,7 +74,7 @@ class Bench:
 
 def from_worker(worker: int, packets: list[bytes], to: int = SWITCH, tos: int = 0) -> bytes:
     """A super-frame of a worker to the switch, or to the PS."""
-    hardware = OWN_MAC if to == SWITCH else MACS[2]
+    hardware = OWN_MAC if to >> 16 == SWITCH >> 16 else MACS[2]
     return udp(hardware, MACS[worker], WORKERS[worker], to, packets, tos)
 
 
@@ -411,3 +411,57 @@ def test_ordinary_frames_meet_the_faults_too() -> None:
     assert 50 < len(sent) < 90
     assert sent == [frame for frame in frames if frame in sent]
     assert bench.drops == {"injected": 100 - len(sent)}
+
+
+def test_programs_run_side_by_side_and_cannot_reach_each_others_slots() -> None:
+    """Two by UDP port and one by raw frames, in one batch; the sources of one are strangers to the others."""
+    adders = {
+        "one": Adder(WORKERS, PS, name="one"),
+        "two": Adder([WORKERS[1], WORKERS[0]], PS, name="two"),
+        "raw": Adder([endpoint(HOSTS[0], 0), endpoint(HOSTS[1], 0)], name="raw"),
+    }
+    registrations = [
+        Registration(
+            name,
+            adder,
+            () if name == "raw" else (range(PORT + number, PORT + number + 1),),
+            raw=name == "raw",
+            uplinks=dict.fromkeys(adder.workers, 0),
+            groups={GROUP: tuple(adder.workers)},
+        )
+        for number, (name, adder) in enumerate(adders.items())
+    ]
+    bench = Bench()
+    bench.switch = FrameSwitch(Pipeline(registrations), bench.devices, bench.tables)
+    ordinary = ethernet(MACS[2], MACS[0], 0x88B5, b"beside them")
+
+    def frames(worker: int) -> list[bytes]:
+        body = packet(5, worker, 1, ONES * (worker + 5))
+        return [
+            ethernet(OWN_MAC, MACS[worker], 0x0700, ipv4(HOSTS[worker], OWN, 1, body)),
+            from_worker(
+                worker,
+                [packet(5, 1 - worker, 1, ONES), packet(6, 1 - worker, 1, ONES)],
+                endpoint(OWN, PORT + 1),
+            ),
+            ordinary,
+            from_worker(worker, [packet(5, worker, 1, ONES * 7)], endpoint(OWN, PORT)),
+        ]
+
+    assert bench.put(0, frames(0)) == [[], [], [ordinary]]
+    out = bench.put(1, frames(1))
+    for port in (0, 1):
+        raw = [frame for frame in out[port] if frame[22:24] == b"\x07\x00"]
+        assert [frame[44:] for frame in raw] == [packet(5, 1, 1, ONES * 11)]
+        found = {
+            one.port: one.packets for one in map(Parsed, (frame for frame in out[port] if frame not in raw))
+        }
+        assert found == {
+            PORT: [packet(5, 1, 1, ONES * 14)],
+            PORT + 1: [packet(5, 0, 1, ONES * 2), packet(6, 0, 1, ONES * 2)],
+        }
+    assert {name: int(adder.bitmap.sum()) for name, adder in adders.items()} == {"one": 3, "two": 6, "raw": 3}
+    # the first program's worker at the second program's port, by the number it has at the first
+    bench.put(0, [udp(OWN_MAC, MACS[0], WORKERS[0], endpoint(OWN, PORT + 1), [packet(9, 0, 1, ONES)])])
+    assert adders["two"].bitmap[9] == 0
+    assert bench.drops == {"foreign_host": 1}
