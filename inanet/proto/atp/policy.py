@@ -65,7 +65,7 @@ DROP, UNICAST, GROUP, REPLY = (
 )
 FOLDED, COMPLETED, ANSWERED = int(Count.FOLDED), int(Count.COMPLETED), int(Count.ANSWERED)
 COLLISIONS, FLUSHED, EVICTED = int(Count.COLLISIONS), int(Count.FLUSHED), int(Count.EVICTED)
-AGED, BYPASSED = int(Count.AGED), int(Count.BYPASSED)
+AGED, BYPASSED, FIRST = int(Count.AGED), int(Count.BYPASSED), int(Count.FIRST)
 KEY, BITMAP, MARKS, VALUES = (
     int(Register.KEY),
     int(Register.BITMAP),
@@ -190,18 +190,19 @@ def answer(r: Registers, t: Bindings, arena: Any, at: int, slot: int, key: int, 
     return GROUP
 
 
-@numba.njit(types.int64(REGISTERS, _ARENA, _INT, _INT, types.uint32, VARIANT), **_OPTIONS)
-def flush(r: Registers, arena: Any, at: int, slot: int, bitmap: int, v: Variant) -> Any:
+@numba.njit(types.void(REGISTERS, _ARENA, _INT, _INT, types.uint32, types.int64[::1], VARIANT), **_OPTIONS)
+def flush(r: Registers, arena: Any, at: int, slot: int, bitmap: int, counts: Any, v: Variant) -> None:
     """A packet takes what its slot holds along to the PS; it is added only if it is not in there already."""
     if not bitmap & r.bitmap[slot]:
+        counts[FOLDED] += 1
         add_in(r.values, slot, arena, at + v.head)
         r.bitmap[slot] |= bitmap
     elif bitmap & ~r.bitmap[slot]:
         # some of a rack's workers are in the slot: neither can be taken out, so they go one by one
-        return 0
+        return
+    counts[FLUSHED] += 1
     load_sum(r, slot, arena, at, v)
     release(r, slot)
-    return 1
 
 
 @numba.njit(
@@ -283,6 +284,7 @@ def fold(
         return UNICAST
     counts[FOLDED] += 1
     if r.bitmap[slot] == 0:
+        counts[FIRST] += 1
         copy_in(r.values, slot, arena, at + v.head)
     else:
         add_in(r.values, slot, arena, at + v.head)
@@ -362,7 +364,7 @@ def run(
             if flags & RESEND or bypasses:
                 counts[BYPASSED] += 1 if bypasses else 0
                 if r.owner[slot] == job and r.key[slot] == key:
-                    counts[FLUSHED] += flush(r, arena, at, slot, bitmap, v)
+                    flush(r, arena, at, slot, bitmap, counts, v)
                 verdict = UNICAST
             elif admit(r, t, arena, at, slot, job, key, bitmap, s, counts, v, now):
                 r.touched[slot] = now

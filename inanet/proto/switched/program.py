@@ -36,6 +36,8 @@ class Count(IntEnum):
     AGED = 6
     #: packets that their sender has kept out of the slots
     BYPASSED = 7
+    #: contributions that were the first in their slot, so that nothing was summed
+    FIRST = 8
 
 
 class SwitchProgram:
@@ -142,6 +144,7 @@ class SwitchProgram:
             "packets": self._packets,
             "recirculations": self._recirculations,
             **{count.name.lower(): int(self.counts[count]) for count in Count},
+            "contributions_summed": int(self.counts[Count.FOLDED] - self.counts[Count.FIRST]),
             **{f"accesses_{r.name.lower()}": int(registers.accesses[r]) for r in Register},
             **{f"drop_{r.label}": int(self.drops[r]) for r in Drop if r is not Drop.OK and self.drops[r]},
             **{

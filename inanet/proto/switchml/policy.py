@@ -25,6 +25,7 @@ FOREIGN_JOB, FOREIGN_HOST = int(Drop.FOREIGN_JOB), int(Drop.FOREIGN_HOST)
 BAD_SLOT, STALE, DUPLICATE = int(Drop.BAD_SLOT), int(Drop.STALE_SEQUENCE), int(Drop.DUPLICATE)
 DROP, GROUP, REPLY = int(Action.DROP), int(Action.GROUP), int(Action.REPLY)
 FOLDED, COMPLETED, ANSWERED = int(Count.FOLDED), int(Count.COMPLETED), int(Count.ANSWERED)
+ALONE = int(Count.FIRST)
 KEY, BITMAP, VALUES = int(Register.KEY), int(Register.BITMAP), int(Register.VALUES)
 _AT, _EXPONENTS, _SLOT_MASK, _KIND = VALUES_AT, EXPONENTS_AT, SLOT_MASK, DATA << 4
 
@@ -150,6 +151,7 @@ def run(
                 r.exponents[entry, k] = mine
             arena[at + _EXPONENTS + k] = np.uint8(r.exponents[entry, k])
         if how == FIRST:
+            counts[ALONE] += 1
             copy_in(r.values, entry, arena, at + _AT)
         elif how == MORE:
             add_in(r.values, entry, arena, at + _AT)

@@ -38,6 +38,7 @@ def test_without_loss_the_switch_sums_everything():
     job.check()
     stats = job.star.program.stats()
     assert (stats["completed"], stats["folded"], stats["collisions"]) == (500, 2_000, 0)
+    assert stats["contributions_summed"] == 1_500
     ps = job.star.machines[ps_at(1)]
     assert ps.stats() == {"packets_added": 500, "fragments_completed": 500, "answers": 500, "pulls": 0}
     assert stats["occupied_1"] == 0
@@ -235,7 +236,7 @@ def test_a_repeated_packet_takes_what_its_slot_holds_along(program):
     judge(program, (data(0, 5), A))
     result = judge(program, (data(1, 5, flags=Flag.RESEND), B))[0]
     assert (result[0], result[2].bitmap, result[2].values) == (Action.UNICAST, 3, SUM)
-    assert program.stats()["occupied_1"] == 0
+    assert (program.stats()["occupied_1"], program.stats()["contributions_summed"]) == (0, 1)
     # its own contribution is in the slot already: not added again
     judge(program, (data(0, 6), A))
     result = judge(program, (data(0, 6, flags=Flag.RESEND), A))[0]
