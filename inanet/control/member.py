@@ -7,10 +7,11 @@ a parameter server has one for all jobs, a worker host one for each job.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
+from inanet.control.identity import Failed, Identity, Paced
 from inanet.control.messages import (
     PROTOCOL,
     Begin,
@@ -40,28 +41,9 @@ from inanet.control.messages import (
     Welcome,
 )
 from inanet.control.negotiation import Asking, granted
-from inanet.control.rates import Grant
 from inanet.proto import events
 from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan, Part, TensorLayout, TensorSpec
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Why a round, or the whole job, ended without a result.
-
-    ``cause`` is the coordinator's word for it: nonfinite, mismatch, timeout, worker_lost, memory, overflow, ... ;
-    ``round`` is 0 if the job failed before its first one.
-    """
-
-    cause: str
-    message: str
-    round: int = 0
-    rank: int | None = None
-    missing: tuple[int, ...] = ()
-    #: of the element that was refused, if one was
-    tensor: str = ""
-    index: int | None = None
 
 
 @dataclass(slots=True)
@@ -84,34 +66,6 @@ class _JobView:
 
     plan: NodePlan
     layouts: dict[int, TensorLayout] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """How a node introduces itself; see :class:`~inanet.control.messages.Hello`."""
-
-    name: str
-    role: str
-    token: str
-    endpoint: int
-    rx_window: int
-    job: str = ""
-    ranks: tuple[int, ...] = ()
-    world: int = 0
-    groups: bool = False
-    #: of its link, bits per second, if rates are negotiated; 0: not limited
-    send_bps: int = 0
-    receive_bps: int = 0
-
-
-class Paced(Protocol):
-    """Who holds the rates that the root grants to a node."""
-
-    def granted(self, grant: Grant) -> None:
-        """This may be sent for a job."""
-
-    def released(self, job: int) -> None:
-        """What was granted for it no longer stands."""
 
 
 class Member:
