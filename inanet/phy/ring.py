@@ -108,7 +108,7 @@ class FrameRing:
         sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             examine(sock, interface)
-            self._map = self._share(sock)
+            shared = self._share(sock)
             attach(sock, _split(ethertype, 0xFFFFFFFF, 0))
             # bound to the type alone, it would get tagged frames as well, and without a sign of their tag
             sock.bind((interface, ETH_P_ALL))
@@ -116,7 +116,8 @@ class FrameRing:
             sock.close()
             raise
         self._socket = sock
-        self._arena: U8 = np.frombuffer(self._map, np.uint8)
+        # the mapping holds a descriptor of its own: nothing but arrays refers to it, or it would outlive close()
+        self._arena: U8 = np.frombuffer(shared, np.uint8)
         self._words: U32 = self._arena.view(np.uint32)
         self._next = 0
         #: blocks before the next one that the owner still reads

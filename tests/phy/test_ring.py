@@ -1,8 +1,10 @@
 """Frames through a ring shared with the kernel."""
 
+import os
 import select
 import struct
 from contextlib import ExitStack
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -121,6 +123,20 @@ def test_closing_and_refusals(stack: ExitStack) -> None:
     assert ring.counters()["rx_frames"] == 0
     with pytest.raises(OSError, match="the ring is closed"):
         ring.receive()
+
+
+@needs_root
+def test_a_closed_ring_is_gone_although_its_object_is_not(stack: ExitStack) -> None:
+    def held() -> int:
+        return sum(Path(f"/proc/self/fd/{fd}").is_socket() for fd in os.listdir("/proc/self/fd"))
+
+    (space,) = open_spaces(stack, 1)
+    before = space.run(held)
+    ring = space.run(lambda: FrameRing("lo", KIND, blocks=2))
+    assert space.run(held) == before + 2
+    ring.close()
+    assert space.run(held) == before
+    assert ring.counters()["rx_frames"] == 0
 
 
 def test_a_block_is_walked_by_what_it_says() -> None:
