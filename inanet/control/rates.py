@@ -90,21 +90,28 @@ class Negotiator:
         self._threshold = threshold
         self._capacities: dict[str, Capacity] = {}
         self._hosts: dict[str, str] = {}
+        self._known: dict[tuple[str, ...], tuple[tuple[str, str], ...]] = {}
         self._jobs: dict[int, _Job] = {}
 
     # ---------- what there is
 
     def node(self, name: str, capacity: Capacity, host: str = "") -> None:
         """The link of a node, whatever jobs it serves. Nodes on one ``host`` share it, and need none between them."""
+        self._known.clear()
         self._hosts[name] = host or name
         self._capacities[host or name] = capacity
 
     def _uses(self, sender: str, *receivers: str) -> tuple[tuple[str, str], ...]:
         """What carries something from a node to others, each link once."""
+        known = self._known.get((sender, *receivers))
+        if known is not None:
+            return known
         here = self._hosts.get(sender, sender)
         there = dict.fromkeys(self._hosts.get(name, name) for name in receivers)
         away = [host for host in there if host != here]
-        return ((here, "out"), *((host, "in") for host in away)) if away else ()
+        links = ((here, "out"), *((host, "in") for host in away)) if away else ()
+        self._known[sender, *receivers] = links
+        return links
 
     def plan(self, job: int, trees: tuple[Tree, ...], *, multicast: bool = False) -> None:
         """The trees of a job, now or from now on. ``multicast``: every parent sends results once for all children."""
