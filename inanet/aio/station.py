@@ -4,14 +4,14 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
 from inanet.aio.driver import Driver
 from inanet.aio.negotiation import UNLIMITED, Pace
 from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, refuse_loopback, resolve
-from inanet.control.config import GROUP_TRANSPORTS, AnyConfig, CoordinatorControl
+from inanet.control.config import GROUP_TRANSPORTS, AggConfig, AnyConfig, CoordinatorControl
 from inanet.control.config import Node as NodeConfig
 from inanet.control.member import Failed, Identity, Member
 from inanet.control.observe.metrics import Sample
@@ -36,6 +36,9 @@ class Bare(Device, Protocol):
         """IP and transport headers, in bytes."""
         ...
 
+
+if TYPE_CHECKING:
+    from inanet.aio.offload import Offload
 
 _log: Any = structlog.get_logger("inanet.station")
 
@@ -108,6 +111,15 @@ async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
     return device
 
 
+def _open_offload(config: AnyConfig, device: Device, timing: Timing) -> "Offload | None":
+    """As ``[node] xdp`` asks for. Imports only what is used."""
+    if not isinstance(config, AggConfig) or config.node.xdp == "off":
+        return None
+    from inanet.aio.offload import open_offload
+
+    return open_offload(config, device, timing)
+
+
 class Station:
     """A node on its device, inside the running loop. Members are asked in turn whose job an event belongs to."""
 
@@ -116,12 +128,19 @@ class Station:
         self.role = role
         self.config = config
         self.device = device
-        self.node = Node(
-            config.node.name,
-            max(1, config.node.memory // ROW_BYTES),
-            Timing(timing.reorder_window, timing.retransmit, timing.retransmit_max),
-            # nodes differ by their seeds: that is all that matters
-            random.Random(config.node.name).random,
+        waits = Timing(timing.reorder_window, timing.retransmit, timing.retransmit_max)
+        #: the program in the kernel that shares the node's slots; None: all is done in this process
+        self.offload = _open_offload(config, device, waits)
+        self.node = (
+            self.offload.node
+            if self.offload is not None
+            else Node(
+                config.node.name,
+                max(1, config.node.memory // ROW_BYTES),
+                waits,
+                # nodes differ by their seeds: that is all that matters
+                random.Random(config.node.name).random,
+            )
         )
         self.members: list[Member] = []
         self.pace: Pace | None = None
@@ -131,6 +150,8 @@ class Station:
             self.pace = Pace(pacer, config.node.rate, config.node.burst)
         self._after = after
         self.driver = Driver(self.node, device, self._on_event)
+        if self.offload is not None:
+            self.offload.watch(self.driver.kick)
         self._seen = (0, 0)
 
     def member(
@@ -184,7 +205,8 @@ class Station:
     def figures(self) -> dict[str, object]:
         """All counters: the node's, the device's, and drops by reason; with negotiated rates, how often those came."""
         grants = {} if self.pace is None else {"grants": self.pace.grants}
-        return {**self.node.stats(), **self.device.counters(), **grants, "drops": self._drops()}
+        refused = {"tx_refused": self.driver.refused}
+        return {**self.node.stats(), **self.device.counters(), **refused, **grants, "drops": self._drops()}
 
     def _drops(self) -> dict[str, int]:
         device = self.device.counters()
@@ -220,4 +242,6 @@ class Station:
 
     def close(self) -> None:
         """Stop driving, close the device."""
+        if self.offload is not None:
+            self.offload.close()
         self.driver.close()

@@ -315,9 +315,18 @@ class WorkerConfig(DaemonConfig):
     local: Local = Field(description="the section with the socket for training processes")
 
 
+class AggNode(Node):
+    """``[node]`` of an aggregator."""
+
+    #: fold and forward in the kernel, taking ``memory`` at the start. ``auto`` finds the mode, or says why there is
+    #: none; the others are errors where they cannot be had
+    xdp: Literal["auto", "native", "generic", "off"] = "off"
+
+
 class AggConfig(DaemonConfig):
     """``ina-agg``."""
 
+    node: AggNode = AggNode()
     control: ClientControl = Field(description="the section with the coordinator's address")
 
 

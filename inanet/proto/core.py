@@ -31,7 +31,8 @@ class Core:
     """``capacity`` is slot memory in fragments (1052 B each); ``timing`` holds all waiting times.
 
     ``random`` gives numbers in [0, 1), from a generator with a seed: neighbours that lack the same packet of a multicast
-    then ask for it at different times (R6). Without it nothing is left to chance.
+    then ask for it at different times (R6). Without it nothing is left to chance. ``memory`` is slot memory of that
+    capacity that another data path works on as well.
     """
 
     def __init__(
@@ -40,10 +41,11 @@ class Core:
         capacity: int,
         timing: Timing | None = None,
         random: Callable[[], float] | None = None,
+        memory: SlotMemory | None = None,
     ) -> None:
         self.name = name
         self.timing = timing or Timing()
-        self.memory = SlotMemory(capacity)
+        self.memory = memory or SlotMemory(capacity)
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self.counts: NDArray[np.int64] = np.zeros(len(Count), np.int64)
         self._tables = tables_of(self.memory)

@@ -13,6 +13,7 @@ from inanet.proto.reliability import Link, Timing
 from inanet.proto.slots import (
     LOGGED_DOWN,
     ShardColumn,
+    SlotMemory,
     State,
     TreeColumn,
 )
@@ -32,8 +33,9 @@ class Hops(Downlink):
         capacity: int,
         timing: Timing | None = None,
         random: Callable[[], float] | None = None,
+        memory: SlotMemory | None = None,
     ) -> None:
-        super().__init__(name, capacity, timing, random)
+        super().__init__(name, capacity, timing, random, memory)
         self._handlers = {
             Kind.SENT: self._on_sent,
             Kind.LOST: self._on_lost,

@@ -446,17 +446,66 @@ static __always_inline void append(struct frame *f, __u32 shard_row, __u32 slot0
 
 /* ------------------------------------------------------------------------------------------- one packet */
 
-/* Round numbers of a shard that is open; -1 where user space has to open it first. */
-static __always_inline int admit_round(__u32 row, __u32 round)
-{
-	__u32 active = READ(tables.shards[row][SHARD_ACTIVE]);
+struct opening {
+	__u64 first;
+	__u64 count;
+};
 
-	if (!READ(tables.shards[row][SHARD_COMMITTED])) {
+/* The emission logs of a new round lack every fragment of every group. */
+static long fill_group(__u32 index, void *context)
+{
+	struct opening *o = context;
+	__u64 group = o->first + index, left = o->count - ((__u64)index << GROUP_SHIFT);
+	__u32 zero = 0;
+	void *base = bpf_map_lookup_elem(&slots, &zero);
+
+	if (!base || group >= geometry.groups)
+		return 1;
+	if (left > 1 << GROUP_SHIFT)
+		left = 1 << GROUP_SHIFT;
+	*(__u32 *)(base + geometry.up_left + group * 4) = left;
+	*(__u32 *)(base + geometry.down_left + group * 4) = left;
+	return 0;
+}
+
+/* Whether a shard takes packets of this round; a newer one opens it if the last one is committed (R4). Slots reset when
+ * first touched. -1: user space has to look.
+ */
+__noinline int admit_round(__u32 row, __u32 round, __u32 cpu)
+{
+	__u32 index = row & (MAX_SHARDS - 1), key = index, active;
+	__s64 *shard = tables.shards[index];
+	struct opening o;
+	__u64 *lock;
+	int verdict = D_OK;
+
+	active = READ(shard[SHARD_ACTIVE]);
+	if (!READ(shard[SHARD_COMMITTED])) {
 		if (round == active)
 			return D_OK;
 		return newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
 	}
-	return newer32(round, active) ? -1 : D_STALE_ROUND;
+	if (!newer32(round, active))
+		return D_STALE_ROUND;
+	lock = bpf_map_lookup_elem(&shard_locks, &key);
+	if (!lock || !acquire(lock))
+		return -1;
+	active = READ(shard[SHARD_ACTIVE]);
+	if (READ(shard[SHARD_COMMITTED]) && newer32(round, active)) {
+		o.first = shard[SHARD_GROUP0];
+		o.count = shard[SHARD_COUNT];
+		bpf_loop((o.count + (1 << GROUP_SHIFT) - 1) >> GROUP_SHIFT, fill_group, &o, 0);
+		shard[SHARD_ACTIVE] = round;
+		shard[SHARD_UP_LOGGED] = 0;
+		shard[SHARD_DOWN_LOGGED] = 0;
+		__sync_lock_test_and_set(&shard[SHARD_COMMITTED], 0);
+		report(cpu, E_OPENED, index, round, 0);
+	} else if (round != active) {
+		/* another packet was faster, with another round */
+		verdict = newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
+	}
+	release(lock);
+	return verdict;
 }
 
 /* Admit, fold and emit a contribution (Algorithm 1, lines 5 to 13). */
@@ -800,7 +849,7 @@ __noinline int resolve(struct frame *f, struct xagg_row *at)
 		take_off_wire(f, tree, child);
 		return drop(f, D_FUTURE_PLAN);
 	}
-	found = admit_round(row, c->round);
+	found = admit_round(row, c->round, f->cpu);
 	if (found < 0)
 		return PASS;
 	if (found) {

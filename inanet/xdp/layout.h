@@ -128,6 +128,7 @@ enum event_code {
 	E_AGAIN_UP = 3,
 	E_AGAIN_DOWN = 4,
 	E_CORRUPT_SLOT = 7,
+	E_OPENED = 8,
 	/* look at logs and credits; at most one of these is on its way */
 	E_WORK = 100,
 	/* another link-layer address for an endpoint */

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from inanet.proto import engine
 from inanet.proto.engine import Count, Event, tables_of
 from inanet.proto.plan import Fold
-from inanet.proto.slots import SlotMemory, TreeColumn
+from inanet.proto.slots import ShardColumn, SlotMemory, TreeColumn
 from inanet.proto.xagg import policy, slotwork
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import ROW_BYTES, Flag, Kind, Packet
@@ -206,6 +206,19 @@ def test_same_packets_same_memory(shared: Callable[..., SharedMemory], mode: Mod
             assert np.array_equal(getattr(memory, name), getattr(alone.memory, name)), (name, packet[:24])
         for ours, reference in zip(totals(mixed, memory), totals(alone, None), strict=True):
             assert ours.tolist() == reference.tolist(), packet[:24]
+    # the round is over, and a packet of a later one opens the slots for it (R4)
+    for side in (mixed, alone):
+        side.memory.shards[side.row, ShardColumn.COMMITTED] = 1
+    for round_ in (41, 43, 43, 41, 42, 44):
+        payload = np.full(256, round_, np.int32).tobytes()
+        packet = Packet(Kind.DATA, JOB, 1, 1024, round_, 2, 5, 0, payload).encode(KEY)
+        verdict, _, _ = memory.program(mode).test_run(frame(packet, CHILDREN[0]))
+        assert verdict == DROP
+        alone.ingest(packet, CHILDREN[0])
+        for name in COMPARED:
+            assert np.array_equal(getattr(memory, name), getattr(alone.memory, name)), (name, round_)
+    assert totals(mixed, memory)[0].tolist() == totals(alone, None)[0].tolist()
+    assert memory.shards[mixed.row, ShardColumn.ACTIVE] == 43
     # most of the work is the kernel's
     assert handled > 2 * passed
     assert answered > 0

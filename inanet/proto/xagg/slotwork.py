@@ -26,9 +26,11 @@ from inanet.proto.engine import (
     stamp,
     tag_of,
 )
+from inanet.proto.slots import LEFT_DOWN, LEFT_UP
 from inanet.proto.xagg.policy import effective, exponent_row
 from inanet.wire.xagg import ROW_BYTES, Kind
 
+_LEFT_UP, _LEFT_DOWN = LEFT_UP, LEFT_DOWN
 K_DATA, K_EXPONENT, K_RESULT = int(Kind.DATA), int(Kind.EXPONENT), int(Kind.RESULT)
 
 
@@ -176,15 +178,17 @@ def missing_results(t: Tables, row: int, group: int, bits: Any) -> Any:
 def logged_rows(t: Tables, row: int, start: int, stop: int, up: bool, out: Any) -> Any:
     """Entries ``start`` to ``stop - 1`` of an emission log as byte offsets of their rows; returns how many.
 
-    Left out are slots that were emptied again since: what is in them is no more than a partial sum.
+    Left out are slots that were emptied again since, for what is in them is no more than a partial sum, and what another
+    data path has sent already.
     """
     slot0 = t.shards[row, SLOT0]
     log = t.up_log if up else t.down_log
     wanted = SENT if up else RESULT
+    left = _LEFT_UP if up else _LEFT_DOWN
     found = 0
     for entry in range(slot0 + start, slot0 + stop):
         slot = slot0 + np.int64(log[entry])
-        if t.state[slot] == wanted:
+        if t.state[slot] == wanted and not t.logged[slot] & left:
             out[found] = slot * ROW_BYTES
             found += 1
     return found

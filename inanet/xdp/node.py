@@ -1,0 +1,246 @@
+"""A node that shares its slots with the kernel program.
+
+The program folds contributions and hands on what is complete, see ``aggregator.bpf.c``. Everything else stays with the
+:class:`~inanet.proto.node.Node`: it opens rounds, looks into slots when the program says that a group has ended, asks
+for what is lost, repeats what others lack, returns credit, restarts fragments, follows plans, ends rounds. It reads the
+tables at any time, as every entry is written before what points to it, and writes them with the gate closed.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+
+import numpy as np
+
+from inanet.proto.engine import Event
+from inanet.proto.membership import ShardState, Tree
+from inanet.proto.node import Node
+from inanet.proto.plan import NodePlan, TensorLayout
+from inanet.proto.reliability import Timing
+from inanet.proto.slots import ShardColumn, TreeColumn
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.drops import DROP_CODES, Drop
+from inanet.wire.xagg import HEADER_BYTES, Kind
+from inanet.xdp.gate import Gate
+from inanet.xdp.libbpf import RingBuffer
+from inanet.xdp.memory import EVENT, HOP, KernelCount, KernelEvent, SharedMemory
+
+#: kinds of packets that change no slot and no table
+_HARMLESS = (Kind.CREDIT, Kind.PROBE)
+
+
+class OffloadedNode(Node):
+    """As :class:`~inanet.proto.node.Node`, on memory that the program is loaded for. Call :meth:`attend` whenever
+    :meth:`fileno` is readable, and pump the driver then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        memory: SharedMemory,
+        timing: Timing | None = None,
+        random: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(name, memory.capacity, timing, random, memory)
+        self.shared = memory
+        self._gate = Gate(memory)
+        self._routes = memory.tables["routes"][0]
+        self._reports: list[bytes] = []
+        self._ring = RingBuffer(memory.object.map("events"), self._reports.append)
+        self._hops = memory.object.map("hops")
+        #: packets to the parent that have been put on the account of the link, by row of the tree
+        self._accounted: dict[int, int] = {}
+
+    def fileno(self) -> int:
+        """Readable when the program has reported something."""
+        return self._ring.fileno()
+
+    def attend(self, now: float) -> None:
+        """Act on what the program has reported, and on what it has done meanwhile."""
+        self._gate.awake()
+        self._hear(now)
+        self._settle(now)
+        self._stirred = True
+        self._return_credit()
+        self._sink(now)
+
+    def _hear(self, now: float) -> None:
+        """What the program has reported, in its order."""
+        self._ring.consume()
+        reports, self._reports[:] = list(self._reports), []
+        for report in reports:
+            code, row, a, b = np.frombuffer(report, EVENT)[0].item()
+            if code == KernelEvent.HOP:
+                self._follow_routes()
+            elif code == KernelEvent.LOG:
+                self._append(row, a, up=bool(b))
+            elif code != KernelEvent.WORK and row in self._by_row:
+                state = self._by_row[row]
+                if code == Event.OPENED or state.round is not None:
+                    self._on_event(code, state, a, b, now)
+
+    def _append(self, row: int, fragment: int, *, up: bool) -> None:
+        """An entry for an emission log that the program could not lock in time."""
+        with self._gate:
+            column = ShardColumn.UP_LOGGED if up else ShardColumn.DOWN_LOGGED
+            shard = self.memory.shards[row]
+            log = self.memory.up_log if up else self.memory.down_log
+            log[shard[ShardColumn.SLOT0] + shard[column]] = fragment
+            shard[column] += 1
+
+    # ---------------------------------------------------------------- what the program may send
+
+    def _trees(self) -> Iterator[Tree]:
+        for job in self._jobs.values():
+            yield from job.trees.values()
+
+    def _follow_routes(self) -> None:
+        """Tell the program where parents are, how often to report progress, and what retired ids stand for."""
+        for tree in self._trees():
+            route = self._routes[tree.row]
+            route["stands_for"] = self._stands_for(tree)
+            windows = [tree.job.plan.window or min(link.window, 64) for link in tree.links() if link.bit]
+            step = max(1, min(windows, default=64) // 4)
+            route["credit_mask"] = (1 << (step.bit_length() - 1)) - 1
+            found = None
+            if tree.up is not None:
+                found = self._hops.get(tree.up.endpoint.to_bytes(8, "little"), HOP.itemsize)
+            if found is None:
+                route["parent_ifindex"] = 0
+            else:
+                hop = np.frombuffer(found, HOP)[0]
+                route["parent_mac"] = hop["mac"]
+                route["parent_ifindex"] = hop["ifindex"]
+
+    def _stands_for(self, tree: Tree) -> list[int]:
+        """For each id what it stands for if it has retired, to the end of the chain (R5)."""
+        retired = int(self.memory.trees[tree.row, TreeColumn.RETIRED])
+        closed = []
+        for index in range(32):
+            found, todo = 0, [index] if retired >> index & 1 else []
+            while todo:
+                mask = int(self.memory.mask[tree.row, todo.pop()]) & ~found
+                found |= mask
+                todo += [other for other in range(32) if mask & retired & 1 << other]
+            closed.append(found)
+        return closed
+
+    def _settle(self, now: float) -> None:
+        """Put what the program has sent on its link's account, and let it send as much as is left there."""
+        for tree in self._trees():
+            route = self._routes[tree.row]
+            sent = int(route["up_sent"])
+            link = tree.up
+            if link is None:
+                continue
+            fresh = sent - self._accounted.get(tree.row, 0)
+            if fresh:
+                self._accounted[tree.row] = sent
+                if link.in_flight == 0:
+                    link.waiting_since = now
+                link.in_flight += fresh
+            route["up_limit"] = sent + link.room
+
+    # ---------------------------------------------------------------- with the gate closed
+
+    def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
+        """As for any node."""
+        with self._gate:
+            self._settle(now)
+            before = {tree.row for tree in self._trees()}
+            super().apply(plan, now, attach=attach)
+            for tree in self._trees():
+                if tree.row not in before:
+                    # the row may have been another tree's
+                    self._routes[tree.row]["up_sent"] = 0
+                    self._accounted[tree.row] = 0
+            self._follow_routes()
+            self._settle(now)
+
+    def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
+        """As for any node."""
+        with self._gate:
+            super().add_layout(job_id, layout, last_round)
+
+    def drop_layout(self, job_id: int, tensor: int) -> None:
+        """As for any node."""
+        with self._gate:
+            super().drop_layout(job_id, tensor)
+
+    def drop_job(self, job_id: int) -> None:
+        """As for any node."""
+        with self._gate:
+            super().drop_job(job_id)
+
+    def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
+        """As for any node."""
+        with self._gate:
+            super().fail_round(job_id, round_, tensors, now)
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        """As for any node. The gate stays open for batches of nothing but credit."""
+        if self._is_harmless(batch):
+            super().receive(batch, now)
+        else:
+            with self._gate:
+                # a packet may speak of a round that the program has opened
+                self._hear(now)
+                super().receive(batch, now)
+        self._settle(now)
+
+    @staticmethod
+    def _is_harmless(batch: PacketBatch) -> bool:
+        if len(batch) == 0 or int(batch.lengths.min()) < HEADER_BYTES:
+            return False
+        return bool(np.isin(batch.arena[batch.offsets + 1] & 0xF, _HARMLESS).all())
+
+    def on_timer(self, now: float) -> None:
+        """As for any node."""
+        self._hear(now)
+        super().on_timer(now)
+
+    def transmit(self, now: float) -> Iterator[Transmission]:
+        """As for any node."""
+        self._settle(now)
+        yield from super().transmit(now)
+        self._settle(now)
+
+    def _close(self, state: ShardState, now: float, *, failed: bool) -> None:
+        with self._gate:
+            super()._close(state, now, failed=failed)
+
+    # ---------------------------------------------------------------- figures
+
+    def stats(self) -> dict[str, int]:
+        """As for any node, what the program did counted in, and how much of it was the program's."""
+        stats = super().stats()
+        kernel = self.shared.kernel_counts().tolist()
+        contributions, completed, results, corrupt, first = kernel[:5]
+        stats["contributions_in"] += contributions
+        stats["contributions_summed"] += contributions - first
+        stats["fragments_completed"] += completed
+        stats["results_in"] += results
+        stats["corrupt_slots"] += corrupt
+        stats["rows_sent"] += kernel[KernelCount.FORWARDED] + kernel[KernelCount.ANSWERED]
+        stats["retransmissions"] += kernel[KernelCount.ANSWERED]
+        return (
+            stats
+            | {
+                f"xdp_{what.name.lower()}": kernel[what]
+                for what in KernelCount
+                if what is not KernelCount.BROADCAST
+            }
+            | {"xdp_contributions_in": contributions}
+        )
+
+    def drops_by_reason(self) -> dict[str, int]:
+        """As for any node, the program's counted in."""
+        drops = super().drops_by_reason()
+        for code, count in enumerate(self.shared.kernel_drops()[:DROP_CODES].tolist()):
+            if count and code != Drop.OK:
+                label = Drop(code).label
+                drops[label] = drops.get(label, 0) + count
+        return drops
+
+    def close(self) -> None:
+        """Let go of the program. Closing twice is fine."""
+        self._ring.close()
+        self.shared.close()

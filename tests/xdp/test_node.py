@@ -1,0 +1,134 @@
+"""Whole fabrics whose aggregators have their slots in the kernel: the same bits, whatever is lost and whoever dies."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from inanet.proto.plan import ExponentMode
+from inanet.testing.fabric import VirtualFabric, float_arrays
+from inanet.xdp.memory import Mode, SharedMemory
+from tests.proto.test_impairment import ALL_FIVE, impaired
+from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
+from tests.xdp.virtual import KernelDevice, KernelFabric
+
+pytestmark = pytest.mark.privileged("loads BPF programs")
+
+COUNT = 256 * 200 + 77
+Load = Callable[[int, int, Mode], SharedMemory]
+
+
+@pytest.fixture
+def load(root_needed: None) -> Iterator[Load]:
+    """Memory of an aggregator at an endpoint, freed after the test."""
+    with ExitStack() as stack:
+
+        def make(capacity: int, endpoint: int, mode: Mode) -> SharedMemory:
+            memory = SharedMemory(capacity, endpoint, mode)
+            stack.callback(memory.close)
+            return memory
+
+        yield make
+
+
+def rounds(fabric: VirtualFabric, mode: ExponentMode, count: int = 3) -> list[bytes]:
+    """Results, equal on all workers; one rank outgrows its exponents in the last round."""
+    results = []
+    for round_ in range(count):
+        arrays = float_arrays(COUNT, 4, seed=round_)
+        if round_ == count - 1:
+            arrays[2] *= 1000
+        fabric.all_reduce(spec_of(COUNT, mode=mode), arrays)
+        assert len({array.tobytes() for array in arrays.values()}) == 1
+        results.append(arrays[0].tobytes())
+    return results
+
+
+def forwarded(fabric: VirtualFabric) -> int:
+    """Packets that programs have sent."""
+    return sum(device.forwarded for device in fabric.devices.values() if isinstance(device, KernelDevice))
+
+
+@pytest.mark.parametrize(
+    ("parents", "mode", "shares"),
+    [
+        (TREE, ExponentMode.CARRIED, {}),
+        (TREE, ExponentMode.CARRIED, ALL_FIVE),
+        (DEEP, ExponentMode.FIXED, ALL_FIVE),
+    ],
+    ids=["clean tree", "impaired tree", "impaired deep"],
+)
+def test_bits_do_not_depend_on_the_kernel(
+    load: Load, parents: dict[str, str | None], mode: ExponentMode, shares: dict[str, object]
+) -> None:
+    fabric = KernelFabric(load, "native", parents, ONE_EACH, wrap=impaired(7, **shares))
+    assert rounds(fabric, mode) == rounds(VirtualFabric(STAR, ONE_EACH), mode)
+    fabric.settle()
+    for name, node in fabric.nodes.items():
+        if name.startswith("a"):
+            stats = node.stats()
+            # the kernel does the folding: user space opens rounds and does what is rare
+            assert stats["xdp_contributions_in"] > 0.5 * stats["contributions_in"]
+            assert stats["xdp_forwarded"] > 0
+    assert forwarded(fabric) > 100
+
+
+def test_an_aggregator_dies_in_the_middle_of_a_round(load: Load) -> None:
+    fabric = KernelFabric(load, "native", TREE, ONE_EACH, window=96)
+    spec = spec_of(COUNT)
+    arrays = float_arrays(COUNT, 4, seed=0)
+    fabric.all_reduce(spec, arrays)
+    results = [arrays[0].tobytes()]
+    fabric.settle()
+    first = fabric.nodes["a0"].stats()["fragments_completed"]
+    arrays = float_arrays(COUNT, 4, seed=1)
+    number = fabric.begin(spec, arrays)
+    fabric.run(lambda: fabric.nodes["a0"].stats()["fragments_completed"] >= first + 100)
+    fabric.lose_aggregator("a0")
+    fabric.run(lambda: fabric.done(number))
+    results.append(arrays[0].tobytes())
+    assert len({array.tobytes() for array in arrays.values()}) == 1
+    plain = VirtualFabric(STAR, ONE_EACH)
+    for round_, result in enumerate(results):
+        arrays = float_arrays(COUNT, 4, seed=round_)
+        plain.all_reduce(spec, arrays)
+        assert arrays[0].tobytes() == result
+
+
+def test_orphans_of_an_aggregator_move_to_one_in_the_kernel(load: Load) -> None:
+    chain = {"ps": None, "a0": "ps", "a1": "a0", "w0": "a1", "w1": "a1", "w2": "a0", "w3": "ps"}
+    fabric = KernelFabric(load, "native", chain, ONE_EACH, window=96)
+    spec = spec_of(COUNT)
+    arrays = float_arrays(COUNT, 4, seed=0)
+    fabric.all_reduce(spec, arrays)
+    fabric.settle()
+    first = fabric.nodes["a1"].stats()["fragments_completed"]
+    arrays = float_arrays(COUNT, 4, seed=1)
+    number = fabric.begin(spec, arrays)
+    fabric.run(lambda: fabric.nodes["a1"].stats()["fragments_completed"] >= first + 100)
+    fabric.lose_aggregator("a1")
+    fabric.run(lambda: fabric.done(number))
+    plain = VirtualFabric(STAR, ONE_EACH)
+    for round_ in range(2):
+        reference = float_arrays(COUNT, 4, seed=round_)
+        plain.all_reduce(spec, reference)
+    assert {array.tobytes() for array in arrays.values()} == {reference[0].tobytes()}
+
+
+def test_a_restarted_root_adopts_what_is_there(load: Load) -> None:
+    fabric = KernelFabric(load, "native", TREE, ONE_EACH, window=96)
+    spec = spec_of(COUNT)
+    arrays = float_arrays(COUNT, 4, seed=0)
+    fabric.all_reduce(spec, arrays)
+    fabric.settle()
+    arrays = float_arrays(COUNT, 4, seed=1)
+    number = fabric.begin(spec, arrays)
+    first = fabric.nodes["a0"].stats()["results_in"]
+    fabric.run(lambda: fabric.nodes["a0"].stats()["results_in"] >= first + 100)
+    fabric.restart_root("ps")
+    fabric.run(lambda: fabric.done(number))
+    plain = VirtualFabric(STAR, ONE_EACH)
+    for round_ in range(2):
+        reference = float_arrays(COUNT, 4, seed=round_)
+        plain.all_reduce(spec, reference)
+    assert {array.tobytes() for array in arrays.values()} == {reference[0].tobytes()}
