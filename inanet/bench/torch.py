@@ -21,8 +21,8 @@ from inanet.demo.fabric import Fabric, python, python_environment
 #: seconds that ranks may take to start (importing torch) and to answer
 _START = 120.0
 _ANSWER = 240.0
-#: the shaped network: workers of 1 Gbit/s under a server with a faster link
-TOPOLOGY = "star4-fast-aggregator"
+#: the shaped network: workers of 200 Mbit/s under a server with a faster link
+TOPOLOGY = "star4-slow-workers"
 #: steps of the training run
 TRAINING_STEPS = 60
 _WAYS = ("alone", "gloo", "ina")

@@ -17,6 +17,7 @@ EXPECTED = {
     "star4",
     "star4-fast-aggregator",
     "star4-four-aggregators",
+    "star4-slow-workers",
     "star4-two-aggregators",
     "star8",
     "star8-fast-aggregator",

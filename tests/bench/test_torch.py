@@ -1,0 +1,45 @@
+"""``ina bench torch``: what its figures are made of. The training itself is in tests/torch."""
+
+import pytest
+
+from inanet.bench import torch as bench
+from inanet.bench.peers.rank import Team
+from inanet.control.exits import Exit, Failure
+
+
+class Scripted(Team):
+    """Answers with seconds per step that depend on the way, a slower rank among them."""
+
+    def ask(self, question, deadline, what):  # type: ignore[no-untyped-def]
+        seconds = {"alone": 1.0, "gloo": 3.0, "ina": 2.0}[question["way"]]
+        return [{"seconds": seconds / 2}, {"seconds": seconds}]
+
+
+def test_communication_is_what_a_step_takes_beyond_computing() -> None:
+    rows = bench._time(Scripted("scripted", []), "local", 3, 5)
+    found = {(row["model"], row["system"]): row for row in rows}
+    assert found["mlp", "ina"]["step_seconds"] == 2.0
+    assert found["mlp", "ina"]["communication_seconds"] == 1.0
+    assert found["mlp", "gloo"]["communication_share"] == pytest.approx(2 / 3)
+    assert found["cnn", "alone"]["communication_seconds"] == 0.0
+    assert len(found["mlp", "ina"]["samples"]) == 3
+    assert bench._ratio(rows, "local", "mlp", "communication_seconds") == 0.5
+    assert bench._ratio(rows, "lab", "mlp", "step_seconds") is None
+    result = {"cores": 2, "load": 0.5, "rows": rows, "skipped": ["lab: why"], "ratio_to_gloo_local": 0.5}
+    lines = list(bench.table(result))
+    assert "# communication of mlp, to Gloo's, local: 0.5" in lines
+    assert lines[-1] == "# skipped lab: why"
+    assert sum(not line.startswith("#") for line in lines) == len(rows)
+
+
+def test_the_loss_difference_is_the_largest_of_all_steps() -> None:
+    assert bench.loss_difference([1.0, 2.02, 3.0], [1.0, 2.0, 3.0]) == pytest.approx(0.01)
+    with pytest.raises(ValueError, match="zip"):
+        bench.loss_difference([1.0], [1.0, 2.0])
+
+
+def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(Failure, match=r"torch is not installed: pip install 'inanet\[torch\]'") as refused:
+        bench.run((), 1, 1, lambda _: None)
+    assert refused.value.code is Exit.MISSING
