@@ -29,8 +29,11 @@ class Downlink(Sending):
         group = tree.multicast
         if group is None or group.link is not link or not group.grouped:
             return None
-        most = min(BURST, *(member.room for member in group.grouped))
-        if most == 0:
+        # what one member alone lacks goes before what is new to all, as on any link, or the slowest would get it last
+        most = min(BURST, *(member.room - len(member.resend) for member in group.grouped))
+        if most <= 0:
+            # what was to be repaired may be void by now: then nothing leaves, and the group has to be looked at again
+            self._stirred |= all(member.room for member in group.grouped)
             self._see_stall(tree, group, now)
             return None
         while link.resend:

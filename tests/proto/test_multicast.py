@@ -9,11 +9,13 @@ import pytest
 from inanet.phy.gather import select
 from inanet.phy.wrapper import Wrapper
 from inanet.proto.multicast import LONGEST_EXCLUSION, Multicast
-from inanet.proto.plan import ExponentMode
+from inanet.proto.plan import Child, ExponentMode, NodePlan, Placement
 from inanet.proto.reliability import Link, Receiver, Timing
 from inanet.testing.fabric import VirtualFabric, float_arrays
+from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import Flag, Kind, Packet
-from tests.proto.rig import batch_of
+from tests.proto.rig import JOB, KEY, Rig, batch_of, child_at, integers
+from tests.proto.rig import TREE as TREE_ID
 from tests.proto.test_impairment import ALL_FIVE, impaired
 from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
@@ -380,6 +382,30 @@ def test_repairs_go_to_all_when_more_than_a_quarter_asks(losers, multicast, unic
     assert run_rounds(fabric, ranks=8) == by_unicast(8)
     stats = fabric.nodes["ps"].stats()
     assert (stats["repairs_multicast"], stats["repairs_unicast"]) == (multicast, unicast)
+
+
+def test_a_repair_does_not_wait_for_the_rest_of_the_log():
+    """Not even that of the slowest, whose window is what holds the group back."""
+    rig = Rig(root=True, children=4, count=900, window=4096)
+    children = tuple(Child(f"c{i}", child_at(i), 1 << i, 1, 4096 if i else 16, True) for i in range(4))
+    place = Placement(TREE_ID, None, children, (), endpoint("239.192.0.1", 7401))
+    rig.node.apply(NodePlan(JOB, 6, KEY, 32, (place,), 4096), rig.now)
+    values = integers(1)[0]
+    for start in range(0, 900, 50):
+        rig.feed(*[rig.data(child, f, values) for f in range(start, start + 50) for child in range(4)])
+    assert len([s for s in rig.sent() if s.kind is Kind.RESULT]) == 16
+    lost = np.zeros(32, np.int32)
+    lost[0] = 1 << 3
+    rig.feed((rig.packet(Kind.LOST, host=1, values=lost, flags=Flag.DOWN), child_at(0)))
+    rig.now += rig.node.timing.reorder
+    rig.node.on_timer(rig.now)
+    # the window has room for the one that is lost
+    results = [(s.destination, s.packet.gradient) for s in rig.sent() if s.kind is Kind.RESULT]
+    assert results == [(child_at(0), 3)]
+    credit = rig.packet(Kind.CREDIT, host=1, gradient=4, values=np.array([TREE_ID]), flags=Flag.DOWN)
+    rig.feed((credit, child_at(0)))
+    results = [(s.destination, s.packet.gradient) for s in rig.sent() if s.kind is Kind.RESULT]
+    assert results == [(place.group, fragment) for fragment in range(16, 20)]
 
 
 def test_requests_for_what_many_may_lack_are_spread():
