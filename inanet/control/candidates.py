@@ -91,9 +91,13 @@ def _tree_plans(fleet: Fleet, ks: Sequence[int], model: int, core_bps: float) ->
 
 
 def _k_trees(workers: Sequence[str], servers: Sequence[Server], ks: Sequence[int]) -> Iterator[_Found]:
-    """XAgg's trees; with several roots, the other servers are dealt out among the trees."""
+    """XAgg's trees; with several roots, the other servers are dealt out among the trees.
+
+    Beside the ``ks`` the one with which the servers just suffice, if there are so few that they need more children.
+    """
     for roots in range(1, len(servers)):
-        for k in ks:
+        enough = -(-len(workers) // ((len(servers) - roots) // roots or 1))
+        for k in (*ks, *([enough] if max(ks) < enough <= MAX_CHILDREN else [])):
             trees = []
             with contextlib.suppress(TreeError):
                 for index in range(roots):

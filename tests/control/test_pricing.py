@@ -89,6 +89,13 @@ def test_candidates_cover_what_the_design_lists() -> None:
     assert kinds(candidates(fleet(4, {}))) == {"ring"}
 
 
+def test_few_servers_get_as_many_children_as_it_takes() -> None:
+    found = candidates(fleet(64, {f"p{i}": 10.0 for i in range(4)}))
+    (tree,) = next(plan.trees for plan in found if plan.kind == "tree")
+    # three under the fourth; two would leave more at the root than it can have
+    assert [len(tree.children[name]) for name in tree.children] == [3, 22, 22, 20]
+
+
 def test_multicast_is_no_candidate_where_it_does_not_get_through() -> None:
     found = candidates(fleet(4))
     assert [plan.downlink for plan in found if plan.kind == "ps"] == ["unicast", "multicast"]
