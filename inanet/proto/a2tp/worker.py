@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.a2tp.pace import A2tpPace
-from inanet.proto.a2tp.windows import PAPER, Profile, Windows
+from inanet.proto.a2tp.windows import PAPER, PROFILES, Windows
 from inanet.proto.atp.worker import AtpWorker
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Mask, Membership
@@ -21,7 +21,9 @@ PROBES = 16
 
 
 class A2tpWorker(AtpWorker):
-    """``window`` bounds LCW; ``weight`` and ``straggling`` are explained in :mod:`inanet.proto.a2tp.windows`."""
+    """``window`` bounds LCW; ``profile`` (``"paper"`` or ``"artifact"``), ``weight`` and ``straggling`` are explained in
+    :mod:`inanet.proto.a2tp.windows`. Raises ``ValueError`` for a profile that does not exist.
+    """
 
     frame_type = FRAME
 
@@ -32,12 +34,15 @@ class A2tpWorker(AtpWorker):
         slots: int,
         *,
         initial: int = 50,
-        profile: Profile = PAPER,
+        profile: str = PAPER.name,
         weight: float = 1.0,
         straggling: bool = True,
         timing: Timing | None = None,
     ) -> None:
-        self.windows = Windows(min(initial, window), window, profile, weight=weight, straggling=straggling)
+        if profile not in PROFILES:
+            raise ValueError(f"A2TP has no profile {profile!r}, it has {', '.join(PROFILES)}")
+        how = PROFILES[profile]
+        self.windows = Windows(min(initial, window), window, how, weight=weight, straggling=straggling)
         self.a2tp = A2tpPace(self.windows, member.first)
         super().__init__(member, window, slots, pace=self.a2tp, timing=timing)
         self._probes: dict[int, float] = {}

@@ -224,7 +224,7 @@ def test_bypass_has_its_own_flag_and_takes_the_slots_partial_sum_along(program):
 
 
 def test_the_artifacts_bypass_is_its_retransmission_flag_as_well():
-    job = single(2, 8, 8, program=A2tpProgram, make=A2tpWorker, own={"profile": ARTIFACT})
+    job = single(2, 8, 8, program=A2tpProgram, make=A2tpWorker, own={"profile": "artifact"})
     job.workers[0].windows.acw = 1.0
     job.workers[0].a2tp.__init__(job.workers[0].windows)
     job.add(0, spec(400, dtype="i32", mode=ExponentMode.NONE))
@@ -233,6 +233,11 @@ def test_the_artifacts_bypass_is_its_retransmission_flag_as_well():
     frames = np.frombuffer(sent.arena, FRAME)
     assert frames["flags"].tolist() == [0] + [Flag.RESEND] * 7
     assert frames["col"].tolist() == [0] + [Mark.BYPASS] * 7
+
+
+def test_profiles_that_do_not_exist_are_refused():
+    with pytest.raises(ValueError, match="paper, artifact"):
+        single(2, 8, 8, program=A2tpProgram, make=A2tpWorker, own={"profile": "artefact"})
 
 
 # ---------------------------------------------------------------- jobs
