@@ -54,7 +54,8 @@ def _registrations(config: SwitchConfig) -> Iterator[Registration]:
             memory=entry.memory,
             age=entry.age,
             ports=ports,
-            raw=entry.raw,
+            # raw frames come on Ethernet alone
+            raw=entry.raw if config.switch.transport == "packet" else False,
             shared=entry.shared,
             values=entry.values,
             values_per_pass=entry.values_per_pass,

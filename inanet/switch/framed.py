@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from inanet.phy.vnet import HEADER_BYTES, FrameBatch
+from inanet.phy.vnet import ETHERTYPE_IPV4, HEADER_BYTES, FrameBatch, big16
 from inanet.proto.program import Action
 from inanet.switch import parse
 from inanet.switch.egress import LOST, MARKED
@@ -294,7 +294,10 @@ class FrameSwitch:
             return frames
         self.pipeline.drops[Drop.QUEUE_FULL] += int(np.count_nonzero(fate == LOST))
         for i in np.flatnonzero(fate == MARKED).tolist():
-            mark_congestion(frames.arena, int(frames.offsets[i]) + HEADER_BYTES + self._link)
+            ip = int(frames.offsets[i]) + HEADER_BYTES + self._link
+            end = int(frames.offsets[i] + frames.lengths[i])
+            if not self._link or big16(frames.arena, ip - 2) == ETHERTYPE_IPV4:
+                mark_congestion(frames.arena, ip, end)
         return frames.select(np.flatnonzero(fate != LOST))
 
     def _answer(self, ingress: int, frames: FrameBatch, now: float) -> None:

@@ -18,7 +18,7 @@ PATIENCE = 1.0
 
 def batch_of(frame: bytes) -> FrameBatch:
     """A batch of one frame, virtio-net header included."""
-    arena = np.frombuffer(frame, np.uint8)
+    arena = np.frombuffer(bytearray(frame), np.uint8)
     return FrameBatch(arena, np.zeros(1, np.int64), np.array([len(frame)], np.int64))
 
 

@@ -66,14 +66,18 @@ def gather_raw(
     return count
 
 
-def mark_congestion(arena: U8, ip: int) -> bool:
-    """Set congestion experienced in the IPv4 header at ``ip`` if its sender understands that (RFC 3168)."""
-    if arena[ip] >> 4 != 4 or arena[ip + 1] & 3 in (0, 3):
-        return bool(arena[ip + 1] & 3 == 3)
+def mark_congestion(arena: U8, ip: int, end: int) -> None:
+    """Set congestion experienced in the IPv4 header at ``ip``, of a packet that ends at ``end``, if its sender
+    understands that (RFC 3168).
+    """
+    if end - ip < IP_BYTES or arena[ip] >> 4 != 4 or arena[ip + 1] & 3 == 0:
+        return
+    size = int(arena[ip] & 0xF) * 4
+    if not IP_BYTES <= size <= end - ip:
+        return
     arena[ip + 1] |= 3
     arena[ip + 10 : ip + 12] = 0
-    put16(arena, ip + 10, ~internet_sum(arena, ip, int(arena[ip] & 0xF) * 4, 0) & 0xFFFF)
-    return True
+    put16(arena, ip + 10, ~internet_sum(arena, ip, size, 0) & 0xFFFF)
 
 
 class Frames:
@@ -96,7 +100,7 @@ class Frames:
 
     def _copy(self, frames: list[bytes]) -> tuple["Frames", int]:
         lengths = np.array([len(frame) for frame in frames], np.int64)
-        arena = np.frombuffer(b"".join(frames), np.uint8)
+        arena = np.frombuffer(bytearray(b"").join(frames), np.uint8)
         return Frames(self._sender, FrameBatch(arena, np.cumsum(lengths) - lengths, lengths)), len(arena)
 
 

@@ -38,7 +38,7 @@ def check_ports(registrations: list[Registration]) -> None:
         if any(other.name == one.name for other in registrations if other is not one):
             raise ValueError(f"two programs are named {one.name}; names are used once")
         if one.raw and raw is not None:
-            raise ValueError(f"programs {raw} and {one.name} both claim raw frames; one can have them")
+            raise ValueError(f"programs {raw} and {one.name} both claim raw frames; set raw = false for one")
         raw = one.name if one.raw else raw
         for ports in one.ports:
             for other, name in taken:

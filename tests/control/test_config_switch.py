@@ -195,6 +195,21 @@ def test_programs_that_cannot_be_built_say_why(tmp_path: Path, program: str, say
     assert str(caught.value).startswith(says)
 
 
+def test_over_udp_all_programs_run_together(tmp_path: Path) -> None:
+    job = '{ job = 1, workers = ["127.0.0.1:9"], ps = "127.0.0.1:8", slots = 9 }'
+    shared = {"switchml": ""}
+    entries = ", ".join(
+        f'{{ system = "{one}", memory = "1 MB", udp_ports = "0", {shared.get(one, "shared = 99,")} jobs = [{job}] }}'
+        for one in SYSTEMS
+    )
+    switch = open_switch(loaded(tmp_path, f"[switch]\nprograms = [{entries}]\n"))
+    try:
+        assert switch.endpoints().keys() == SYSTEMS.keys()
+        assert len(set(switch.endpoints().values())) == len(SYSTEMS)
+    finally:
+        switch.close()
+
+
 def test_a_switch_over_udp_is_built_from_its_file(tmp_path: Path) -> None:
     config = loaded(
         tmp_path,

@@ -5,6 +5,8 @@ from ipaddress import IPv4Address, IPv4Network
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inanet.phy.vnet import HEADER_BYTES
 from inanet.switch import parse, tables
@@ -465,3 +467,47 @@ def test_programs_run_side_by_side_and_cannot_reach_each_others_slots() -> None:
     bench.put(0, [udp(OWN_MAC, MACS[0], WORKERS[0], endpoint(OWN, PORT + 1), [packet(9, 0, 1, ONES)])])
     assert adders["two"].bitmap[9] == 0
     assert bench.drops == {"foreign_host": 1}
+
+
+def _honest(number: int) -> bytes:
+    """Frames of all kinds, to be damaged."""
+    worker = number % 2
+    return (
+        from_worker(worker, [packet(slot, worker, 1, ONES) for slot in range(4)]),
+        from_worker(worker, [packet(100, worker, 1, ONES)], PS, tos=1),
+        ethernet(MACS[2], MACS[worker], 0x0800, ipv4(HOSTS[worker], HOSTS[2], 6, b"z" * 40, 1)),
+        ethernet(OWN_MAC, MACS[worker], 0x0800, ipv4(HOSTS[worker], HOSTS[2], 6, b"z" * 40)),
+        ethernet(OWN_MAC, MACS[worker], 0x0800, ipv4(HOSTS[worker], OWN, 1, b"\x08" + bytes(20))),
+        ethernet(BROADCAST, MACS[worker], 0x0806, arp(1, MACS[worker], HOSTS[worker], OWN)),
+        ethernet(OWN_MAC, MACS[worker], 0x0700, ipv4(HOSTS[worker], OWN, 1, packet(3, worker, 1, ONES))),
+    )[number % 7]
+
+
+@settings(max_examples=100)
+@given(st.data())
+def test_whatever_arrives_nothing_breaks_and_no_frame_grows(data: st.DataObject) -> None:
+    link = data.draw(st.sampled_from([14, 14, 0]))
+    bench = Bench(
+        link=link,
+        raw=data.draw(st.booleans()),
+        options={"p2": PortOptions(rate=8, depth=5000, ecn=100)},
+    )
+    frames = []
+    for number in data.draw(st.lists(st.integers(0, 27), min_size=1, max_size=6)):
+        frame = bytearray(_honest(number))
+        if not link:
+            del frame[HEADER_BYTES : HEADER_BYTES + 14]
+        for at, value in data.draw(
+            st.lists(st.tuples(st.integers(0, len(frame) - 1), st.integers(0, 255)), max_size=6)
+        ):
+            frame[at] = value
+        # the kernel gives virtio-net and link headers in any case
+        least = HEADER_BYTES + link
+        frames.append(bytes(frame[: data.draw(st.sampled_from([len(frame), len(frame), least, least + 21]))]))
+    sent = bench.put(data.draw(st.integers(0, 2)), frames)
+    bench.switch.on_timer(1.0)
+    largest = max(map(len, frames))
+    assert all(len(frame) <= max(largest, HEADER_BYTES + 42) for out in sent for frame in out)
+    stats = bench.switch.stats()
+    stages = stats["stages"]
+    assert stages["parse"] == len(frames)  # type: ignore[index]
