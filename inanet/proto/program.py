@@ -59,7 +59,8 @@ class Program(Protocol):
     ) -> None:
         """Judge a batch of this system's packets, each beginning at its INA header, and edit them in place.
 
-        ``congested[i]`` is 1 when the queue that packet *i* is bound for stands above its ECN threshold.
+        ``congested[i]`` is 1 when the queue that packet *i* is bound for stands above its ECN threshold, or when it came
+        with congestion experienced in its IP header.
         """
         ...
 
