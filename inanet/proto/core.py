@@ -175,7 +175,6 @@ class Core:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name."""
-        links = [link for job in self._jobs.values() for tree in job.trees.values() for link in tree.links()]
         contributions, completed = int(self.counts[Count.CONTRIBUTIONS]), int(self.counts[Count.COMPLETED])
         return {
             "contributions_in": contributions,
@@ -185,7 +184,7 @@ class Core:
             "corrupt_slots": int(self.counts[Count.CORRUPT_SLOTS]),
             "leaf_contributions": self.leaf_contributions,
             "rows_sent": self.rows_sent,
-            "retransmissions": self._retransmissions + sum(link.retransmissions for link in links),
+            "retransmissions": self._retransmissions,
             "results_multicast": self.results_multicast,
             "repairs_multicast": self.repairs_multicast,
             "repairs_unicast": self.repairs_unicast,

@@ -139,7 +139,6 @@ class Node(Upkeep):
         for tensor in list(job.tensors):
             self.drop_layout(job_id, tensor)
         for tree in job.trees.values():
-            self._retransmissions += sum(link.retransmissions for link in tree.links())
             self.memory.drop_tree(tree.row)
         del self._jobs[job_id]
         self.memory.drop_job(job_id)

@@ -54,7 +54,6 @@ class Link:
     #: (shard row, fragment) to send again, in order, each at most once
     resend: deque[tuple[int, int]] = field(default_factory=deque)
     queued: set[tuple[int, int]] = field(default_factory=set)
-    retransmissions: int = 0
     #: packets taken from this neighbour that it has been told about
     reported: int = 0
     #: plan version that made this link: credit under an older one counts another link's packets

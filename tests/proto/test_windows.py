@@ -7,7 +7,7 @@ from inanet.phy.wrapper import Wrapper
 from inanet.proto.plan import ExponentMode
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.xagg import ROW_BYTES, Kind
-from tests.proto.rig import PARENT, Rig, child_at, integers
+from tests.proto.rig import NEW_PARENT, PARENT, Rig, child_at, integers
 from tests.proto.rig import TREE as TREE_ID
 from tests.proto.test_impairment import impaired
 from tests.proto.test_orders import Loses
@@ -160,6 +160,17 @@ def test_a_link_waits_from_when_it_is_full():
     rig.now = filled + rig.node.timing.retransmit_max
     rig.node.on_timer(rig.now)
     assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 8
+
+
+def test_what_was_sent_again_stays_counted_when_its_link_goes():
+    rig = Rig()
+    rig.feed(*[rig.data(child, 0, integers(1)[0]) for child in (0, 1)])
+    rig.sent()
+    rig.feed((rig.packet(Kind.LOST, host=8, values=np.array([1])), PARENT))
+    assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 1
+    assert rig.node.stats()["retransmissions"] == 1
+    rig.node.apply(rig.plan(6, parent=NEW_PARENT), rig.now, attach=[TREE_ID])
+    assert rig.node.stats()["retransmissions"] == 1
 
 
 def test_credit_of_an_older_link_does_not_count():
