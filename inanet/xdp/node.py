@@ -134,9 +134,7 @@ class OffloadedNode(Node):
             fresh = sent - self._accounted.get(tree.row, 0)
             if fresh:
                 self._accounted[tree.row] = sent
-                if link.in_flight == 0:
-                    link.waiting_since = now
-                link.in_flight += fresh
+                link.sent(fresh, now)
             route["up_limit"] = sent + link.room
 
     # ---------------------------------------------------------------- with the gate closed
