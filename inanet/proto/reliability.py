@@ -54,6 +54,8 @@ class Link:
     #: (shard row, fragment) to send again, in order, each at most once
     resend: deque[tuple[int, int]] = field(default_factory=deque)
     queued: set[tuple[int, int]] = field(default_factory=set)
+    #: packets sent again by this link; what nodes count outlives it
+    retransmissions: int = 0
     #: packets taken from this neighbour that it has been told about
     reported: int = 0
     #: plan version that made this link: credit under an older one counts another link's packets

@@ -57,6 +57,7 @@ class Sending(Rounds):
             whole = self.memory.state[slots] == (State.SENT if up else State.RESULT)
             burst = self._send_rows(link, slots[whole] * ROW_BYTES, now)
             if burst is not None:
+                link.retransmissions += len(burst)
                 self._retransmissions += len(burst)
                 if not up:
                     self.repairs_unicast += len(burst)
