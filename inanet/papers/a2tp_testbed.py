@@ -176,6 +176,7 @@ def _curve(looks: Sequence[Look], job: int) -> list[tuple[float, float]]:
 _NOTES = (
     f"Rates, slots, windows and queues divided by {SCALE}, throughput scaled up again; delays as in the testbed.",
     "Virtual milliseconds: A alone, then B beside it; the beginning of each phase is not counted.",
+    f"A window cannot fall below one packet, which is one slot in {SLOTS} here and one in {SLOTS * SCALE} in the testbed.",
 )
 #: Gbit/s left to the straggler in Fig. 11; the paper names the throughput of 22 and no straggler at all.
 LEFT = (53.0, 40.0, 22.0, 13.0)

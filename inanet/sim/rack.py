@@ -20,6 +20,8 @@ from inanet.proto.a2tp.worker import A2tpWorker
 from inanet.proto.atp.program import AtpProgram
 from inanet.proto.atp.ps import ParameterServer, PSJob
 from inanet.proto.atp.worker import AtpWorker
+from inanet.proto.esa.program import EsaProgram
+from inanet.proto.esa.worker import EsaWorker
 from inanet.proto.events import RoundDone
 from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.proto.switched.program import SwitchProgram
@@ -30,7 +32,7 @@ from inanet.proto.switchml.program import SwitchMLProgram
 from inanet.proto.switchml.worker import SwitchMLWorker
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
-from inanet.wire import a2tp, atp
+from inanet.wire import a2tp, atp, esa
 from inanet.wire.endpoint import endpoint
 
 SWITCH = endpoint("10.0.0.254", 0xBEE0)
@@ -70,6 +72,12 @@ SYSTEMS: Mapping[str, System] = {
         lambda slots: AtpProgram(budget=_budget(slots, atp.VALUES), age=60.0),
         lambda member, window, slots, timing: AtpWorker(member, window, slots, initial=window, timing=timing),
         atp.FRAME,
+    ),
+    "esa": System(
+        "esa",
+        lambda slots: EsaProgram(budget=_budget(slots, atp.VALUES), age=60.0),
+        lambda member, window, slots, timing: EsaWorker(member, window, slots, initial=window, timing=timing),
+        esa.FRAME,
     ),
     "a2tp": System(
         "a2tp",

@@ -23,7 +23,7 @@ def throughput(rack: Rack, number: int, seconds: float = 1e-3) -> float:
     return (rack.answered(number) - before) * 8 / seconds
 
 
-@pytest.mark.parametrize("name", ["atp", "a2tp"])
+@pytest.mark.parametrize("name", ["atp", "esa", "a2tp"])
 def test_a_job_alone_fills_its_link_and_the_ps_gets_one_packet_for_all(name: str) -> None:
     rack = Rack(SYSTEMS[name], slots=256, link=link())
     rack.add_job(1, 3, 96)
