@@ -191,6 +191,9 @@ class FloatSum(Format):
         if self.spec.dtype != "f32":
             return None
         bases = self._bases(arrays)
+        if not all(array.flags.writeable for array in arrays):
+            # the kernel is told addresses, behind which nothing is read-only
+            raise ValueError(f"tensor {self.spec.name!r} needs arrays that its result can be written into")
         refuse = not self.spec.propagate
         return int(
             reduce_together(

@@ -133,6 +133,15 @@ def test_the_cut_changes_no_bit(dtype, op, mode):
         assert bits(second) == bits(first)
 
 
+def test_read_only_arrays_are_refused_and_not_written_through():
+    arrays = tensors("f32", 300, 0)
+    before = [array.copy() for array in arrays]
+    arrays[2].flags.writeable = False
+    with pytest.raises(ValueError, match="'t' needs arrays that its result can be written into"):
+        LocalTensor(spec_of("f32", "sum", ExponentMode.CARRIED, 300), RANKS).reduce(arrays)
+    assert all((now == then).all() for now, then in zip(arrays, before, strict=True))
+
+
 def test_no_more_parts_than_fragments():
     spec = make_spec("f32", "sum", 500)
     assert [(part.low, part.high) for part in LocalTensor(spec, 2).begin([], 9).parts] == [(0, 1), (1, 2)]
