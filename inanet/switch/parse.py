@@ -84,6 +84,68 @@ def find_flow(source: int, destination: int, rest: int, keys: U64, used: I64) ->
     return at
 
 
+@numba.njit("boolean(uint64[:, ::1], int64, uint64, int64)", cache=True, nogil=True, _nrt=False)
+def is_member(members: U64, program: int, source: int, ingress: int) -> bool:
+    """Whether an endpoint may send to a program, and from this port; see :func:`find_packets`."""
+    for j in range(len(members)):
+        if np.int64(members[j, 0]) == program and members[j, 1] == source:
+            return bool(members[j, 2] == 0 or np.int64(members[j, 2]) == ingress + 1)
+    return False
+
+
+@numba.njit(
+    "int64(uint8[::1], int64, int64, int64, int64[:, ::1], int64, int64[:, ::1], int64)",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def examine(
+    arena: U8, head: int, end: int, link: int, ports: I64, raw_program: int, places: I64, i: int
+) -> int:
+    """Whether the frame ``arena[head:end]`` holds packets of a program: 0 if it does, and then all of ``places[i]`` but
+    the flow is set; -1 if it does not; or the reason why it is refused.
+    """
+    ip = head + HEADER_BYTES + link
+    if end - ip < IP_BYTES:
+        return -1
+    ethertype = big16(arena, ip - 2) if link else ETHERTYPE_IPV4
+    kind = arena[head + 1] & 0x7F
+    if ethertype == RAW_ETHERTYPE and raw_program >= 0 and kind == GSO_NONE:
+        places[i, 1], places[i, 2] = ip + IP_BYTES, end - ip - IP_BYTES
+        places[i, 3], places[i, 4] = places[i, 2], raw_program
+        return 0
+    udp = ip + IP_BYTES
+    if (
+        ethertype != ETHERTYPE_IPV4
+        or arena[ip] != 0x45
+        or arena[ip + 9] != UDP
+        or kind not in (GSO_UDP_L4, GSO_NONE)
+        or big16(arena, ip + 6) & 0x3FFF
+        or end - udp < UDP_BYTES
+    ):
+        return -1
+    aim = big16(arena, udp + 2)
+    program = np.int64(-1)
+    for j in range(len(ports)):
+        if ports[j, 0] <= aim <= ports[j, 1]:
+            program = ports[j, 2]
+            break
+    if program < 0:
+        return -1
+    length = big16(arena, udp + 4)
+    size = np.int64(arena[head + 4]) | np.int64(arena[head + 5]) << 8
+    if length < UDP_BYTES or udp + length > end or (kind == GSO_UDP_L4 and size == 0):
+        return _SHORT
+    if arena[head] & (NEEDS_CSUM | DATA_VALID) == 0 and big16(arena, udp + 6) != 0:
+        pseudo = internet_sum(arena, ip + 12, 8, UDP + length)
+        if internet_sum(arena, udp, length, pseudo) != 0xFFFF:
+            return _BAD_CHECKSUM
+    places[i, 1], places[i, 2] = udp + UDP_BYTES, length - UDP_BYTES
+    places[i, 3] = min(size, places[i, 2]) if kind == GSO_UDP_L4 else places[i, 2]
+    places[i, 4] = program
+    return 0
+
+
 @numba.njit(
     "int64(uint8[::1], int64[::1], int64[::1], int64, int64, int64[:, ::1], int64, uint64[:, ::1], int64[:, ::1],"
     " uint64[:, ::1], int64[::1], uint8[:, ::1], int64[::1])",
@@ -116,78 +178,34 @@ def find_packets(
     packets = np.int64(0)
     last = np.int64(-1)
     for i in range(len(offsets)):
-        places[i, 0] = _ORDINARY
         head = offsets[i]
-        end = head + lengths[i]
-        ip = head + HEADER_BYTES + link
-        if end - ip < IP_BYTES:
+        verdict = examine(arena, head, head + lengths[i], link, ports, raw_program, places, i)
+        if verdict:
+            places[i, 0] = _ORDINARY if verdict < 0 else _REFUSED
+            if verdict > 0:
+                drops[verdict] += 1
             continue
-        ethertype = big16(arena, ip - 2) if link else ETHERTYPE_IPV4
-        kind = arena[head + 1] & 0x7F
-        if ethertype == RAW_ETHERTYPE and raw_program >= 0 and kind == GSO_NONE:
-            program = np.int64(raw_program)
-            at = ip + IP_BYTES
-            payload = end - at
-            segment = payload
-            source = big(arena, ip + 12, 4) << np.uint64(16)
-            destination = big(arena, ip + 16, 4) << np.uint64(16)
-        elif (
-            ethertype == ETHERTYPE_IPV4
-            and arena[ip] == 0x45
-            and arena[ip + 9] == UDP
-            and kind in (GSO_UDP_L4, GSO_NONE)
-            and big16(arena, ip + 6) & 0x3FFF == 0
-            and end - ip >= IP_BYTES + UDP_BYTES
-        ):
-            udp = ip + IP_BYTES
-            aim = big16(arena, udp + 2)
-            program = np.int64(-1)
-            for j in range(len(ports)):
-                if ports[j, 0] <= aim <= ports[j, 1]:
-                    program = ports[j, 2]
-                    break
-            if program < 0:
-                continue
-            length = big16(arena, udp + 4)
-            size = np.int64(arena[head + 4]) | np.int64(arena[head + 5]) << 8
-            if length < UDP_BYTES or udp + length > end or (kind == GSO_UDP_L4 and size == 0):
-                places[i, 0] = _REFUSED
-                drops[_SHORT] += 1
-                continue
-            at = udp + UDP_BYTES
-            payload = length - UDP_BYTES
-            segment = min(size, payload) if kind == GSO_UDP_L4 else payload
-            source = big(arena, ip + 12, 4) << np.uint64(16) | np.uint64(big16(arena, udp))
-            destination = big(arena, ip + 16, 4) << np.uint64(16) | np.uint64(aim)
-            if arena[head] & (NEEDS_CSUM | DATA_VALID) == 0 and big16(arena, udp + 6) != 0:
-                pseudo = internet_sum(arena, ip + 12, 8, UDP + length)
-                if internet_sum(arena, udp, length, pseudo) != 0xFFFF:
-                    places[i, 0] = _REFUSED
-                    drops[_BAD_CHECKSUM] += 1
-                    continue
-        else:
-            continue
-        count = np.int64(1) if payload == 0 else (payload + segment - 1) // segment
+        ip, at, payload, program = head + HEADER_BYTES + link, places[i, 1], places[i, 2], places[i, 4]
+        source = big(arena, ip + 12, 4) << np.uint64(16)
+        destination = big(arena, ip + 16, 4) << np.uint64(16)
+        if at - ip > IP_BYTES:
+            source |= np.uint64(big16(arena, ip + IP_BYTES))
+            destination |= np.uint64(big16(arena, ip + IP_BYTES + 2))
+        count = np.int64(1) if payload == 0 else (payload + places[i, 3] - 1) // places[i, 3]
         rest = (
             np.uint64(arena[ip + 1])
             | np.uint64(ingress + 1) << np.uint64(8)
             | np.uint64(program) << np.uint64(40)
         )
+        flow = last
+        # frames come in trains
         if (
-            last >= 0
-            and flow_keys[last, 0] == source
-            and flow_keys[last, 1] == destination
-            and flow_keys[last, 2] == rest
+            last < 0
+            or flow_keys[last, 0] != source
+            or flow_keys[last, 1] != destination
+            or flow_keys[last, 2] != rest
         ):
-            # frames come in trains
-            flow = last
-        else:
-            known = False
-            for j in range(len(members)):
-                if np.int64(members[j, 0]) == program and members[j, 1] == source:
-                    known = members[j, 2] == 0 or np.int64(members[j, 2]) == ingress + 1
-                    break
-            if not known:
+            if not is_member(members, program, source, ingress):
                 places[i, 0] = _REFUSED
                 drops[_FOREIGN_HOST] += count
                 continue
@@ -199,8 +217,7 @@ def find_packets(
             # what changes from frame to frame (hardware addresses, time to live) is as it was last seen
             for j in range(min(TEMPLATE_BYTES, at - head)):
                 templates[flow, j] = arena[head + j]
-        places[i, 0], places[i, 1], places[i, 2] = _INA, at, payload
-        places[i, 3], places[i, 4], places[i, 5] = segment, program, flow
+        places[i, 0], places[i, 5] = _INA, flow
         packets += count
     return packets
 

@@ -21,6 +21,8 @@ F64 = NDArray[np.float64]
 #: places for hardware and IP addresses each; a power of two, and how many steps a search takes
 PLACES = 4096
 STEPS = 16
+#: an ARP packet for IPv4 over Ethernet
+ARP_BYTES = 28
 #: seconds after which a learned hardware address is forgotten
 MAX_AGE = 300.0
 #: what :func:`forward` says beside the number of a port
@@ -57,6 +59,72 @@ def place_for(key: int, keys: U64, seen: F64, now: float) -> int:
 
 
 @numba.njit(
+    "void(uint64, int64, float64, uint64[::1], int64[::1], float64[::1])", cache=True, nogil=True, _nrt=False
+)
+def learn(source: int, ingress: int, now: float, keys: U64, ports: I64, seen: F64) -> None:
+    """Take note of the port that a hardware address was heard at, unless it has been given one."""
+    place = place_for(source, keys, seen, now)
+    if place >= 0 and seen[place] != _GIVEN:
+        keys[place] = source
+        ports[place] = ingress
+        seen[place] = now
+
+
+@numba.njit(
+    "int64(uint8[::1], int64, int64, int64, uint64, uint64[::1], uint64[::1], int64[::1], float64[::1],"
+    " int64[:, ::1])",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def route(
+    arena: U8,
+    ip: int,
+    link: int,
+    ingress: int,
+    own_hardware: int,
+    addresses: U64,
+    hardware: U64,
+    address_ports: I64,
+    address_seen: F64,
+    routes: I64,
+) -> int:
+    """Port that an IPv4 packet leaves at, with a new link header and time to live in place; or minus the reason why it
+    does not.
+    """
+    destination = big(arena, ip + 16, 4)
+    out, next_hop = np.int64(-1), destination
+    for j in range(len(routes)):
+        if np.int64(destination) & routes[j, 1] == routes[j, 0]:
+            out = routes[j, 2]
+            if routes[j, 3]:
+                next_hop = np.uint64(routes[j, 3])
+            break
+    place = np.int64(-1)
+    if link:
+        # hosts move rarely, and say so (ARP) when they do
+        place = find(next_hop, addresses, address_seen, -np.inf)
+        if place < 0:
+            return -_NO_ROUTE
+        out = address_ports[place] if out < 0 else out
+    if out < 0 or (out == ingress and not link):
+        return -_NO_ROUTE
+    if arena[ip + 8] <= 1:
+        return -_TTL_EXPIRED
+    arena[ip + 8] -= np.uint8(1)
+    # RFC 1141: the word with the time to live is 0x100 smaller
+    total = big16(arena, ip + 10) + 0x100
+    put16(arena, ip + 10, (total & 0xFFFF) + (total >> 16))
+    if link:
+        ethernet = ip - link
+        for j in range(6):
+            shift = np.uint64(40 - 8 * j)
+            arena[ethernet + j] = np.uint8(hardware[place] >> shift & np.uint64(0xFF))
+            arena[ethernet + 6 + j] = np.uint8(np.uint64(own_hardware) >> shift & np.uint64(0xFF))
+    return out
+
+
+@numba.njit(
     "void(uint8[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, float64, uint64, uint64, uint64[::1],"
     " int64[::1], float64[::1], uint64[::1], uint64[::1], int64[::1], float64[::1], int64[:, ::1], int64[::1],"
     " int64[::1])",
@@ -88,14 +156,13 @@ def forward(
     """Where each frame goes: ``egress[i]`` becomes a port, or :data:`FLOOD`, :data:`DROPPED` (counted in ``drops``),
     :data:`LOCAL` (for the switch itself) or :data:`TAKEN` (no ordinary frame).
 
-    The tables are those of :class:`Tables`. Routed frames get their new link header and time to live in place.
+    The tables are those of :class:`Tables`. Routed frames are edited in place, see :func:`route`.
     """
     latest = np.uint64(0)
     for i in range(len(offsets)):
-        head = offsets[i]
-        ethernet = head + HEADER_BYTES
-        ip = ethernet + link
-        if lengths[i] < HEADER_BYTES + max(link, IP_BYTES * (link == 0)):
+        ethernet = offsets[i] + HEADER_BYTES
+        ip, end = ethernet + link, offsets[i] + lengths[i]
+        if end < ip or (not link and end - ip < IP_BYTES):
             egress[i] = DROPPED
             drops[_SHORT] += 1
             continue
@@ -104,76 +171,43 @@ def forward(
             # frames come in trains
             if source != latest:
                 latest = source
-                place = place_for(source, keys, seen, now)
-                if place >= 0 and seen[place] != _GIVEN:
-                    keys[place] = source
-                    ports[place] = ingress
-                    seen[place] = now
+                learn(source, ingress, now, keys, ports, seen)
         if places[i, 0] != _ORDINARY:
             egress[i] = TAKEN
             continue
-        if link:
-            to = big(arena, ethernet, 6)
-            kind = big16(arena, ethernet + 12)
-            if kind == ETHERTYPE_ARP and lengths[i] >= HEADER_BYTES + 42:
-                egress[i] = LOCAL
-                continue
-            if to != own_hardware:
-                if arena[ethernet] & 1:
-                    egress[i] = FLOOD
-                    continue
-                place = find(to, keys, seen, now)
-                egress[i] = ports[place] if place >= 0 else FLOOD
-                if egress[i] == ingress:
-                    # whoever it is for has heard it already, as on any learning switch
-                    egress[i] = DROPPED
-                    drops[_NO_ROUTE] += 1
-                continue
-            if kind != ETHERTYPE_IPV4 or lengths[i] < HEADER_BYTES + link + IP_BYTES:
-                egress[i] = DROPPED
-                drops[_NO_ROUTE] += 1
-                continue
-        elif arena[ip] >> 4 != 4:
-            egress[i] = DROPPED
-            drops[_NO_ROUTE] += 1
-            continue
-        destination = big(arena, ip + 16, 4)
-        if destination == own_address:
+        kind = big16(arena, ip - 2) if link else ETHERTYPE_IPV4 * (arena[ip] >> 4 == 4)
+        if kind == ETHERTYPE_ARP and end - ip >= ARP_BYTES:
             egress[i] = LOCAL
             continue
-        out, next_hop = np.int64(-1), destination
-        for j in range(len(routes)):
-            if np.int64(destination) & routes[j, 1] == routes[j, 0]:
-                out = routes[j, 2]
-                if routes[j, 3]:
-                    next_hop = np.uint64(routes[j, 3])
-                break
-        if link:
-            # hosts move rarely, and say so (ARP) when they do
-            place = find(next_hop, addresses, address_seen, -np.inf)
-            if place < 0:
-                egress[i] = DROPPED
-                drops[_NO_ROUTE] += 1
+        if link and big(arena, ethernet, 6) != own_hardware:
+            place = find(big(arena, ethernet, 6), keys, seen, now)
+            whither = ports[place] if place >= 0 and not arena[ethernet] & 1 else np.int64(FLOOD)
+            if whither != ingress:
+                egress[i] = whither
                 continue
-            out = address_ports[place] if out < 0 else out
-        if out < 0 or (out == ingress and not link):
-            egress[i] = DROPPED
-            drops[_NO_ROUTE] += 1
+            # whoever it is for has heard it already, as on any learning switch
+            whither = np.int64(-_NO_ROUTE)
+        elif kind != ETHERTYPE_IPV4 or end - ip < IP_BYTES:
+            whither = np.int64(-_NO_ROUTE)
+        elif big(arena, ip + 16, 4) == own_address:
+            egress[i] = LOCAL
             continue
-        if arena[ip + 8] <= 1:
-            egress[i] = DROPPED
-            drops[_TTL_EXPIRED] += 1
-            continue
-        arena[ip + 8] -= np.uint8(1)
-        # RFC 1141: the word with the time to live is 0x100 smaller
-        total = big16(arena, ip + 10) + 0x100
-        put16(arena, ip + 10, (total & 0xFFFF) + (total >> 16))
-        if link:
-            for j in range(6):
-                shift = np.uint64(40 - 8 * j)
-                arena[ethernet + j] = np.uint8(hardware[place] >> shift & np.uint64(0xFF))
-                arena[ethernet + 6 + j] = np.uint8(np.uint64(own_hardware) >> shift & np.uint64(0xFF))
-        egress[i] = out
+        else:
+            whither = route(
+                arena,
+                ip,
+                link,
+                ingress,
+                own_hardware,
+                addresses,
+                hardware,
+                address_ports,
+                address_seen,
+                routes,
+            )
+        egress[i] = whither if whither >= 0 else DROPPED
+        if whither < 0:
+            drops[-whither] += 1
 
 
 class Tables:
