@@ -24,7 +24,7 @@ _ANSWER = 240.0
 #: the shaped network: workers of 200 Mbit/s under a server with a faster link
 TOPOLOGY = "star4-slow-workers"
 #: steps of the training run
-TRAINING_STEPS = 60
+TRAINING_STEPS = 55
 _WAYS = ("alone", "gloo", "ina")
 _MODULE = "inanet.bench.peers.ddp"
 

@@ -239,45 +239,48 @@ class TestCollectives:
         assert ranks.run(subgroups) == [[2.0 if r % 2 == 0 else 4.0, 6.0, 6.0, float(r)] for r in range(4)]
 
 
-def replicated(rank: Rank, how: str) -> list[float]:
+def replicated(how: str) -> list[float]:
     """Losses of a few steps of Adam with all parameters everywhere, or spread over ranks in some way."""
+    torch.manual_seed(0)
+    model: nn.Module = nn.Sequential(nn.Linear(20, 32), nn.Linear(32, 4))
+    if how in ("fsdp", "hsdp"):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+        fully_shard(model, mesh=hybrid if how == "hsdp" else init_device_mesh("cpu", (4,)))
+    else:
+        model = DistributedDataParallel(model)
+    adam: Any = torch.optim.Adam
+    if how == "zero":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), adam, lr=0.01)
+    else:
+        optimizer = adam(model.parameters(), lr=0.01)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    losses = []
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 20, generator=generator)).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def all_replicated(rank: Rank) -> dict[str, list[float]]:
     with rank.group("ina", **INA):
-        torch.manual_seed(0)
-        model: nn.Module = nn.Sequential(nn.Linear(20, 32), nn.Linear(32, 4))
-        if how in ("fsdp", "hsdp"):
-            from torch.distributed.device_mesh import init_device_mesh
-            from torch.distributed.fsdp import fully_shard
-
-            hybrid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
-            fully_shard(model, mesh=hybrid if how == "hsdp" else init_device_mesh("cpu", (rank.world,)))
-        else:
-            model = DistributedDataParallel(model)
-        adam: Any = torch.optim.Adam
-        if how == "zero":
-            from torch.distributed.optim import ZeroRedundancyOptimizer
-
-            optimizer: Any = ZeroRedundancyOptimizer(model.parameters(), adam, lr=0.01)
-        else:
-            optimizer = adam(model.parameters(), lr=0.01)
-        generator = torch.Generator().manual_seed(rank.rank)
-        losses = []
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = model(torch.randn(8, 20, generator=generator)).square().mean()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        return losses
+        return {how: replicated(how) for how in ("ddp", "zero", "fsdp", "hsdp")}
 
 
 class TestSharding:
     """ZeRO and FSDP work; what they reduce and scatter, Gloo does, and the fabric what HSDP all-reduces."""
 
     def test_losses_are_those_of_ddp(self, ranks: Ranks) -> None:
-        ddp = ranks.run(replicated, "ddp")
-        for how in ("zero", "fsdp", "hsdp"):
-            for mine, expected in zip(ranks.run(replicated, how), ddp, strict=True):
-                assert mine == pytest.approx(expected, rel=1e-4)
+        for losses in ranks.run(all_replicated):
+            for how in ("zero", "fsdp", "hsdp"):
+                assert losses[how] == pytest.approx(losses["ddp"], rel=1e-4)
 
 
 def dying(rank: Rank, where: str) -> tuple[str, tuple[int, ...], float]:

@@ -27,7 +27,7 @@ from inanet.demo.digits import CLASSES, PIXELS, Digits, load
 BATCH = 32
 _SEED = 1797
 _WIDTH = 2048
-_LEARNING_RATE = 0.1
+_LEARNING_RATE = 0.01
 
 
 def cnn() -> nn.Module:
@@ -88,7 +88,7 @@ def train(way: str, model: str, steps: int, digits: Digits, **options: Any) -> d
     """Train a fresh model: ``losses`` of the steps (mean over ranks), ``digest`` of the weights, and ``accuracy``
     on the images held out. Needs a default process group."""
     ddp, state = build(model, way, **options)
-    optimizer = torch.optim.SGD(ddp.parameters(), _LEARNING_RATE, momentum=0.9)
+    optimizer = torch.optim.Adam(ddp.parameters(), _LEARNING_RATE)
     batches = Batches(digits, dist.get_rank(), dist.get_world_size())
     losses = torch.zeros(steps, dtype=torch.float64)
     for step in range(steps):
