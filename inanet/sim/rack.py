@@ -101,7 +101,8 @@ class _Job:
 
 class Rack:
     """``link`` joins every host to the switch in both directions; ``port`` is what the switch sends over, by default the
-    same. ``slots`` are the switch's.
+    same. ``slots`` are the switch's. ``timing`` is the workers'; after ``pull_after`` seconds a PS asks the switch for what
+    it may hold of a fragment.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Rack:
         port: LinkSpec | None = None,
         seed: int = 0,
         timing: Timing | None = None,
+        pull_after: float = 0.005,
     ) -> None:
         self.system = system
         self.slots = slots
@@ -122,6 +124,7 @@ class Rack:
         self.link = link
         self.port = port or link
         self.timing = timing or Timing(silent=60.0)
+        self.pull_after = pull_after
         self.jobs: dict[int, _Job] = {}
         self._seen = 0
 
@@ -144,7 +147,7 @@ class Rack:
         self.program.add_job(Tenant(number, members, number, ps, slots if self.system.static else None))
         self.switch.groups[number] = tuple(addresses)
         if self.system.frame_type is not None:
-            server = ParameterServer(self.system.frame_type)
+            server = ParameterServer(self.system.frame_type, pull_after=self.pull_after)
             server.add_job(PSJob(number, members, [SWITCH], window, slots, switches=[SWITCH]))
             self.network.add_host(f"ps{number}", ps, server)
             self.network.connect(f"ps{number}", "switch", self.link, self.port)
