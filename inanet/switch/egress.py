@@ -101,6 +101,10 @@ class EgressQueue:
         self._peak = max(self._peak, self._backlog)
         return fate
 
+    def calm(self, size: int, now: float) -> bool:
+        """Whether ``size`` bytes more would all stand below the threshold, and fit."""
+        return self.rate is None or self.backlog(now) + size <= min(self.ecn, self.depth)
+
     def congested(self, now: float) -> bool:
         """Whether the queue stands above its ECN threshold."""
         return self.rate is not None and self.backlog(now) >= self.ecn

@@ -1,7 +1,8 @@
 """A switch whose ports carry frames: packet sockets on Ethernet interfaces, or TUN interfaces.
 
 What is no INA packet passes as it came, super-frame by super-frame. INA packets go through the pipeline and leave as
-super-frames again. To the queue of a port an ordinary super-frame is one fragment of its wire length.
+super-frames again. A super-frame of ordinary datagrams is cut where a queue marks or drops part of it; one of TCP is one
+fragment of its wire length to the queue.
 """
 
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from inanet.phy.vnet import ETHERTYPE_IPV4, HEADER_BYTES, FrameBatch, big16
+from inanet.phy.vnet import ETHERTYPE_IPV4, HEADER_BYTES, IP_BYTES, UDP_BYTES, FrameBatch, big16
 from inanet.proto.program import Action
 from inanet.switch import parse
 from inanet.switch.egress import LOST, MARKED
@@ -19,10 +20,10 @@ from inanet.switch.local import Local, batch_of
 from inanet.switch.parse import Kind
 from inanet.switch.pipeline import Pipeline, Run
 from inanet.switch.port import PortOptions, SwitchPort
-from inanet.switch.rebuild import Frames, Rebuilder, mark_congestion
-from inanet.switch.registration import Registration
+from inanet.switch.rebuild import Frames, Rebuilder, mark_congestion, segments_of
+from inanet.switch.registration import Registration, matches
 from inanet.switch.tables import DROPPED, FLOOD, LOCAL, TAKEN, Tables
-from inanet.wire.batch import I64, U8, U64, PacketBatch
+from inanet.wire.batch import I64, U8, PacketBatch
 from inanet.wire.drops import Drop
 
 
@@ -60,7 +61,7 @@ class FrameSwitch:
         ]
         by_name = {port.name: port for port in self._ports}
         self._rings = [RingPort(self, by_name[name], ring) for name, ring in (rings or {}).items()]
-        self._program_ports, self._raw, self._members = _matches(pipeline.registrations, members or {})
+        self._program_ports, self._raw, self._members = matches(pipeline.registrations, members or {})
         self._places: I64 = np.zeros((64, parse.PLACES), np.int64)
         self._shares = [[0, 0] for _ in pipeline.registrations]
         self._limited = any(port.queue.rate is not None for port in self._ports)
@@ -192,16 +193,18 @@ class FrameSwitch:
                 self._flood(batch_of(question), -1, now)
         return ways
 
-    def _send(self, way: Way, run: Run, now: float) -> None:
+    def _send(self, way: Way, run: Run, now: float, deaf: bool = False) -> None:
+        """Queue and send a run, the part marked whose place in the queue says so; ``deaf``: who sent it knows no marks."""
         port, count = self._ports[way.port], len(run.offsets)
-        drops, size = self.pipeline.drops, run.length + len(way.header) - HEADER_BYTES
-        calm, marked = port.queue.admit(count, size, now)
+        headers = self._link + IP_BYTES + (0 if way.raw else UDP_BYTES)
+        drops = self.pipeline.drops
+        calm, marked = port.queue.admit(count, run.length + headers, now)
         drops[Drop.QUEUE_FULL] += count - calm - marked
         if run.mark:
             calm, marked = 0, calm + marked
         for first, packets, header in (
             (0, calm, way.header),
-            (calm, marked, self._flows.mark(way.header) if marked else way.header),
+            (calm, marked, self._flows.mark(way.header) if marked and not deaf else way.header),
         ):
             if not packets:
                 continue
@@ -279,16 +282,44 @@ class FrameSwitch:
                 self._send_frames(port.number, frames, now)
 
     def _send_frames(self, number: int, frames: FrameBatch, now: float) -> None:
-        port, drops = self._ports[number], self.pipeline.drops
-        if port.queue.rate is not None:
-            frames = self._admit(port, frames, now)
-        if len(frames):
-            drops[Drop.EGRESS_FULL] += port.outbox.send(Frames(port.device, frames))
-
-    def _admit(self, port: FramedPort, frames: FrameBatch, now: float) -> FrameBatch:
-        """Frames for which the queue has room, marked where it says so."""
+        port = self._ports[number]
+        if port.queue.rate is None:
+            self._hand_over(port, frames)
+            return
         sizes = np.empty(len(frames), np.int64)
         parse.wire_bytes(frames.arena, frames.offsets, frames.lengths, self._link, sizes)
+        if port.queue.calm(int(sizes.sum()), now):
+            port.queue.admit_frames(sizes, now)
+            self._hand_over(port, frames)
+            return
+        for i in range(len(frames)):
+            if not self._cut(port, frames, i, now):
+                one = frames.select(np.array([i]))
+                self._hand_over(port, self._admit(port, one, sizes[i : i + 1], now))
+
+    def _hand_over(self, port: FramedPort, frames: FrameBatch) -> None:
+        if len(frames):
+            self.pipeline.drops[Drop.EGRESS_FULL] += port.outbox.send(Frames(port.device, frames))
+
+    def _cut(self, port: FramedPort, frames: FrameBatch, i: int, now: float) -> bool:
+        """Queue and send a super-frame of datagrams, each marked or dropped by its own place (R10). False: it is none."""
+        arena, at = frames.arena, int(frames.offsets[i])
+        found = segments_of(arena, at, at + int(frames.lengths[i]), self._link)
+        if found is None:
+            return False
+        header, body, payload, segment = found
+        whole, tail = divmod(payload, segment)
+        deaf = header[HEADER_BYTES + self._link + 1] & 3 == 0
+        way = Way(header, False, port.number)
+        offsets = body + np.arange(whole, dtype=np.int64) * segment
+        self._send(way, Run(Action.PASS, 0, 0, segment, False, arena, offsets), now, deaf)
+        if tail:
+            last = np.array([body + whole * segment], np.int64)
+            self._send(way, Run(Action.PASS, 0, 0, tail, False, arena, last), now, deaf)
+        return True
+
+    def _admit(self, port: FramedPort, frames: FrameBatch, sizes: I64, now: float) -> FrameBatch:
+        """Frames for which the queue has room, marked where it says so."""
         fate = port.queue.admit_frames(sizes, now)
         if fate is None or not fate.any():
             return frames
@@ -366,23 +397,3 @@ class FrameSwitch:
         """Close all ports; figures stay readable."""
         for port in (*self._ports, *self._rings):
             port.device.close()
-
-
-def _matches(registrations: Sequence[Registration], where: Mapping[int, int]) -> tuple[I64, int, U64]:
-    """What :func:`inanet.switch.parse.find_packets` knows of programs: UDP ports, whose raw frames are, members."""
-    ports = [
-        (ports.start, ports.stop - 1, number)
-        for number, one in enumerate(registrations)
-        for ports in one.ports
-    ]
-    raw = next((number for number, one in enumerate(registrations) if one.raw), -1)
-    members = [
-        (number, endpoint, where.get(endpoint, -1) + 1)
-        for number, one in enumerate(registrations)
-        for endpoint in one.uplinks
-    ]
-    return (
-        np.array(ports, np.int64).reshape(len(ports), 3),
-        raw,
-        np.array(members, np.uint64).reshape(len(members), 3),
-    )

@@ -10,7 +10,18 @@ import numpy as np
 from inanet.phy.frames import FrameTable
 from inanet.phy.mmsg import HEADER_WORDS, address_in_memory
 from inanet.phy.udp import MAX_PAYLOAD
-from inanet.phy.vnet import HEADER_BYTES, IP_BYTES, FrameBatch, internet_sum, put16
+from inanet.phy.vnet import (
+    ETHERTYPE_IPV4,
+    GSO_UDP_L4,
+    HEADER_BYTES,
+    IP_BYTES,
+    UDP,
+    UDP_BYTES,
+    FrameBatch,
+    big16,
+    internet_sum,
+    put16,
+)
 from inanet.wire.batch import I64, U8, U64
 
 #: super-frames or raw frames per system call, and segments of a super-frame
@@ -78,6 +89,23 @@ def mark_congestion(arena: U8, ip: int, end: int) -> None:
     arena[ip + 1] |= 3
     arena[ip + 10 : ip + 12] = 0
     put16(arena, ip + 10, ~internet_sum(arena, ip, size, 0) & 0xFFFF)
+
+
+def segments_of(arena: U8, at: int, end: int, link: int) -> tuple[U8, int, int, int] | None:
+    """Headers, offset of the payload, bytes of it and of a segment, of a super-frame of UDP datagrams; ``None`` for any
+    other frame ``arena[at:end]`` (virtio-net header first).
+    """
+    ip = at + HEADER_BYTES + link
+    body = ip + IP_BYTES + UDP_BYTES
+    if end < body or arena[at + 1] & 0x7F != GSO_UDP_L4 or arena[ip] != 0x45 or arena[ip + 9] != UDP:
+        return None
+    if link and big16(arena, ip - 2) != ETHERTYPE_IPV4:
+        return None
+    segment = int(arena[at + 4]) | int(arena[at + 5]) << 8
+    payload = big16(arena, ip + IP_BYTES + 4) - UDP_BYTES
+    if segment == 0 or payload <= segment or body + payload > end:
+        return None
+    return arena[at:body].copy(), body, payload, segment
 
 
 class Frames:

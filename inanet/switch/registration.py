@@ -1,9 +1,12 @@
 """What a switch knows of a program that it runs: which packets are its, whose they are, where its results go."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from inanet.proto.program import Program
+from inanet.wire.batch import I64, U64
 
 #: ethertype of the raw frames of A2TP's and ATP's public programs
 RAW_ETHERTYPE = 0x0700
@@ -49,3 +52,26 @@ def check_ports(registrations: list[Registration]) -> None:
                         f"{max(ports.start, other.start, 1)} to {min(ports.stop, other.stop) - 1}; give one others"
                     )
             taken.append((ports, one.name))
+
+
+def matches(registrations: Sequence[Registration], where: Mapping[int, int]) -> tuple[I64, int, U64]:
+    """What :func:`inanet.switch.parse.find_packets` knows of programs: UDP ports, whose raw frames are, members.
+
+    ``where`` says at which port endpoints must come in.
+    """
+    ports = [
+        (ports.start, ports.stop - 1, number)
+        for number, one in enumerate(registrations)
+        for ports in one.ports
+    ]
+    raw = next((number for number, one in enumerate(registrations) if one.raw), -1)
+    members = [
+        (number, endpoint, where.get(endpoint, -1) + 1)
+        for number, one in enumerate(registrations)
+        for endpoint in one.uplinks
+    ]
+    return (
+        np.array(ports, np.int64).reshape(len(ports), 3),
+        raw,
+        np.array(members, np.uint64).reshape(len(members), 3),
+    )

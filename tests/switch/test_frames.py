@@ -144,6 +144,24 @@ def test_ordinary_frames_are_marked_where_their_sender_understands_it() -> None:
     assert bench.drops == {"queue_full": 1}
 
 
+@pytest.mark.parametrize(("tos", "marked"), [(2, 3), (0, 0)])
+def test_ordinary_datagrams_are_marked_and_dropped_by_their_own_place(tos: int, marked: int) -> None:
+    packets = [bytes([i]) * 100 for i in range(29)] + [b"tail" * 5]
+    frame = udp(MACS[2], MACS[0], WORKERS[0], endpoint(HOSTS[2], 9), packets, tos)
+    bench = Bench(options={"p2": PortOptions(rate=8e6, depth=50 * 142, ecn=40 * 142)})
+    # the first fits below the threshold, and passes as it is
+    assert bench.put(0, [frame]) == [[], [], [frame]]
+    # of the second, ten and a half places are left before the threshold and ten behind it
+    out = [Parsed(one) for one in bench.put(0, [frame])[2]]
+    assert [(one.tos, len(one.packets)) for one in out] == [(tos, 11), (marked, 9), (marked, 1)]
+    # the last one is short enough for what is left
+    assert [got for one in out for got in one.packets] == packets[:20] + packets[29:]
+    assert [(one.to, one.hardware, one.port, one.aim) for one in out] == [(MACS[2], MACS[0], 5001, 9)] * 3
+    assert bench.drops == {"queue_full": 9}
+    counters = bench.switch.ports[2].counters()
+    assert (counters["passed"], counters["marked"], counters["dropped"]) == (1 + 21, 10, 9)
+
+
 def test_super_frames_count_their_length_on_the_wire() -> None:
     frame = udp(MACS[2], MACS[0], WORKERS[0], endpoint(HOSTS[2], 9), [b"x" * 100] * 30)
     bench = Bench(options={"p2": PortOptions(rate=8, depth=1 << 20)})
