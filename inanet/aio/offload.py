@@ -58,6 +58,7 @@ class Offload:
             raise
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched = -1
+        self._chosen = self._warned = False
         _log.info("aggregating in the kernel", interface=interface, mode=self.mode)
 
     @staticmethod
@@ -100,25 +101,41 @@ class Offload:
         self._loop.add_reader(self._watched, readable)
 
     def review(self) -> None:
-        """With ``auto``, and once enough packets have come: is this the right mode?"""
-        if not self._auto:
+        """With ``auto``: is this the right mode, and does what the program sends arrive?"""
+        if self.node.unheard and not self._warned:
+            self._warned = True
+            if self._auto and self.mode == "native":
+                _log.warning("what native XDP sends does not arrive, going back to generic mode")
+                self._change("generic")
+            else:
+                _log.warning(
+                    "what XDP sends does not arrive: sums are forwarded by user space. The other end of a virtual "
+                    "cable has to merge packets: ethtool -K DEVICE gro on"
+                )
+        if not self._auto or self._chosen:
             return
         counts = self._shared.kernel_counts()
         packets = int(counts[KernelCount.BYTES]) // ROW_BYTES
         if packets < ENOUGH:
             return
-        self._auto = False
+        self._chosen = True
         merged = packets / max(1, int(counts[KernelCount.FRAMES]))
         if merged < MERGED and self.mode == "generic":
-            interface = self._attachment.interface
-            # packets in between are taken by user space
-            self._attachment.close()
-            try:
-                self._attachment = Attachment(self._shared, interface, "native")
-            except Unavailable as reason:
-                _log.info("xdp mode not to be had", mode="native", reason=str(reason))
-                self._attachment = Attachment(self._shared, interface, "generic")
+            self._change("native")
         _log.info("xdp mode chosen", mode=self.mode, packets_per_frame=round(merged, 1))
+
+    def _change(self, mode: Mode) -> None:
+        """Put the program on in another mode, or leave it as it was. Packets in between are user space's."""
+        interface, before = self._attachment.interface, self.mode
+        self._attachment.close()
+        try:
+            self._attachment = Attachment(self._shared, interface, mode)
+        except Unavailable as reason:
+            _log.info("xdp mode not to be had", mode=mode, reason=str(reason))
+            self._attachment = Attachment(self._shared, interface, before)
+            return
+        self.node.try_again()
+        self._warned = False
 
     def close(self) -> None:
         """Take the program off. Closing twice is fine."""

@@ -7,6 +7,7 @@ tables at any time, as every entry is written before what points to it, and writ
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,8 +15,10 @@ from inanet.proto.engine import Event
 from inanet.proto.membership import ShardState, Tree
 from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan, TensorLayout
-from inanet.proto.reliability import Timing
-from inanet.proto.slots import ShardColumn, TreeColumn
+from inanet.proto.reliability import Link, Timing
+from inanet.proto.sending import BURST
+from inanet.proto.slots import LEFT_UP, ShardColumn, TreeColumn
+from inanet.proto.xagg import slotwork
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import HEADER_BYTES, Kind
@@ -23,8 +26,34 @@ from inanet.xdp.gate import Gate
 from inanet.xdp.libbpf import RingBuffer
 from inanet.xdp.memory import EVENT, HOP, KernelCount, KernelEvent, SharedMemory
 
+#: packets that the program may send to a parent before a round has shown that they arrive
+PROBATION = 256
 #: kinds of packets that change no slot and no table
 _HARMLESS = (Kind.CREDIT, Kind.PROBE)
+
+
+@dataclass(slots=True)
+class Road:
+    """Whether what the program sends to a parent gets there: on some drivers it vanishes without a word."""
+
+    link: Link
+    #: packets that the program had sent before to whoever was the parent then
+    before: int
+    #: times that the parent has asked for something that the program had sent
+    missed: int = 0
+    arrives: bool | None = None
+
+    def limit(self, sent: int) -> int:
+        """How many packets the program may have sent: few before the first round has shown that they arrive."""
+        if self.arrives is None:
+            return min(sent + self.link.room, max(sent, self.before + PROBATION))
+        return sent + self.link.room if self.arrives else sent
+
+    def judge(self, sent: int) -> None:
+        """At the end of a round, when whatever was lost has been asked for again."""
+        tried = sent - self.before
+        if self.arrives is None and tried:
+            self.arrives = self.missed * 2 < tried
 
 
 class OffloadedNode(Node):
@@ -48,6 +77,7 @@ class OffloadedNode(Node):
         self._hops = memory.object.map("hops")
         #: packets to the parent that have been put on the account of the link, by row of the tree
         self._accounted: dict[int, int] = {}
+        self._roads: dict[int, Road] = {}
 
     def fileno(self) -> int:
         """Readable when the program has reported something."""
@@ -135,7 +165,37 @@ class OffloadedNode(Node):
             if fresh:
                 self._accounted[tree.row] = sent
                 link.sent(fresh, now)
-            route["up_limit"] = sent + link.room
+            road = self._roads.get(tree.row)
+            if road is None or road.link is not link:
+                road = self._roads[tree.row] = Road(link, sent)
+            route["up_limit"] = sent if self._is_behind(tree) else road.limit(sent)
+
+    def _is_behind(self, tree: Tree) -> bool:
+        """Whether user space still has something to send to the parent: what is newer must not overtake it, or the
+        parent would ask for it as soon as it hears that the group has ended (R6).
+        """
+        offsets = np.empty(BURST, np.int64)
+        for state in tree.lineup():
+            sender = state.up
+            if sender is None:
+                continue
+            logged = int(self.memory.shards[state.row, ShardColumn.UP_LOGGED])
+            while sender.cursor < logged:
+                stop = min(sender.cursor + BURST, logged)
+                if slotwork.logged_rows(self._tables, state.row, sender.cursor, stop, True, offsets):
+                    return True
+                sender.cursor = stop
+                sender.sent_due = None
+        return False
+
+    @property
+    def unheard(self) -> bool:
+        """Whether some parent did not get what the program sent: user space sends to it."""
+        return any(road.arrives is False for road in self._roads.values())
+
+    def try_again(self) -> None:
+        """The program has moved to another mode: what did not arrive may do so now."""
+        self._roads.clear()
 
     # ---------------------------------------------------------------- with the gate closed
 
@@ -204,6 +264,16 @@ class OffloadedNode(Node):
     def _close(self, state: ShardState, now: float, *, failed: bool) -> None:
         with self._gate:
             super()._close(state, now, failed=failed)
+            road = self._roads.get(state.tree.row)
+            if road is not None:
+                road.judge(int(self._routes[state.tree.row]["up_sent"]))
+
+    def _again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> bool:
+        again = super()._again(state, child, link, fragment, now)
+        road = self._roads.get(state.tree.row)
+        if again and road is not None and road.link is link:
+            road.missed += bool(self.memory.logged[state.slot0 + fragment] & LEFT_UP)
+        return again
 
     # ---------------------------------------------------------------- figures
 
