@@ -45,25 +45,21 @@ class RegisterFile:
         return self.budget - sum(self.held.values())
 
     def claim(self, name: str, size: int, share: int | None = None) -> None:
-        """Give ``size`` bytes to the program ``name``, in place of what it holds; ``share`` is the most it may have.
+        """Give ``size`` bytes to the program ``name``; ``share`` is the most it may have.
 
         Raises :class:`RegistersExceeded` and changes nothing if there are not so many.
         """
-        free = self.free + self.held.get(name, 0)
+        free = self.free
         if share is not None and size > share:
             raise RegistersExceeded(
                 f"program {name} takes {size} B of registers and its share is {share} B: give it a larger share or "
                 "fewer slots"
             )
         if size > free:
-            others = ", ".join(f"{other} {held} B" for other, held in self.held.items() if other != name)
+            others = ", ".join(f"{other} {held} B" for other, held in self.held.items())
             raise RegistersExceeded(
                 f"program {name} takes {size} B of registers and {free} of {self.budget} B are free"
                 + (f" ({others})" if others else "")
                 + ": give it fewer slots, or the switch a larger register file"
             )
         self.held[name] = size
-
-    def release(self, name: str) -> None:
-        """Take back what a program holds."""
-        self.held.pop(name, None)

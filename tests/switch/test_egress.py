@@ -67,7 +67,6 @@ def test_a_port_without_a_rate_takes_everything() -> None:
     queue = EgressQueue("p", None, 1, 0)
     assert queue.admit(100_000, 9000, 0.0) == (100_000, 0)
     assert queue.admit_frames(np.array([9000]), 0.0) is None
-    assert not queue.congested(0.0)
     assert queue.expected(np.full(10, 9000), 1.0, 0.0) is None
 
 
@@ -80,11 +79,10 @@ def test_expected_congestion_grows_with_what_is_before_a_fragment() -> None:
     assert half.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     assert queue.expected(sizes, 0.0, 0.0) is None
     queue.admit(2, SIZE, 0.0)
-    assert queue.congested(0.0)
     all_of_them = queue.expected(sizes, 0.0, 0.0)
     assert all_of_them is not None
     assert all_of_them.all()
-    assert not queue.congested(0.0011)
+    assert queue.expected(sizes, 0.0, 0.0011) is None
 
 
 def test_no_threshold_marks_nothing() -> None:
