@@ -1,0 +1,135 @@
+"""Whether an aggregator uses the kernel: its configuration, what stands against it, and which mode it finds."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from inanet.aio import offload
+from inanet.aio.offload import Offload, Refused, open_offload
+from inanet.control.config import AggConfig
+from inanet.control.config_file import validate
+from inanet.proto.reliability import Link, Timing
+from inanet.wire.endpoint import endpoint
+from inanet.xdp.attach import Unavailable
+from inanet.xdp.memory import COUNTS, KernelCount, Mode
+from inanet.xdp.node import PROBATION, Road
+
+
+def config(**node: object) -> AggConfig:
+    """An aggregator's."""
+    impair = node.pop("impair", {})
+    sections = {"node": {"name": "a", **node}, "impair": impair, "control": {"coordinator": "127.0.0.1:1"}}
+    return validate(AggConfig, sections, Path("a.toml"))  # type: ignore[return-value]
+
+
+def device(address: str = "10.9.0.1") -> Any:
+    """As far as the choice looks at it."""
+    return SimpleNamespace(endpoint=endpoint(address, 7000))
+
+
+def test_off_unless_asked_for() -> None:
+    assert config().node.xdp == "off"
+    assert open_offload(config(), device(), Timing()) is None
+
+
+@pytest.mark.parametrize(
+    ("node", "address", "reason"),
+    [
+        ({}, "127.0.0.1", "loopback"),
+        ({}, "203.0.113.9", "203.0.113.9 is the first address of no interface"),
+        ({"transport": "packet"}, "10.9.0.1", "transport packet"),
+        ({"rate": "1 Gbit/s"}, "10.9.0.1", "rate paces"),
+        ({"impair": {"drop": "5 %"}}, "10.9.0.1", "impair"),
+    ],
+)
+def test_reasons(node: dict[str, Any], address: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(offload._log, "warning", lambda event, reason: said.append(reason), raising=False)
+    assert open_offload(config(xdp="auto", **node), device(address), Timing()) is None
+    (line,) = said
+    assert line.startswith("driver: ")
+    assert reason in line
+    assert "\n" not in line
+    with pytest.raises(Refused, match=r"\[node\] xdp = 'native': driver: "):
+        open_offload(config(xdp="native", **node), device(address), Timing())
+
+
+class Standin(Offload):
+    """The choice of a mode without a kernel."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, *, auto: bool, refuses: tuple[Mode, ...] = ()
+    ) -> None:
+        self.counts = [0] * COUNTS
+
+        def attach(_: Any, interface: str, mode: Mode) -> Any:
+            if mode in refuses:
+                raise Unavailable(f"driver: that of {interface} has no {mode} XDP")
+            return SimpleNamespace(interface=interface, mode=mode, close=lambda: None)
+
+        monkeypatch.setattr(offload, "Attachment", attach)
+        self._shared = SimpleNamespace(kernel_counts=lambda: self.counts)  # type: ignore[assignment]
+        self.node = SimpleNamespace(unheard=False, try_again=self._again)  # type: ignore[assignment]
+        self._auto = auto
+        self._chosen = self._warned = False
+        self._attachment = self._attach("eth0", ("generic", "native") if auto else ("native",))
+
+    def _again(self) -> None:
+        self.node.unheard = False  # type: ignore[misc]
+
+    def came(self, packets: int, frames: int) -> None:
+        """So much in all."""
+        self.counts[KernelCount.BYTES], self.counts[KernelCount.FRAMES] = packets * 1052, frames
+        self.review()
+
+
+def test_merged_frames_keep_generic_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Standin(monkeypatch, auto=True)
+    choice.came(10_000, 200)
+    assert choice.mode == "generic"
+
+
+def test_lone_frames_make_the_driver_the_better_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Standin(monkeypatch, auto=True)
+    choice.came(100, 100)
+    assert choice.mode == "generic"
+    choice.came(10_000, 10_000)
+    assert choice.mode == "native"
+
+
+def test_a_driver_that_has_no_native_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Standin(monkeypatch, auto=True, refuses=("native",))
+    choice.came(10_000, 10_000)
+    assert choice.mode == "generic"
+
+
+def test_frames_that_vanish_bring_generic_mode_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Standin(monkeypatch, auto=True)
+    choice.came(10_000, 10_000)
+    choice.node.unheard = True  # type: ignore[misc]
+    choice.review()
+    assert choice.mode == "generic"
+    choice.came(20_000, 20_000)
+    assert choice.mode == "generic"
+    named = Standin(monkeypatch, auto=False)
+    named.node.unheard = True  # type: ignore[misc]
+    named.review()
+    assert named.mode == "native"
+
+
+def test_a_road_is_tried_before_it_is_trusted() -> None:
+    link = Link("ps", 1, 1, window=4000)
+    road = Road(link, 50)
+    assert road.limit(50) == 50 + PROBATION
+    road.judge(50)
+    assert road.arrives is None
+    road.missed = 100
+    road.judge(50 + PROBATION)
+    assert road.arrives is True
+    assert road.limit(500) == 4500
+    lost = Road(link, 0, missed=PROBATION)
+    lost.judge(PROBATION)
+    assert lost.arrives is False
+    assert lost.limit(300) == 300
