@@ -1,5 +1,7 @@
 """Whether an aggregator uses the kernel: its configuration, what stands against it, and which mode it finds."""
 
+import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +17,7 @@ from inanet.wire.endpoint import endpoint
 from inanet.xdp.attach import Unavailable
 from inanet.xdp.memory import COUNTS, KernelCount, Mode
 from inanet.xdp.node import PROBATION, Road
+from tests.xdp.conftest import lacking
 
 
 def config(**node: object) -> AggConfig:
@@ -133,3 +136,20 @@ def test_a_road_is_tried_before_it_is_trusted() -> None:
     lost.judge(PROBATION)
     assert lost.arrives is False
     assert lost.limit(300) == 300
+
+
+def test_the_drop_in_of_the_documentation(tmp_path: Path) -> None:
+    """systemd takes it, and the exposure stays low."""
+    program, tool = shutil.which("true"), shutil.which("systemd-analyze")
+    if program is None or tool is None:
+        lacking("systemd-analyze is not installed")
+    root = Path(__file__).parents[2]
+    text = (root / "docs" / "xdp.md").read_text().partition("```ini\n")[2].partition("```")[0]
+    unit = (
+        (root / "systemd" / "ina-agg.service").read_text().replace("/usr/local/bin/ina-agg ", f"{program} ")
+    )
+    merged = tmp_path / "ina-agg.service"
+    merged.write_text(unit.replace("\n[Install]", text.partition("[Service]")[2] + "\n[Install]"))
+    for arguments in (["verify", "--man=no"], ["security", "--offline=true", "--threshold=40"]):
+        done = subprocess.run([tool, *arguments, str(merged)], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stdout + done.stderr
