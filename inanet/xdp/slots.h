@@ -1,0 +1,343 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a packet does to its slot: opening of rounds (R4), contributions (Algorithm 1), results. */
+#ifndef INANET_XDP_SLOTS_H
+#define INANET_XDP_SLOTS_H
+
+#include "fold.h"
+#include "leave.h"
+
+struct opening {
+	__u64 first;
+	__u64 count;
+};
+
+/* The emission logs of a new round lack every fragment of every group. */
+static long fill_group(__u32 index, void *context)
+{
+	struct opening *o = context;
+	__u64 group = o->first + index, left = o->count - ((__u64)index << GROUP_SHIFT);
+	__u32 zero = 0;
+	void *base = bpf_map_lookup_elem(&slots, &zero);
+
+	if (!base || group >= geometry.groups)
+		return 1;
+	if (left > 1 << GROUP_SHIFT)
+		left = 1 << GROUP_SHIFT;
+	*(__u32 *)(base + geometry.up_left + group * 4) = left;
+	*(__u32 *)(base + geometry.down_left + group * 4) = left;
+	return 0;
+}
+
+/* Whether a shard takes packets of this round; a newer one opens it if the last one is committed (R4). Slots reset when
+ * first touched. -1: user space has to look.
+ */
+__noinline int admit_round(__u32 row, __u32 round, __u32 cpu)
+{
+	__u32 index = row & (MAX_SHARDS - 1), key = index, active;
+	__s64 *shard = tables.shards[index];
+	struct opening o;
+	__u64 *lock;
+	int verdict = D_OK;
+
+	active = READ(shard[SHARD_ACTIVE]);
+	if (!READ(shard[SHARD_COMMITTED])) {
+		if (round == active)
+			return D_OK;
+		return newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
+	}
+	if (!newer32(round, active))
+		return D_STALE_ROUND;
+	lock = bpf_map_lookup_elem(&shard_locks, &key);
+	if (!lock || !acquire(lock))
+		return -1;
+	active = READ(shard[SHARD_ACTIVE]);
+	if (READ(shard[SHARD_COMMITTED]) && newer32(round, active)) {
+		o.first = shard[SHARD_GROUP0];
+		o.count = shard[SHARD_COUNT];
+		bpf_loop((o.count + (1 << GROUP_SHIFT) - 1) >> GROUP_SHIFT, fill_group, &o, 0);
+		shard[SHARD_ACTIVE] = round;
+		shard[SHARD_UP_LOGGED] = 0;
+		shard[SHARD_DOWN_LOGGED] = 0;
+		__sync_lock_test_and_set(&shard[SHARD_COMMITTED], 0);
+		report(cpu, E_OPENED, index, round, 0);
+	} else if (round != active) {
+		/* another packet was faster, with another round */
+		verdict = newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
+	}
+	release(lock);
+	return verdict;
+}
+
+/* Reset a slot when a packet of another round than its own is the first to touch it. */
+static __always_inline void claim(void *words, void *bytes, struct xagg_row *row, __u32 round)
+{
+	WORD(round) = round;
+	BYTE(state) = S_COLLECT;
+	WORD(bitmap) = 0;
+	BYTE(attempt) = 0;
+	BYTE(exponent) = 0;
+	BYTE(misfit) = 0;
+	BYTE(announced) = 0;
+	BYTE(logged) = 0;
+	*(__u32 *)row = 0;
+}
+
+/* What has become of a contribution. */
+struct outcome {
+	/* one's complement sum of what leaves */
+	__u64 sum;
+	/* reason to drop it; D_OK: it was folded */
+	int reason;
+	int pass;
+	int answer;
+	int result;
+	int first;
+	int done;
+	int sound;
+	int again;
+};
+
+/* The slot is complete with this packet: stamped for its next hop in memory and in the packet. Under the slot's lock. */
+static __always_inline void complete(struct concern *c, struct outcome *o, void *base, __u64 slot, __u64 group, int root,
+				     int emit, struct xagg_row *row, struct xagg_row *packet)
+{
+	void *words = base + slot * 4, *bytes = base + slot;
+	__u32 kind = root ? K_RESULT : K_DATA, tree = c->tree & (MAX_TREES - 1);
+	__u8 bit = root ? LOGGED_DOWN : LOGGED_UP;
+	__s32 *left = base + (root ? geometry.down_left : geometry.up_left) + group * 4;
+
+	o->sound = fold_out(row, packet, &o->sum, o->first ? 0 : ~0u);
+	if (!o->sound) {
+		WORD(bitmap) = 0;
+		return;
+	}
+	o->again = BYTE(logged) & bit;
+	if (!o->again) {
+		if (__sync_fetch_and_add(left, -1) == 1)
+			kind |= 0x10;
+		BYTE(logged) |= emit ? bit | bit << 2 : bit;
+	}
+	stamp(row, c, kind, root ? 0 : (__u32)tables.trees[tree][TREE_BIT], c->attempt);
+	o->sum += copy_header(row, packet);
+	BYTE(state) = root ? S_RESULT : S_SENT;
+}
+
+/* Admit and fold. Under the slot's lock. */
+static __always_inline void fold(struct frame *f, struct outcome *o, void *base, __u64 slot, __u64 group, int root,
+				 int emit, struct xagg_row *row, struct xagg_row *packet)
+{
+	struct concern *c = &f->concern;
+	void *words = base + slot * 4, *bytes = base + slot;
+	__u32 tree = c->tree & (MAX_TREES - 1), host = 1u << (c->child & 31), live = tables.trees[tree][TREE_LIVE], present;
+	int untouched = BYTE(state) == S_FREE || WORD(round) != c->round;
+	__u8 known = untouched ? 0 : BYTE(attempt);
+
+	if (!untouched && BYTE(state) == S_RESULT) {
+		o->reason = D_DUPLICATE;
+		o->result = 1;
+		o->answer = may_leave(f, tree, c->child);
+		if (o->answer)
+			copy_out(row, packet, &o->sum);
+		return;
+	}
+	if (c->attempt != known) {
+		if (newer8(known, c->attempt))
+			o->reason = D_STALE_ATTEMPT;
+		else if (root)
+			o->pass = 1;
+		else
+			o->reason = D_FUTURE_ATTEMPT;
+		return;
+	}
+	if (!untouched && BYTE(misfit)) {
+		o->pass = 1;
+		return;
+	}
+	if (untouched)
+		claim(words, bytes, row, c->round);
+	present = effective(tree, WORD(bitmap));
+	if (present & host) {
+		o->reason = D_DUPLICATE;
+		return;
+	}
+	o->first = WORD(bitmap) == 0;
+	WORD(bitmap) |= host;
+	o->done = ((present | host) & live) == live;
+	if (o->done)
+		complete(c, o, base, slot, group, root, emit, row, packet);
+	else if (o->first)
+		fold_copy(row, packet);
+	else
+		fold_add(row, packet);
+}
+
+/* What follows from it: counters, reports, the emission log, and whether the packet leaves. */
+static __always_inline int follow(struct frame *f, struct outcome *o, void *base, int root, int emit)
+{
+	struct concern *c = &f->concern;
+	__u32 tree = c->tree & (MAX_TREES - 1), row = c->row & (MAX_SHARDS - 1);
+
+	f->sum = o->sum;
+	count_drop(f, o->reason);
+	if (o->reason != D_OK) {
+		if (o->reason != D_DUPLICATE)
+			c->ended = 0;
+		if (o->answer) {
+			leaves(f, tree, c->child);
+			return KEEP;
+		}
+		if (o->result)
+			report(f->cpu, E_ANSWER, row, c->fragment, c->child);
+		return CONSUMED;
+	}
+	count(f, C_CONTRIBUTIONS);
+	if (o->first)
+		count(f, C_FIRST);
+	if (!o->done)
+		return CONSUMED;
+	count(f, C_COMPLETED);
+	if (!o->sound) {
+		count(f, C_CORRUPT_SLOTS);
+		report(f->cpu, E_CORRUPT_SLOT, row, c->fragment, 0);
+		return CONSUMED;
+	}
+	if (o->again) {
+		report(f->cpu, root ? E_AGAIN_DOWN : E_AGAIN_UP, row, c->fragment, 0);
+		return CONSUMED;
+	}
+	append(f, row, c->slot0, c->fragment, !root, base);
+	if (!emit) {
+		f->wake = 1;
+		return CONSUMED;
+	}
+	leaves(f, tree, root ? TO_GROUP : TO_PARENT);
+	return KEEP;
+}
+
+/* Admit, fold and emit a contribution (Algorithm 1, lines 5 to 13). */
+__noinline int contribute(struct frame *f, struct xagg_row *packet)
+{
+	__u32 zero = 0, slot, tree;
+	__u64 at, group;
+	struct outcome o = { .reason = D_OK };
+	struct xagg_row *row;
+	int root, emit;
+	__u64 *lock;
+	void *base;
+
+	if (!f || !packet)
+		return PASS;
+	slot = f->concern.slot;
+	tree = f->concern.tree & (MAX_TREES - 1);
+	row = row_of(slot);
+	lock = bpf_map_lookup_elem(&slot_locks, &slot);
+	base = bpf_map_lookup_elem(&slots, &zero);
+	if (!row || !lock || !base)
+		return PASS;
+	at = slot;
+	PIN(at);
+	group = (__u32)tables.shards[f->concern.row & (MAX_SHARDS - 1)][SHARD_GROUP0] +
+		(f->concern.fragment >> GROUP_SHIFT);
+	PIN(group);
+	if (at >= geometry.capacity || group >= geometry.groups)
+		return PASS;
+	root = tables.trees[tree][TREE_IS_ROOT] != 0;
+	emit = may_leave(f, tree, root ? TO_GROUP : TO_PARENT);
+	if (!acquire(lock))
+		return PASS;
+	fold(f, &o, base, at, group, root, emit, row, packet);
+	release(lock);
+	return o.pass ? PASS : follow(f, &o, base, root, emit);
+}
+
+/* A result from the parent takes the slot over and goes on downwards (R4). */
+__noinline int adopt(struct frame *f, struct xagg_row *packet)
+{
+	struct concern *c;
+	__u32 zero = 0, slot, tree, row_index;
+	__u32 active, group, kind = K_RESULT;
+	__u32 emit;
+	int outcome = D_OK, again = 0;
+	__u64 *lock;
+	__u64 sum = 0;
+	void *base, *words, *bytes;
+	struct xagg_row *row;
+
+	if (!f || !packet)
+		return PASS;
+	c = &f->concern;
+	slot = c->slot;
+	tree = c->tree & (MAX_TREES - 1);
+	row_index = c->row & (MAX_SHARDS - 1);
+	active = READ(tables.shards[row_index][SHARD_ACTIVE]);
+	if (c->round != active || READ(tables.shards[row_index][SHARD_COMMITTED])) {
+		c->ended = 0;
+		return drop(f, newer32(c->round, active) ? D_NOT_OPEN : D_STALE_ROUND);
+	}
+	row = row_of(slot);
+	lock = bpf_map_lookup_elem(&slot_locks, &slot);
+	base = bpf_map_lookup_elem(&slots, &zero);
+	if (!row || !lock || !base)
+		return PASS;
+	PIN(slot);
+	if (slot >= geometry.capacity)
+		return PASS;
+
+	words = base + (__u64)slot * 4;
+	bytes = base + slot;
+
+	group = (__u32)tables.shards[row_index][SHARD_GROUP0] + (c->fragment >> GROUP_SHIFT);
+	if (group >= geometry.groups)
+		return PASS;
+	emit = may_leave(f, tree, TO_GROUP);
+
+	if (!acquire(lock))
+		return PASS;
+	if (BYTE(state) == S_FREE || WORD(round) != c->round) {
+		claim(words, bytes, row, c->round);
+	}
+	if (BYTE(state) == S_RESULT) {
+		outcome = D_DUPLICATE;
+	} else if (newer8(BYTE(attempt), c->attempt) && BYTE(announced)) {
+		outcome = D_STALE_ATTEMPT;
+	} else {
+		__s32 *left = base + geometry.down_left + (__u64)group * 4;
+
+		if (!newer8(BYTE(attempt), c->attempt))
+			BYTE(attempt) = c->attempt;
+		fold_copy(row, packet);
+		again = BYTE(logged) & LOGGED_DOWN;
+		if (!again) {
+			if (__sync_fetch_and_add(left, -1) == 1)
+				kind |= 0x10;
+			BYTE(logged) |= emit ? LOGGED_DOWN | LEFT_DOWN : LOGGED_DOWN;
+		}
+		stamp(row, c, kind, 0, BYTE(attempt));
+		BYTE(misfit) = 0;
+		BYTE(state) = S_RESULT;
+		if (emit)
+			copy_out(row, packet, &sum);
+	}
+	release(lock);
+
+	count_drop(f, outcome);
+	if (outcome == D_STALE_ATTEMPT)
+		c->ended = 0;
+	if (outcome != D_OK)
+		return CONSUMED;
+	count(f, C_RESULTS);
+	if (again) {
+		report(f->cpu, E_AGAIN_DOWN, row_index, c->fragment, 0);
+		return CONSUMED;
+	}
+	append(f, row_index, c->slot0, c->fragment, 0, base);
+	if (!emit) {
+		f->wake = 1;
+		return CONSUMED;
+	}
+	leaves(f, tree, TO_GROUP);
+	f->sum = sum;
+	return KEEP;
+}
+
+#endif
