@@ -37,7 +37,7 @@ _recv = types.ExternalFunction("recv", types.intp(types.intc, types.voidptr, typ
 _send = types.ExternalFunction("send", types.intp(types.intc, types.voidptr, types.uintp, types.intc))
 _poll = types.ExternalFunction("poll", types.intc(types.voidptr, types.uintp, types.intc))
 _DONTWAIT, _NOSIGNAL = 0x40, 0x4000
-_POLLIN = 1
+_POLLIN, _POLLOUT = 1, 4
 _PATIENCE = 20_000
 
 
@@ -174,8 +174,8 @@ def offer(fds: Any, parent: int, polls: Any, payloads: Any, received: Any) -> in
     while got < total:
         waiting = True
         for i in range(children):
-            # one message of every child in turn, as far as there is room
-            for _ in range(16):
+            # some messages of every child in turn, as far as there is room
+            for _ in range(64):
                 if sent[i] == total:
                     break
                 part = sent[i] % size
@@ -192,9 +192,12 @@ def offer(fds: Any, parent: int, polls: Any, payloads: Any, received: Any) -> in
         if n > 0:
             got += n
         elif waiting:
-            polls[0, 0] = parent
-            polls[0, 1] = _POLLIN
-            _poll(polls.ctypes, 1, 1)
+            polls[children, 0] = parent
+            polls[children, 1] = _POLLIN
+            for i in range(children):
+                polls[i, 0] = fds[i]
+                polls[i, 1] = _POLLOUT if sent[i] < total else 0
+            _poll(polls.ctypes, children + 1, _PATIENCE)
     return 0
 
 

@@ -261,7 +261,7 @@ class TcpHop:
         self._connections[0].sendall(count.to_bytes(8, "little"))
         parent = self._connections[-1].fileno()
         payloads = self._payloads if count == self.fragments else self._payloads[:, :count].copy()
-        if hop.offer(self._fds, parent, np.zeros((1, 2), np.int32), payloads, self._received):
+        if hop.offer(self._fds, parent, np.zeros((hop.CHILDREN + 1, 2), np.int32), payloads, self._received):
             raise Failure("the TCP aggregator is gone")
         return time.perf_counter() - start
 
