@@ -1,6 +1,7 @@
 """Growth: its arithmetic, and one small run through real daemons."""
 
 import json
+import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,11 +72,12 @@ def test_memory_of_a_process_as_the_kernel_counts_it() -> None:
     pid = os.getpid()
     memory.forget_peak(pid)
     before = memory.resident(pid)
-    array = np.ones(32 << 20, np.uint8)
-    assert memory.peak(pid) >= before + array.size // 2
-    del array
+    # from the kernel itself: an array might get pages that earlier tests have given back to the allocator
+    with mmap.mmap(-1, 64 << 20) as pages:
+        pages[:: mmap.PAGESIZE] = b"1" * (len(pages) // mmap.PAGESIZE)
+        assert memory.peak(pid) >= before + (32 << 20)
     memory.forget_peak(pid)
-    assert memory.peak(pid) < before + (16 << 20)
+    assert memory.peak(pid) < before + (32 << 20)
     assert memory.available() > 0
 
 

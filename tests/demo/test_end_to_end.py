@@ -136,7 +136,10 @@ def test_a_killed_and_restarted_ps_changes_no_bit(undisturbed):
 
 def test_the_example_of_the_readme():
     readme = Path(__file__).parents[2] / "README.md"
-    [example] = re.findall(r"^```python\n(.*?)^```", readme.read_text(), re.DOTALL | re.MULTILINE)
+    section = readme.read_text().split("\n## In your training script\n")[1]
+    found = re.search(r"^```python\n(.*?)^```", section, re.DOTALL | re.MULTILINE)
+    assert found is not None
+    example = found[1]
     with Fabric(2, 1) as fabric:
         ranks = [
             subprocess.Popen(
