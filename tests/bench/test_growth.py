@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
