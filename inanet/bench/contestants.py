@@ -59,12 +59,17 @@ def _tcp(name: str, message: int, style: str, window: int = 0) -> Callable[[Stag
 
 
 def _inanet(
-    name: str, *, one_host: bool = False, memory: str = "shared", mode: str = "carried"
+    name: str,
+    *,
+    one_host: bool = False,
+    memory: str = "shared",
+    mode: str = "carried",
+    downlink: str = "unicast",
 ) -> Callable[[Stage], Team]:
     """inanet itself: an agent for every host, or one for all ranks."""
 
     def start(stage: Stage) -> Team:
-        agents = stage.agents(one_host)
+        agents = stage.agents(one_host, downlink)
 
         def rank(place: Place) -> Sequence[str]:
             numbers = (place.rank, stage.world, agents.sharing[place.rank])
@@ -100,5 +105,14 @@ register(
     )
 )
 register(Peer("xagg-udp", ("local", "star", "hetero"), _inanet("xagg-udp"), "tree", ingests=True))
+register(
+    Peer(
+        "xagg-udp-multicast",
+        ("local",),
+        _inanet("xagg-udp-multicast", downlink="multicast"),
+        "tree",
+        ingests=True,
+    )
+)
 register(Peer("xagg-udp-fixed", ("hetero",), _inanet("xagg-udp-fixed", mode="fixed"), "tree"))
 register(Peer("xagg-udp-prologue", ("hetero",), _inanet("xagg-udp-prologue", mode="prologue"), "tree"))

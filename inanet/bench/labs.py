@@ -76,11 +76,13 @@ class LabStage(Stage):
                 text=True,
             )
 
-    def agents(self, one_host: bool) -> Agents:
-        """The lab's daemons, started for the first who asks. Raises :class:`inanet.control.exits.Failure` for
-        ``one_host``: the ranks of a lab are where its topology puts them."""
-        if one_host:
-            raise Failure("ranks of a lab cannot share one agent: they are on hosts of their own")
+    def agents(self, one_host: bool, downlink: str = "unicast") -> Agents:
+        """The lab's daemons, started for the first who asks, whose results go by unicast. Raises
+        :class:`inanet.control.exits.Failure` for ``one_host``: the ranks of a lab are where its topology puts them."""
+        if one_host or downlink != "unicast":
+            raise Failure(
+                "a lab has one set of daemons for all contestants: by unicast, an agent on every host"
+            )
         if self._daemons is None:
             self._daemons = self.stack.enter_context(
                 Daemons(self.lab, plan=self._plan, negotiate=self._negotiate)

@@ -53,7 +53,14 @@ def find(rows: Iterable[Row], **wanted: object) -> Row | None:
     return next((row for row in rows if all(row.get(key) == value for key, value in wanted.items())), None)
 
 
-_INGEST = {"table": "ingest", "system": "xagg-udp", "n": 4, "bytes": TENSOR}
+def _ingest(system: str, what: str) -> list[Mark]:
+    where = {"table": "ingest", "system": system, "n": 4, "bytes": TENSOR}
+    place = f"ingest of one core, {what}"
+    return [
+        Mark(place, "algbw_bps", where, least=20.0, scale=1e-9, unit="Gbit/s"),
+        Mark(f"{place}: over TCP-Agg's with 1 KB messages", "ratio_to_tcp_agg_1k", where, least=3.3),
+        Mark(f"{place}: over TCP-Agg's with 1 MB messages", "ratio_to_tcp_agg_1m", where, least=0.5),
+    ]
 
 
 def _local(system: str, size: int) -> Mapping[str, object]:
@@ -81,9 +88,8 @@ def _four_hosts(topology: str, what: str) -> list[Mark]:
 _EIGHT = _star("star8-fast-aggregator")
 #: Marks of ``ina bench compare``.
 COMPARE: tuple[Mark, ...] = (
-    Mark("ingest of one core", "algbw_bps", _INGEST, least=20.0, scale=1e-9, unit="Gbit/s"),
-    Mark("ingest over TCP-Agg's with 1 KB messages", "ratio_to_tcp_agg_1k", _INGEST, least=3.3),
-    Mark("ingest over TCP-Agg's with 1 MB messages", "ratio_to_tcp_agg_1m", _INGEST, least=0.5),
+    *_ingest("xagg-udp", "results to each rank by itself"),
+    *_ingest("xagg-udp-multicast", "results once by multicast"),
     Mark(
         "4 ranks on one host, 97 MiB, tensors of job.empty: time over Gloo's",
         "ratio_to_gloo",

@@ -83,8 +83,8 @@ class Stage(ABC):
         """A process with pipes for standard input and output, text; ``env`` is added to what it needs."""
 
     @abstractmethod
-    def agents(self, one_host: bool) -> Agents:
-        """inanet's daemons, an agent per rank, or one for all ranks."""
+    def agents(self, one_host: bool, downlink: str = "unicast") -> Agents:
+        """inanet's daemons, an agent per rank, or one for all ranks; ``downlink`` as in the PS's configuration."""
 
     def environment(self, place: Place) -> Mapping[str, str]:
         """What a launcher would tell this rank."""
@@ -149,11 +149,11 @@ class LocalStage(Stage):
         self.stack.callback(_end, child)
         return child
 
-    def agents(self, one_host: bool) -> Agents:
+    def agents(self, one_host: bool, downlink: str = "unicast") -> Agents:
         """A fabric of its own for every caller: nobody's buffers are warm from another's rounds."""
         hosts = 1 if one_host else self.world
         topology = [("ps", None), *((f"worker{i}", "ps") for i in range(hosts))]
-        fabric = self.stack.enter_context(Fabric(topology=topology))
+        fabric = self.stack.enter_context(Fabric(topology=topology, downlink=downlink))
         return Agents(
             [fabric.worker_socket(0 if one_host else rank) for rank in range(self.world)],
             [self.world if one_host else 1] * self.world,
