@@ -186,7 +186,9 @@ def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: o
 
 
 @bench.command()
-@click.option("--topology", "topologies", multiple=True, help="Only these. [default: nine, see the README]")
+@click.option(
+    "--topology", "topologies", multiple=True, help="Only these. [default: nine, see docs/planning.md]"
+)
 @click.option("--size", default="97 MiB", show_default=True, callback=_bytes, help="Bytes per worker.")
 @click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine's costs first, and keep them.")
