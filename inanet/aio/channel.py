@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import structlog
 
 from inanet.control.codec import ControlError, Decoder, encode
+from inanet.control.exits import Failure
 from inanet.control.messages import Message
 
 #: A peer that lets this many bytes pile up does not read; the connection is given up.
@@ -44,7 +45,7 @@ class ChannelClosed(ConnectionError):
     """The connection is gone; the text says with whom and, if known, why."""
 
 
-class AddressError(ValueError):
+class AddressError(Failure):
     """An address that is neither ``host:port`` nor ``unix:/path``, or that cannot be listened on."""
 
 
