@@ -105,6 +105,10 @@ class EgressQueue:
         """Whether ``size`` bytes more would all stand below the threshold, and fit."""
         return self.rate is None or self.backlog(now) + size <= min(self.ecn, self.depth)
 
+    def congested(self, now: float) -> bool:
+        """Whether the queue stands above its ECN threshold."""
+        return self.rate is not None and self.backlog(now) >= self.ecn
+
     def expected(self, sizes: I64, share: float, now: float) -> U8 | None:
         """For each of the fragments that are about to be judged, whether it would find the queue above its threshold;
         ``None`` if none would.
