@@ -60,8 +60,9 @@ class Format(ABC):
         #: elements a full fragment carries
         self.values = values
         self.elements = spec.elements
-        #: data fragments of the tensor
-        self.fragments = -(-self.elements // values)
+        #: Data fragments of the tensor. One without elements has an empty one, so that its rounds too need every host: none
+        #: may have finished before all have said that they reduce the same.
+        self.fragments = max(1, -(-self.elements // values))
         #: fragments that carry the exponents of a prologue, 1024 blocks each; 0 if the tensor never has one
         self.exponent_fragments = 0
         self._overflow = np.full(1, _NONE, np.int64)

@@ -110,10 +110,12 @@ def test_shards_are_spread_over_trees() -> None:
     assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
 
 
-def test_an_empty_tensor_has_no_shards(nodes: Nodes) -> None:
+def test_an_empty_tensor_has_a_shard_all_the_same(nodes: Nodes) -> None:
+    """No host is done with it before all others have begun."""
     nodes.begin(1, spec("nothing", 0))
-    assert nodes.last("w0", Layout).layout.shards == ()
-    nodes.finish(1, nodes.workers)
+    data = [shard for shard in nodes.last("w0", Layout).layout.shards if shard.part is Part.DATA]
+    assert [shard.count for shard in data] == [1]
+    nodes.finish(1)
     assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
 
 
