@@ -141,13 +141,14 @@ def test_bits_and_who_did_the_work(
     fabric.shutdown()
     assert attached(spaces[0]) == 0
     (stats,) = (json.loads(path.read_text()) for path in fabric.directory.glob("agg0.*.stats"))
-    # how much depends on how often user space had the tables to itself
-    assert stats["xdp_contributions_in"] > 0, stats
+    assert stats["xdp_contributions_in"] > 0.5 * stats["contributions_in"], stats
     assert stats["xdp_forwarded"] > 0, stats
-    if xdp == "native":
+    if xdp == "auto":
+        assert stats["xdp_forwarded"] > 0.5 * stats["fragments_completed"], stats
+    else:
         # where the other end of the cable merges no packets, what the driver sends vanishes: noticed within a round
         vanished = stats["xdp_forwarded"] <= PROBATION
-        assert vanished or stats["retransmissions"] < stats["xdp_forwarded"], stats
+        assert vanished or stats["retransmissions"] < 0.1 * stats["xdp_forwarded"], stats
 
 
 def test_a_killed_aggregator_leaves_nothing_and_changes_no_bit(
