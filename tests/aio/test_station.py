@@ -10,6 +10,7 @@ from inanet.control.addresses import AddressError
 from inanet.control.config import MODELS
 from inanet.control.config_file import validate
 from inanet.control.observe.metrics import FAMILIES
+from inanet.wire.endpoint import show
 
 TOKEN = "a secret of the whole fabric, long enough"
 WORKERS = [{"name": "w0", "parent": "x"}]
@@ -36,7 +37,10 @@ async def test_a_loopback_address_is_right_for_a_fabric_on_one_machine(coordinat
         MODELS["agg"], {"node": {"name": "x"}, "control": {"coordinator": coordinator}}, Path("x.toml")
     )
     device = await open_device(config, time.monotonic)
-    device.close()
+    try:
+        assert show(device.endpoint).startswith("127.0.0.1:")
+    finally:
+        device.close()
 
 
 async def test_metrics_tell_multicast_from_unicast():

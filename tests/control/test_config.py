@@ -169,7 +169,11 @@ def test_the_token_file_is_read_when_used(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("address", ["unix:/run/ps.sock", "localhost:1", "lo", "127.9.9.9"])
 def test_no_token_is_needed_on_this_machine(tmp_path: Path, address: str) -> None:
     text = f'[control]\nlisten = "{address}"\n[topology]\nworkers = [{{ name = "w", parent = "ps" }}]\n'
-    load(written(tmp_path, text + '[node]\nname = "ps"\n'))
+    control = load(written(tmp_path, text + '[node]\nname = "ps"\n')).control
+    assert (control.listen.host or f"unix:{control.listen.path}", control.secret()) == (
+        address.removesuffix(":1"),
+        "",
+    )
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:

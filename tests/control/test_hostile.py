@@ -70,6 +70,11 @@ def test_no_message_brings_the_coordinator_down(data: st.DataObject) -> None:
         if data.draw(st.integers(0, 4)) == 0:
             nodes.wait(data.draw(st.sampled_from([1.0, 20.0])))
     nodes.wait(200)
+    # nothing was raised on the way, and whoever asks is still answered
+    nodes.ids["late"], nodes.inbox["late"] = 5000, []
+    nodes.coordinator.connected(5000, nodes.now)
+    nodes.say("late", nodes.hello("w0"))
+    assert nodes.inbox["late"]
 
 
 def test_numbers_no_job_can_have_reached_are_refused() -> None:

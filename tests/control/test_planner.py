@@ -262,4 +262,5 @@ def test_views_pass_the_limits_of_the_wire() -> None:
     for topology in (WIDE, DEEP):
         planner = planner_for(topology)
         for name in planner.nodes():
-            Plan(plan=planner.view(name, station))
+            view = planner.view(name, station)
+            assert Plan(plan=view).plan == view

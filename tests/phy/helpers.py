@@ -61,9 +61,10 @@ def read_until(device: Device, count: int) -> list[tuple[int, bytes]]:
     return got
 
 
-def carry(sender: Device, receiver: Device, transmission: Transmission) -> None:
+def carry(sender: Device, receiver: Device, transmission: Transmission) -> int:
     """Send everything, in bursts that fit a default receive buffer, and require every packet to arrive in
-    order."""
+    order; returns how many arrived."""
+    arrived = 0
     burst = max(BURST // transmission.length, 1)
     for first in range(0, len(transmission), burst):
         offsets = transmission.offsets[first : first + burst]
@@ -72,6 +73,8 @@ def carry(sender: Device, receiver: Device, transmission: Transmission) -> None:
         got = read_until(receiver, len(part))
         assert [source for source, _ in got] == [sender.endpoint] * len(part)
         assert [packet for _, packet in got] == contents(part)
+        arrived += len(got)
+    return arrived
 
 
 def closed_port() -> int:

@@ -75,7 +75,7 @@ def test_super_frames_stay_whole_and_packets_aligned(open_packet: OpenPacket) ->
 def test_scattered_packets(open_packet: OpenPacket) -> None:
     sender, receiver = open_packet("lo", "127.0.0.1"), open_packet("lo", "127.0.0.1")
     offsets = np.random.default_rng(1).permutation(500).astype(np.int64) * ROW
-    carry(sender, receiver, Transmission(receiver.endpoint, numbered(500, ROW), offsets, ROW))
+    assert carry(sender, receiver, Transmission(receiver.endpoint, numbered(500, ROW), offsets, ROW)) == 500
 
 
 def test_peers_with_ordinary_sockets(
@@ -100,8 +100,8 @@ def test_two_packet_devices_between_namespaces(open_packet: OpenPacket, pair: tu
     device = one.run(lambda: open_packet("a0", "10.73.0.1"))
     peer = other.run(lambda: open_packet("b0", "10.73.0.2"))
     for sender, receiver in ((device, peer), (peer, device)):
-        carry(sender, receiver, rows(receiver.endpoint, 10))
-        carry(sender, receiver, rows(receiver.endpoint, 700))
+        assert carry(sender, receiver, rows(receiver.endpoint, 10)) == 10
+        assert carry(sender, receiver, rows(receiver.endpoint, 700)) == 700
 
 
 def test_a_neighbour_is_verified_by_the_kernel_from_time_to_time(

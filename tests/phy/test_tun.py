@@ -66,8 +66,8 @@ def test_round_trip_with_an_ordinary_socket(
     open_tun: OpenTun, peer: UdpDevice, length: int, count: int
 ) -> None:
     device = open_tun("10.76.1.2")
-    carry(device, peer, rows(peer.endpoint, count, length))
-    carry(peer, device, rows(device.endpoint, count, length))
+    assert carry(device, peer, rows(peer.endpoint, count, length)) == count
+    assert carry(peer, device, rows(device.endpoint, count, length)) == count
 
 
 def test_super_frames_stay_whole_both_ways(open_tun: OpenTun, peer: UdpDevice) -> None:

@@ -34,7 +34,7 @@ def rows(destination: int, count: int, length: int = ROW) -> Transmission:
 @pytest.mark.parametrize("count", [1, 2, 61, 63, 65])
 def test_round_trip(open_udp: OpenUdp, length: int, count: int) -> None:
     sender, receiver = open_udp(), open_udp()
-    carry(sender, receiver, rows(receiver.endpoint, count, length))
+    assert carry(sender, receiver, rows(receiver.endpoint, count, length)) == count
 
 
 def test_round_trip_of_many_super_frames(open_udp: OpenUdp) -> None:
@@ -54,7 +54,8 @@ def test_packets_scattered_over_the_arena(open_udp: OpenUdp, seed: int) -> None:
     rng = np.random.default_rng(seed)
     pieces = [np.arange(first, first + rng.integers(1, 9)) for first in rng.integers(0, 900, 150)]
     offsets = np.concatenate(pieces).astype(np.int64) * ROW + 4 * int(rng.integers(0, 3))
-    carry(sender, receiver, Transmission(receiver.endpoint, numbered(920, ROW, seed), offsets, ROW))
+    transmission = Transmission(receiver.endpoint, numbered(920, ROW, seed), offsets, ROW)
+    assert carry(sender, receiver, transmission) == len(offsets)
 
 
 def test_both_directions_and_several_senders(open_udp: OpenUdp) -> None:
