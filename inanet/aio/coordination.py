@@ -102,6 +102,8 @@ class Coordination:
         elif isinstance(event, events.JobStarted):
             self.jobs_running += 1
             _log.info("job started", job=event.name, ranks=event.ranks, resumed=event.resumed)
+        elif isinstance(event, events.PlanChosen):
+            _log.info("plan chosen", job=event.name, reason=event.reason)
         elif isinstance(event, events.PlanChanged):
             _log.info("plan changed", job=event.name, version=event.version, reason=event.reason)
         elif isinstance(event, events.RoundLost):

@@ -6,12 +6,12 @@ order does not matter.
 """
 
 import hmac
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address
 from typing import Protocol
 
-from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined
+from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.control.fields import Cause
 from inanet.control.groups import Groups
 from inanet.control.job import Job
@@ -31,8 +31,9 @@ from inanet.control.planner import Planner
 from inanet.control.receivers import Receivers
 from inanet.control.resuming import JobMessage, Resuming
 from inanet.control.rounds import Host
-from inanet.control.sentences import clip, listing
+from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
+from inanet.control.topology import Topology
 
 #: How many ended jobs are remembered, to tell their members when they come back.
 _MOST_ENDED = 256
@@ -68,7 +69,7 @@ class Admission:
         self.receivers = Receivers()
         self.groups = Groups(settings.group_range, settings.group_port)
         self._settings = settings
-        self._topology = settings.topology
+        self._fabric = settings.topology
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers
@@ -94,7 +95,8 @@ class Admission:
             raise Refused(
                 f"{hello.name!r} has another token than this coordinator; use the same on all nodes"
             )
-        self._check_role(hello)
+        if refusal := self._fabric.refusal(hello.role, hello.name):
+            raise Refused(refusal)
         _check_endpoint(hello)
         if hello.role != "worker":
             self._holder(peer, hello, now)
@@ -104,17 +106,6 @@ class Admission:
         else:
             self._refuse_twin(hello, now)
             self._worker(peer, hello, now)
-
-    def _check_role(self, hello: Hello) -> None:
-        known: Collection[str] = self._topology.roots
-        if hello.role == "worker":
-            known = self._topology.workers
-        elif hello.role == "aggregator":
-            # further roots are aggregators: a fabric has one coordinator, in its first parameter server
-            known = {*self._topology.aggregators, *self._topology.roots}
-        if hello.name not in known:
-            names = listing(sorted(known)[:20]) or "none"
-            raise Refused(f"{hello.role} {hello.name!r} is not in the topology; that role has {names}")
 
     def _accept(self, peer: Peer, hello: Hello, job: Forming | Resuming | None, now: float) -> None:
         peer.hello = hello
@@ -176,10 +167,10 @@ class Admission:
             key = self._key_source() & 0xFFFFFFFFFFFFFFFF
             deadline, next_waiting = now + self._settings.join, now + self._settings.waiting
             forming = Forming(Members(hello.job), self._free_number(key), key, deadline, next_waiting)
-        forming.members.admit(hello, self._topology)
+        forming.members.admit(hello, self._fabric)
         self._forming[hello.job] = forming
         self._accept(peer, hello, forming, now)
-        self._office.send(peer, forming.waiting(self._topology, self._peers.nodes()))
+        self._office.send(peer, forming.waiting(self._fabric, self._peers.nodes()))
         self._try_start(forming, now)
 
     # ---------- forming
@@ -195,14 +186,16 @@ class Admission:
         used = self._numbers()
         return next(n for n in ((key + i) & 0xFFFF for i in range(0x10000)) if n not in used)
 
-    def _new_job(self, name: str, pending: Forming | Resuming, hosts: dict[str, Host]) -> Job:
+    def _new_job(
+        self, name: str, topology: Topology, pending: Forming | Resuming, hosts: dict[str, Host]
+    ) -> Job:
         number, members = pending.number, pending.members
         downlink = self._settings.downlink
         planner = Planner(
             number,
             pending.key,
             members.world,
-            self._topology.ancestors,
+            topology.ancestors,
             group_of=None if downlink == "unicast" else partial(self.groups.of, number, pending.key),
             probe=downlink == "auto",
         )
@@ -212,26 +205,39 @@ class Admission:
             return peer.nonce + 1 if peer else 0
 
         hellos = {**self._peers.nodes(), **members.hellos}
-        job = Job(name, planner, hosts, hellos, self._settings, self._format_of, self.receivers, next_nonce)
+        job = Job(
+            name,
+            topology,
+            planner,
+            hosts,
+            hellos,
+            self._settings,
+            self._format_of,
+            self.receivers,
+            next_nonce,
+        )
         self._jobs[number] = job
         return job
 
     def _try_start(self, forming: Forming, now: float) -> None:
         members = forming.members
-        if members.missing(self._topology, self._peers.nodes()):
+        if members.missing(self._fabric, self._peers.nodes()):
             return
         for resuming in list(self._resuming.values()):
             if resuming.members.job == members.job:
                 self._abandon(resuming, f"job {members.job!r} was started anew, without this process")
         del self._forming[members.job]
-        job = self._new_job(members.job, forming, members.hosts())
+        chosen = self._fabric.arrange(members.hellos, self._peers.nodes())
+        job = self._new_job(members.job, chosen.topology, forming, members.hosts())
         self._office.say(JobStarted(job.number, job.name, members.world, resumed=False))
+        if chosen.reason:
+            self._office.say(PlanChosen(job.number, job.name, chosen.reason))
         job.start(now)
 
     def _give_up(self, forming: Forming) -> None:
         """The members did not all come in time."""
         members = forming.members
-        waiting = forming.waiting(self._topology, self._peers.nodes())
+        waiting = forming.waiting(self._fabric, self._peers.nodes())
         text = (
             f"job {members.job!r} is not complete after {self._settings.join:g} s: joined {waiting.joined} "
             f"of {waiting.expected} ranks, missing: {', '.join(waiting.missing)}"
@@ -281,7 +287,7 @@ class Admission:
         if not Resuming.is_sane(resume):
             raise Refused(f"job {hello.job!r} cannot go on: no job has come to round {resume.next_round}")
         resuming = self._resuming_for(resume, now)
-        resuming.admit_worker(hello, self._topology)
+        resuming.admit_worker(hello, self._fabric)
         self._accept(peer, hello, resuming, now)
         self._try_resume(resuming, now)
 
@@ -299,8 +305,11 @@ class Admission:
     def _try_resume(self, resuming: Resuming, now: float) -> None:
         """Let a job go on if everybody is back; or if only aggregators are missing, and time is up."""
         late = now >= resuming.deadline
-        missing = resuming.missing(self._topology, set(self._peers.nodes()))
-        if missing:
+        topology = resuming.topology(self._fabric)
+        missing: tuple[str, ...] = ("its plan",)
+        if topology is not None:
+            missing = resuming.missing(topology, set(self._peers.nodes()))
+        if topology is None or missing:
             if late:
                 who = ", ".join(missing)
                 text = (
@@ -309,12 +318,12 @@ class Admission:
                 )
                 self._abandon(resuming, text)
             return
-        if resuming.absentees(self._topology) and not late:
+        if resuming.absentees(topology) and not late:
             return
         del self._resuming[resuming.key]
         name = resuming.members.job
         forming = self._forming.pop(name, None)
-        job = self._new_job(name, resuming, resuming.hosts())
+        job = self._new_job(name, topology, resuming, resuming.hosts())
         self._office.say(JobStarted(job.number, name, resuming.members.world, resumed=True))
         resuming.restore(job, now, self._settings.round)
         for node, hello in self._peers.nodes().items():
@@ -372,7 +381,7 @@ class Admission:
                 self._give_up(forming)
             elif now >= forming.next_waiting:
                 forming.next_waiting = now + self._settings.waiting
-                waiting = forming.waiting(self._topology, self._peers.nodes())
+                waiting = forming.waiting(self._fabric, self._peers.nodes())
                 for worker in self._workers(forming):
                     self._office.send(worker, waiting)
         for resuming in list(self._resuming.values()):

@@ -154,7 +154,7 @@ class Coordinator:
         job = self.jobs.get(message.job)
         if job is None or (peer.hello.role == "worker" and peer.job != message.job):
             return
-        if message.name in self.settings.topology.aggregators and message.seconds >= self.settings.silence:
+        if message.name in job.topology.aggregators and message.seconds >= self.settings.silence:
             why = f"{peer.label} has had no answer from it for {message.seconds:.0f} s"
             job.holder_lost(message.name, why, now)
             return

@@ -46,6 +46,15 @@ class JobStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanChosen:
+    """The planner has chosen a job's trees, or found that they are well as they are."""
+
+    job: int
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanChanged:
     """A job has a new plan version."""
 
@@ -85,5 +94,13 @@ class StatsReceived:
 
 
 ControlEvent = (
-    PeerJoined | PeerRefused | PeerLost | JobStarted | PlanChanged | RoundLost | JobOver | StatsReceived
+    PeerJoined
+    | PeerRefused
+    | PeerLost
+    | JobStarted
+    | PlanChosen
+    | PlanChanged
+    | RoundLost
+    | JobOver
+    | StatsReceived
 )

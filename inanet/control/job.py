@@ -32,7 +32,7 @@ from inanet.control.rounds import Host
 from inanet.control.sentences import clip, show_ranks
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.settling import Settling
-from inanet.control.topology import TopologyError
+from inanet.control.topology import Topology, TopologyError
 from inanet.proto.plan import NodePlan
 
 
@@ -60,6 +60,7 @@ class Job:
     def __init__(
         self,
         name: str,
+        topology: Topology,
         planner: Planner,
         hosts: Mapping[str, Host],
         hellos: Mapping[str, Hello],
@@ -81,7 +82,7 @@ class Job:
         self.log: list[ControlEvent] = []
         self.collectives = Collectives(name, self.hosts, planner, settings, format_of, self._send)
         self._members = tuple(sorted(hosts))
-        self.topology = settings.topology
+        self.topology = topology
         self._settings = settings
         self._now = 0.0
         self._receivers = receivers

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from inanet.control.messages import Hello, Waiting
 from inanet.control.rounds import Host
 from inanet.control.sentences import show_ranks
-from inanet.control.topology import Topology, TopologyError
+from inanet.control.topology import Fabric, TopologyError
 
 
 class Refused(Exception):
@@ -39,7 +39,7 @@ class Members:
     job: str
     hellos: dict[str, Hello] = field(default_factory=dict)
 
-    def admit(self, hello: Hello, topology: Topology) -> None:
+    def admit(self, hello: Hello, fabric: Fabric) -> None:
         """Take a host in. Raises :class:`Refused` if it does not fit the ones already there."""
         check_ranks(hello)
         if hello.name in self.hellos:
@@ -57,7 +57,7 @@ class Members:
                     f"host {hello.name!r} needs ranks of its own"
                 )
         try:
-            topology.trees([*self.hellos, hello.name])
+            fabric.fits([*self.hellos, hello.name])
         except TopologyError as error:
             raise Refused(f"host {hello.name!r} cannot join job {self.job!r}: {error}") from None
         self.hellos[hello.name] = hello
@@ -77,13 +77,10 @@ class Members:
         """Ranks that are not."""
         return tuple(sorted(set(range(self.world)) - self.joined))
 
-    def missing(self, topology: Topology, connected: Collection[str]) -> tuple[str, ...]:
+    def missing(self, fabric: Fabric, connected: Collection[str]) -> tuple[str, ...]:
         """What the job waits for, in words: ranks, aggregators, parameter servers."""
         words = [show_ranks(self.missing_ranks)] if self.missing_ranks else []
-        for name in topology.needed(self.hellos):
-            if name not in connected:
-                words.append(f"{'parameter server' if name in topology.roots else 'aggregator'} {name}")
-        return tuple(words)
+        return (*words, *fabric.awaited(self.hellos, connected))
 
     def hosts(self) -> dict[str, Host]:
         """The hosts, by name."""
@@ -100,8 +97,8 @@ class Forming:
     deadline: float
     next_waiting: float
 
-    def waiting(self, topology: Topology, connected: Collection[str]) -> Waiting:
+    def waiting(self, fabric: Fabric, connected: Collection[str]) -> Waiting:
         """The progress line for those who wait."""
         members = self.members
-        missing = members.missing(topology, connected)
+        missing = members.missing(fabric, connected)
         return Waiting(joined=len(members.joined), expected=members.world, missing=missing)

@@ -7,7 +7,7 @@ from inanet.control.joining import Members
 from inanet.control.layouts import Tensor
 from inanet.control.messages import Begin, Finished, Held, Hello, Known, LayoutReady, Refuse, Resume
 from inanet.control.rounds import Host
-from inanet.control.topology import Topology
+from inanet.control.topology import Fabric, Topology
 from inanet.proto.plan import TensorLayout, TensorSpec
 
 #: Messages about its rounds that a member may send before the job has been taken over.
@@ -61,10 +61,10 @@ class Resuming:
         """Whether a job can have got as far as this says."""
         return resume.plan.version < _SANE and resume.next_round < _SANE
 
-    def admit_worker(self, hello: Hello, topology: Topology) -> None:
+    def admit_worker(self, hello: Hello, fabric: Fabric) -> None:
         """Take a worker host back. Raises :class:`~inanet.control.joining.Refused`."""
         self.members.job = self.members.job or hello.job
-        self.members.admit(hello, topology)
+        self.members.admit(hello, fabric)
         self.returned[hello.name] = Returned(hello, hello.resume[0])
 
     def admit_holder(self, hello: Hello, resume: Resume) -> None:
@@ -75,6 +75,10 @@ class Resuming:
         """A member is gone again."""
         self.members.hellos.pop(name, None)
         self.returned.pop(name, None)
+
+    def topology(self, fabric: Fabric) -> Topology | None:
+        """The job's trees, as far as those who are back tell."""
+        return fabric.recall({name: r.resume.plan for name, r in self.returned.items()}, self.members.hellos)
 
     def missing(self, topology: Topology, connected: set[str]) -> tuple[str, ...]:
         """What cannot be done without, in words: ranks, parameter servers, and members still telling."""

@@ -8,7 +8,7 @@ from typing import Literal
 from inanet.control.config_fields import GROUP_PORT, GROUP_RANGE
 from inanet.control.layouts import FormatFacts
 from inanet.control.rates import LOSS_THRESHOLD
-from inanet.control.topology import Topology
+from inanet.control.topology import Fabric
 from inanet.proto.plan import TensorSpec
 
 
@@ -16,7 +16,7 @@ from inanet.proto.plan import TensorSpec
 class Settings:
     """Of one coordinator. ``token`` is the secret every node of the fabric must know."""
 
-    topology: Topology
+    topology: Fabric
     token: str
     #: a node that answers no ping for so long is lost; pings are sent every third of it
     silence: float = 10.0

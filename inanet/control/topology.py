@@ -9,11 +9,13 @@ ancestor that is present.
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from inanet.control.fields import MAX_TREES, Name
+from inanet.control.sentences import listing
+from inanet.proto.plan import NodePlan
 from inanet.wire.xagg import MAX_CHILDREN
 
 
@@ -54,6 +56,33 @@ def _one_or_many(value: Any) -> Any:
 Parents = Annotated[
     tuple[Name, ...], BeforeValidator(_one_or_many), Field(min_length=1, max_length=MAX_TREES)
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrangement:
+    """What a job gets: its trees' nodes, and a sentence that says why, empty where there was no choice."""
+
+    topology: "Topology"
+    reason: str = ""
+
+
+class Fabric(Protocol):
+    """Who may take part, and which trees a job gets: a :class:`Topology`, the same for all jobs, or a planner."""
+
+    def refusal(self, role: str, name: str) -> str:
+        """Why a node of this role and name cannot take part; empty if it can."""
+
+    def fits(self, workers: Collection[str]) -> None:
+        """Raise :class:`TopologyError` if these hosts cannot be one job."""
+
+    def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
+        """What a job of these hosts has to wait for beside its ranks, in words, if these servers are there."""
+
+    def arrange(self, workers: Collection[str], connected: Collection[str]) -> Arrangement:
+        """The trees for a job of these hosts, once nothing is awaited."""
+
+    def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology | None":
+        """The trees of a job that outlived its coordinator, from what its members hold; None: not known yet."""
 
 
 class Topology(BaseModel):
@@ -173,6 +202,40 @@ class Topology(BaseModel):
         if problems:
             raise TopologyError(problems)
         return tuple(trees)
+
+    # ---------- as a Fabric
+
+    def refusal(self, role: str, name: str) -> str:
+        """See :class:`Fabric`. Further roots may be aggregators, too: one of them is beside the coordinator."""
+        known: Collection[str] = self.roots
+        if role == "worker":
+            known = self.workers
+        elif role == "aggregator":
+            known = {*self.aggregators, *self.roots}
+        if name in known:
+            return ""
+        names = listing(sorted(known)[:20]) or "none"
+        return f"{role} {name!r} is not in the topology; that role has {names}"
+
+    def fits(self, workers: Collection[str]) -> None:
+        """See :class:`Fabric`."""
+        self.trees(workers)
+
+    def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
+        """See :class:`Fabric`."""
+        return tuple(
+            f"{'parameter server' if name in self.roots else 'aggregator'} {name}"
+            for name in self.needed(workers)
+            if name not in connected
+        )
+
+    def arrange(self, workers: Collection[str], connected: Collection[str]) -> Arrangement:
+        """See :class:`Fabric`."""
+        return Arrangement(self)
+
+    def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology":
+        """See :class:`Fabric`."""
+        return self
 
     def needed(self, workers: Collection[str]) -> tuple[str, ...]:
         """Roots and aggregators on the way from these workers, sorted by name; unknown workers count for
