@@ -16,20 +16,9 @@ from inanet.aio.local import LocalServer
 from inanet.control import segments
 from inanet.control.session import PROTOCOL, pack
 from tests.client.conftest import LOOPS
+from tests.client.raw import REDUCE
 
 HELLO: dict[str, Any] = {"protocol": PROTOCOL, "job": "noise", "rank": 0, "world": 1, "local_world": 1}
-REDUCE: dict[str, Any] = {
-    "seq": 1,
-    "name": "w",
-    "dtype": "f32",
-    "shape": [4],
-    "op": "sum",
-    "mode": "carried",
-    "factor": 0.0,
-    "propagate": False,
-    "memory": 1,
-    "offset": 0,
-}
 MEMORY: dict[str, Any] = {"id": 1, "size": 4096}
 KINDS: dict[str, dict[str, Any]] = {
     "hello": HELLO,

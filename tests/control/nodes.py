@@ -226,3 +226,30 @@ class Nodes:
             self.say(name, Known(job=plan.job, layout=layout))
         for round_, wanted in opened:
             self.say(name, Begin(job=plan.job, round=round_, spec=wanted))
+
+
+def parents(nodes: Nodes) -> dict[str, str]:
+    """The parent of every connected node in the plan it was sent last; of the last tree it is in."""
+    found = {}
+    for name, plan in nodes.plans.items():
+        for place in plan.placements:
+            if place.parent is not None and name in nodes.ids:
+                found[name] = place.parent.name
+    return found
+
+
+def versions(nodes: Nodes) -> set[int]:
+    """Versions of the plans that connected nodes were sent last."""
+    return {plan.version for name, plan in nodes.plans.items() if name in nodes.ids}
+
+
+def consistent(nodes: Nodes) -> None:
+    """Every node's view fits its neighbours'."""
+    for name, plan in nodes.plans.items():
+        if name not in nodes.ids:
+            continue
+        for place in plan.placements:
+            for child in place.children:
+                below = next(p for p in nodes.plans[child.name].placements if p.tree == place.tree)
+                assert below.parent is not None
+                assert (below.parent.name, below.parent.bit) == (name, child.bit)
