@@ -20,6 +20,6 @@ def torch_fabric() -> Iterator[Fabric]:
 
 
 @pytest.fixture(scope="session")
-def ranks(torch_fabric: Fabric) -> Ranks:
+def ranks(torch_fabric: Fabric, tmp_path_factory: pytest.TempPathFactory) -> Ranks:
     """Four ranks, two on each host."""
-    return Ranks([torch_fabric.worker_socket(host) for host in HOSTS])
+    return Ranks([torch_fabric.worker_socket(host) for host in HOSTS], tmp_path_factory.mktemp("ranks"))

@@ -1,10 +1,9 @@
 """Processes that are the ranks of one test: torch is imported once, by the server that forks them."""
 
+import itertools
 import multiprocessing
 import os
 import pickle
-import shutil
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -74,10 +73,11 @@ class Team:
         environment: Mapping[str, str],
         function: Callable[..., Any],
         arguments: Sequence[Any],
+        directory: Path,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.torch.preload"])
-        self.directory = Path(tempfile.mkdtemp(prefix="inanet-ranks-"))
+        self.directory = directory
         self._connections: list[Connection] = []
         self.processes: list[BaseProcess] = []
         pickled = pickle.dumps((function, arguments))
@@ -108,21 +108,25 @@ class Team:
             process.kill()
             process.join()
             process.close()
-        shutil.rmtree(self.directory, ignore_errors=True)
 
 
 class Ranks:
-    """Runs functions on ranks that sit at these agents' sockets, in new processes every time."""
+    """Runs functions on ranks that sit at these agents' sockets, in new processes every time; what they share lies below
+    ``directory``."""
 
-    def __init__(self, sockets: Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(self, sockets: Sequence[str | os.PathLike[str]], directory: Path) -> None:
         self.sockets = [os.fspath(socket) for socket in sockets]
+        self.directory = directory
+        self._teams = itertools.count()
 
     @contextmanager
     def started(
         self, function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None
     ) -> Iterator[Team]:
         """``function(rank, *arguments)``, a module-level function, on its way in all ranks."""
-        team = Team(self.sockets, environment or {}, function, arguments)
+        directory = self.directory / f"team{next(self._teams)}"
+        directory.mkdir()
+        team = Team(self.sockets, environment or {}, function, arguments, directory)
         try:
             yield team
         finally:

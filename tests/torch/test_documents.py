@@ -26,9 +26,9 @@ def example(document: str, marker: str, path: Path) -> Path:
 
 
 @pytest.fixture
-def engine(torch_fabric: Fabric) -> Ranks:
+def engine(torch_fabric: Fabric, tmp_path: Path) -> Ranks:
     """One process beside an agent, for the launcher."""
-    return Ranks([torch_fabric.worker_socket(0)])
+    return Ranks([torch_fabric.worker_socket(0)], tmp_path)
 
 
 def test_the_example_of_the_readme(engine: Ranks, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_gradients_go_through_the_fabric(
         pytest.skip(f"{package} is not installed")
     script = tmp_path / "train.py"
     script.write_text(text)
-    Ranks([torch_fabric.worker_socket(0)]).run(torchrun, script, 2, 0, {"OMP_NUM_THREADS": "1"}, None)
+    Ranks([torch_fabric.worker_socket(0)], tmp_path).run(
+        torchrun, script, 2, 0, {"OMP_NUM_THREADS": "1"}, None
+    )
     # four rows of zeros on one rank and of ones on the other: the mean of 0 and 4
     assert sorted(output(script).split("\n"))[-2:] == ["gradient 2.0 True"] * 2
