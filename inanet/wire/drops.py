@@ -67,6 +67,12 @@ class Drop(IntEnum):
     TOO_MANY_PASSES = 27
     #: switch: its time to live ended here
     TTL_EXPIRED = 28
+    #: NetReduce: packet of a ring whose message is not known: the first packet of that was lost, or the switch's tables
+    UNRESOLVED = 29
+    #: NetReduce: message older than the one that has taken over its place (R9)
+    STALE_MSG = 30
+    #: NetReduce: message with an INA header on a connection that carries plain ones, or the other way round
+    OTHER_MODE = 31
 
     @property
     def label(self) -> str:
