@@ -1,0 +1,328 @@
+"""What every machine does with packets: judge those of a batch, take their entries out, seal those that leave."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from inanet.kernels.bigendian import load16, load32, store32
+from inanet.proto.engine import tag_of
+from inanet.wire.batch import I64, U8, PacketBatch, Transmission
+from inanet.wire.drops import Drop
+from inanet.wire.zebra import (
+    CHECKSUM_BYTES,
+    EMPTY_BYTES,
+    HEADER,
+    HEADER_BYTES,
+    KEY_BYTES,
+    KIND_SHIFT,
+    MAGIC_VERSION,
+    NEXT_BYTES,
+    RANK_BYTES,
+    Flag,
+    Kind,
+    frame,
+)
+
+_SHORT, _OVERSIZED, _MAGIC = int(Drop.SHORT), int(Drop.OVERSIZED), int(Drop.BAD_MAGIC)
+_TYPE, _JOB, _TAG, _CHECK = (
+    int(Drop.BAD_TYPE),
+    int(Drop.FOREIGN_JOB),
+    int(Drop.BAD_TAG),
+    int(Drop.BAD_CHECKSUM),
+)
+_END, _NEWS, _LAST = int(Flag.END), int(Kind.NEWS), int(Kind.ACK)
+_HEAD, _EMPTY, _NEXT, _CHECK_BYTES = HEADER_BYTES, EMPTY_BYTES, NEXT_BYTES, CHECKSUM_BYTES
+_FIRST_MAGIC = MAGIC_VERSION
+_INLINE = {"cache": True, "nogil": True, "_nrt": False, "inline": "always"}
+_BATCH = {"cache": True, "nogil": True, "_nrt": False}
+
+
+class Column(IntEnum):
+    """Columns of what :func:`inspect` finds, int64."""
+
+    KIND = 0
+    SENDER = 1
+    VERSION = 2
+    ITERATION = 3
+    SEQUENCE = 4
+    PAIRS = 5
+    WIDTH = 6
+    FLAGS = 7
+
+
+COLUMNS = len(Column)
+
+
+@njit("uint32(uint8[::1], int64, int64)", **_INLINE)
+def _checksum(arena: Any, at: int, words: int) -> Any:
+    total = np.uint32(0)
+    weight = np.uint32(1)
+    for j in range(words):
+        total = np.uint32(total + np.uint32(load32(arena, at + 4 * j) * weight))
+        weight = np.uint32(weight + np.uint32(2))
+    return total
+
+
+@njit("uint32(uint8[::1], int64, uint64)", **_INLINE)
+def _tag(arena: Any, at: int, key: int) -> Any:
+    return tag_of(
+        load32(arena, at),
+        load32(arena, at + 4),
+        load32(arena, at + 8),
+        load32(arena, at + 12),
+        load32(arena, at + 16),
+        key,
+    )
+
+
+@njit(
+    "void(uint8[::1], int64[::1], int64[::1], int64, uint64, int64[:, ::1], int64[::1], uint8[::1])", **_BATCH
+)
+def inspect(
+    arena: Any, offsets: Any, lengths: Any, job: int, key: int, entry: Any, fields: Any, reason: Any
+) -> None:
+    """Judge a batch: ``reason`` of every packet (0: sound), its header's columns in ``fields[i * COLUMNS:]``.
+
+    ``entry[kind]`` holds the bytes of an entry without values and the values (0 or 1 times width).
+    """
+    for i in range(offsets.size):
+        at, length = offsets[i], lengths[i]
+        if length < _EMPTY:
+            reason[i] = _SHORT
+            continue
+        if arena[at] != _FIRST_MAGIC:
+            reason[i] = _MAGIC
+            continue
+        kind = np.int64(arena[at + 1])
+        if kind < 1 or kind > _LAST:
+            reason[i] = _TYPE
+            continue
+        if np.int64(load16(arena, at + 2)) != job:
+            reason[i] = _JOB
+            continue
+        if _tag(arena, at, key) != load32(arena, at + 20):
+            reason[i] = _TAG
+            continue
+        pairs, width = np.int64(load16(arena, at + 16)), np.int64(arena[at + 18])
+        flags = np.int64(arena[at + 19])
+        body = pairs * (entry[kind, 0] + 4 * width * entry[kind, 1])
+        if kind == _NEWS and flags & _END:
+            body += _NEXT
+        if length != _EMPTY + body:
+            reason[i] = _SHORT if length < _EMPTY + body else _OVERSIZED
+            continue
+        if _checksum(arena, at + _HEAD, body // 4) != load32(arena, at + _HEAD + body):
+            reason[i] = _CHECK
+            continue
+        reason[i] = 0
+        first = i * 8
+        fields[first] = kind
+        fields[first + 1] = load16(arena, at + 4)
+        fields[first + 2] = load16(arena, at + 6)
+        fields[first + 3] = load32(arena, at + 8)
+        fields[first + 4] = load32(arena, at + 12)
+        fields[first + 5] = pairs
+        fields[first + 6] = width
+        fields[first + 7] = flags
+
+
+@njit("void(uint8[::1], int64[::1], int64[::1], uint64)", **_BATCH)
+def seal(arena: Any, offsets: Any, lengths: Any, key: int) -> None:
+    """Write tag and checksum of packets that are otherwise complete."""
+    for i in range(offsets.size):
+        at = offsets[i]
+        body = lengths[i] - _EMPTY
+        store32(arena, at + 20, _tag(arena, at, key))
+        store32(arena, at + _HEAD + body, _checksum(arena, at + _HEAD, body // 4))
+
+
+@njit(
+    "void(uint8[::1], int64[::1], int64[::1], int64, int64, uint64[::1], uint32[:, ::1])",
+    **_BATCH,
+)
+def _take(arena: Any, ats: Any, pairs: Any, name_bytes: int, width: int, names: Any, words: Any) -> None:
+    out = 0
+    for i in range(ats.size):
+        at = ats[i]
+        for _ in range(pairs[i]):
+            name = np.uint64(0)
+            if name_bytes:
+                name = np.uint64(load32(arena, at))
+                if name_bytes == 8:
+                    name = name << np.uint64(32) | np.uint64(load32(arena, at + 4))
+                names[out] = name
+                at += name_bytes
+            for j in range(width):
+                words[out, j] = load32(arena, at)
+                at += 4
+            out += 1
+
+
+def _entry_table() -> I64:
+    table = np.zeros((len(Kind) + 1, 2), np.int64)
+    for kind, name_bytes, values in (
+        (Kind.HOT, RANK_BYTES, 1),
+        (Kind.AGGREGATE, RANK_BYTES, 1),
+        (Kind.NEWS, RANK_BYTES, 1),
+        (Kind.COLD, KEY_BYTES, 1),
+        (Kind.PULL, KEY_BYTES, 0),
+        (Kind.VALUES, 0, 1),
+    ):
+        table[kind] = name_bytes, values
+    return table
+
+
+ENTRY = _entry_table()
+
+
+class Judged:
+    """A batch with what is known of its packets: ``columns`` int64[n, 8], ``reason`` uint8[n] (0: sound).
+
+    Sound here means header, length, tag and checksum; whether a packet belongs to anything is its receiver's to say.
+    """
+
+    def __init__(self, batch: PacketBatch, job: int, key: int) -> None:
+        self.batch = batch
+        count = len(batch)
+        self.reason: U8 = np.zeros(count, np.uint8)
+        columns: I64 = np.zeros((count, COLUMNS), np.int64)
+        inspect(batch.arena, batch.offsets, batch.lengths, job, key, ENTRY, columns.reshape(-1), self.reason)
+        self.columns = columns
+
+    def __getitem__(self, column: Column) -> I64:
+        """One column of all packets, int64[n]."""
+        return self.columns[:, column]
+
+    def refuse(self, which: NDArray[np.bool_] | I64, reason: Drop) -> None:
+        """Give sound packets among ``which`` a reason."""
+        mask = np.zeros(len(self.reason), np.bool_)
+        mask[which] = True
+        self.reason[mask & (self.reason == 0)] = reason
+
+    def of(self, kind: Kind) -> I64:
+        """Indices of the sound packets of a kind."""
+        return np.flatnonzero((self.reason == 0) & (self.columns[:, Column.KIND] == kind))
+
+    def entries(self, which: I64) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """Names (ranks or keys) uint64[entries] and words uint32[entries, width] of packets of one kind, in order."""
+        if not len(which):
+            return np.zeros(0, np.uint64), np.zeros((0, 0), np.uint32)
+        kind, width = int(self.columns[which[0], Column.KIND]), int(self.columns[which[0], Column.WIDTH])
+        width *= int(ENTRY[kind, 1])
+        pairs = np.ascontiguousarray(self.columns[which, Column.PAIRS])
+        total = int(pairs.sum())
+        names = np.zeros(total, np.uint64)
+        words = np.zeros((total, width), np.uint32)
+        ats = self.batch.offsets[which] + HEADER_BYTES
+        _take(self.batch.arena, ats, pairs, int(ENTRY[kind, 0]), width, names, words)
+        return names, words
+
+
+class Sheaf:
+    """Packets of one stream, encoded: ``arena`` uint8, ``offsets`` and ``lengths`` int64[n].
+
+    Packet *i* carries ``counts[i]`` entries; the last one, if ``end``, is the stream's END.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        head: "Head",
+        counts: I64,
+        names: NDArray[np.uint64] | None,
+        words: NDArray[np.uint32] | None,
+        *,
+        base: int = 0,
+        end: bool = True,
+        next_version: int | None = None,
+    ) -> None:
+        """``names`` and ``words`` hold all entries in the order of the packets. ``base`` is the first sequence number."""
+        most = int(counts.max(initial=1))
+        total = len(counts) + end
+        layout = frame(kind, head.width, most)
+        frames: NDArray[np.void] = np.zeros(total, layout)
+        header = frames["header"]
+        header["magic"] = MAGIC_VERSION
+        header["kind"] = kind
+        header["job"], header["sender"], header["version"] = head.job, head.sender, head.version
+        header["iteration"], header["width"], header["flags"] = head.iteration, head.width, head.flags
+        header["sequence"] = base + np.arange(total)
+        header["pairs"][: len(counts)] = counts
+        packet = np.repeat(np.arange(len(counts)), counts)
+        place = np.arange(len(packet)) - np.repeat(np.cumsum(counts) - counts, counts)
+        for field in ("rank", "key"):
+            if names is not None and field in (layout["entry"].base.names or ()):
+                frames["entry"][field][packet, place] = names
+        if words is not None:
+            frames["entry"]["value"][packet, place] = words
+        self.arena: U8 = frames.view(np.uint8).reshape(-1)
+        self.offsets: I64 = np.arange(total, dtype=np.int64) * layout.itemsize
+        size = int(ENTRY[kind, 0] + 4 * head.width * ENTRY[kind, 1])
+        self.lengths: I64 = np.full(total, EMPTY_BYTES, np.int64)
+        self.lengths[: len(counts)] += counts * size
+        if end:
+            header["flags"][-1] |= Flag.END
+            if next_version is not None:
+                at = int(self.offsets[-1]) + HEADER_BYTES
+                self.arena[at : at + NEXT_BYTES] = np.frombuffer(
+                    next_version.to_bytes(NEXT_BYTES, "big"), np.uint8
+                )
+                self.lengths[-1] += NEXT_BYTES
+        seal(self.arena, self.offsets, self.lengths, head.key)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+class Head:
+    """What the headers of a stream's packets have in common; ``key`` is the job's."""
+
+    __slots__ = ("flags", "iteration", "job", "key", "sender", "version", "width")
+
+    def __init__(
+        self, job: int, key: int, sender: int, version: int, iteration: int, width: int, flags: int = 0
+    ) -> None:
+        self.job, self.key, self.sender, self.version = job, key, sender, version
+        self.iteration, self.width, self.flags = iteration, width, flags
+
+
+def acknowledgements(judged: Judged, which: I64, head: Head) -> list[Transmission]:
+    """ACKs for packets of a batch, to where each came from. ``head.sender`` says who acknowledges."""
+    if not len(which):
+        return []
+    stride = EMPTY_BYTES
+    order = which[np.argsort(judged.batch.sources[which], kind="stable")]
+    frames = np.zeros(len(order), np.dtype([("header", HEADER), ("checksum", ">u4")]))
+    header = frames["header"]
+    columns = judged.columns[order]
+    header["magic"], header["kind"], header["job"], header["sender"] = (
+        MAGIC_VERSION,
+        Kind.ACK,
+        head.job,
+        head.sender,
+    )
+    header["version"] = columns[:, Column.VERSION]
+    header["iteration"] = columns[:, Column.ITERATION]
+    header["sequence"] = columns[:, Column.SEQUENCE]
+    header["flags"] = columns[:, Column.KIND] << KIND_SHIFT
+    arena = frames.view(np.uint8).reshape(-1)
+    offsets = np.arange(len(order), dtype=np.int64) * stride
+    seal(arena, offsets, np.full(len(order), stride, np.int64), head.key)
+    sources = judged.batch.sources[order]
+    cuts = np.flatnonzero(np.diff(sources)) + 1
+    return [
+        Transmission(int(sources[part[0]]), arena, offsets[part], stride)
+        for part in np.split(np.arange(len(order)), cuts)
+    ]
+
+
+def by_length(destination: int, arena: U8, offsets: I64, lengths: I64) -> Sequence[Transmission]:
+    """Packets to one destination as transmissions, those of equal length together, in order of length."""
+    found = []
+    for length in np.unique(lengths)[::-1].tolist():
+        found.append(Transmission(destination, arena, offsets[lengths == length], length))
+    return found
