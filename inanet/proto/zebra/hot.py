@@ -1,0 +1,230 @@
+"""Which parameters are hot: counting updates, how many to take (Principle 1), from a sample or while training runs.
+
+Sources: Zebra, section III-C (Principle 1, sampling, iterations), section V-C (the stop rule, precision, Kendall tau).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.wire.batch import I64, U64
+
+#: Bytes of one value in a switch.
+VALUE_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Parameters by heat: ``keys`` uint64[n], hottest first, equals by key; ``counts`` int64[n], their updates."""
+
+    keys: U64
+    counts: I64
+
+    @property
+    def total(self) -> int:
+        """All updates (T_n)."""
+        return int(self.counts.sum())
+
+    def share(self, k: int) -> float:
+        """Part of all updates that the ``k`` hottest have (T_k / T_n); 0 without updates."""
+        return float(self.counts[:k].sum() / self.total) if self.total else 0.0
+
+    def top(self, k: int) -> "Ranking":
+        """The ``k`` hottest."""
+        return Ranking(self.keys[:k], self.counts[:k])
+
+
+def ranking(keys: U64, counts: I64 | None = None) -> Ranking:
+    """Rank keys (uint64[n], with repetitions) by how often they occur, or by the sum of their ``counts``."""
+    if counts is None:
+        unique, number = np.unique(keys, return_counts=True)
+        number = number.astype(np.int64)
+    else:
+        unique, place = np.unique(keys, return_inverse=True)
+        number = np.bincount(place, weights=counts, minlength=len(unique)).astype(np.int64)
+    order = np.argsort(-number, kind="stable")
+    return Ranking(unique[order].astype(np.uint64), number[order])
+
+
+def of_updates(updates: Iterable[U64]) -> Ranking:
+    """Rank by updates: each array holds the distinct keys that one worker pushed in one iteration."""
+    return ranking(np.concatenate([np.zeros(0, np.uint64), *updates]))
+
+
+def sample(count: int, rate: float, rng: np.random.Generator) -> I64:
+    """Indices, ascending, of a random share of ``count`` samples: the smaller data set of the offline method.
+
+    Raises ``ValueError`` for a rate outside (0, 1].
+    """
+    if not 0.0 < rate <= 1.0:
+        raise ValueError(
+            f"a sampling rate lies above 0 and at most at 1, not at {rate}; the paper uses 0.04 to 0.08"
+        )
+    size = max(1, round(count * rate)) if count else 0
+    return np.sort(rng.choice(count, size, replace=False)).astype(np.int64)
+
+
+def stop_rule(ranked: Ranking, step: int = 1000, gain: float = 0.01) -> int:
+    """The paper's k: ``step`` parameters at a time, until that many more add less than ``gain`` of all updates."""
+    k = 0
+    while k < len(ranked.keys):
+        more = ranked.counts[k : k + step].sum()
+        if more < gain * ranked.total:
+            break
+        k = min(k + step, len(ranked.keys))
+    return k
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What Principle 1 says. ``k`` parameters have ``share`` of all updates and take ``bytes`` of the switch.
+
+    ``reached``: the share is the wanted one; else ``reason`` says what is in the way.
+    """
+
+    k: int
+    share: float
+    bytes: int
+    limit: int
+    reached: bool
+    reason: str
+
+
+def choose(
+    ranked: Ranking,
+    *,
+    p: float | None = None,
+    c: float = 0.05,
+    memory: int = 20 << 20,
+    width: int = 1,
+    step: int = 1000,
+    gain: float = 0.01,
+) -> Choice:
+    """Principle 1: the fewest hottest parameters with ``T_k / T_n >= p`` that need at most ``c`` of ``memory`` bytes.
+
+    Without ``p`` k is where another ``step`` parameters add less than ``gain`` (:func:`stop_rule`), as the paper sets it,
+    cut to what fits. A parameter takes ``width`` values of 4 B. Raises ``ValueError`` for p, c outside (0, 1) and a
+    memory that is not positive.
+    """
+    for name, value in (("p", p), ("c", c)):
+        if value is not None and not 0.0 < value < 1.0:
+            raise ValueError(f"{name} is a share between 0 and 1, not {value}")
+    if memory < 1 or width < 1:
+        raise ValueError(f"a switch with {memory} B for parameters of {width} values holds none")
+    limit = int(c * memory) // (VALUE_BYTES * width)
+    if p is None:
+        wanted = stop_rule(ranked, step, gain)
+        if wanted <= limit:
+            reason = f"{step} more parameters add less than {gain:.0%} of the updates"
+        else:
+            reason = f"the stop rule wants {wanted} parameters, {c:.3g} of {memory} B hold {limit}"
+        reached = wanted <= limit
+    else:
+        sums = np.cumsum(ranked.counts)
+        wanted = int(np.searchsorted(sums, p * ranked.total)) + 1 if ranked.total else 0
+        wanted = min(wanted, len(ranked.keys))
+        reached = wanted <= limit
+        if reached:
+            reason = f"{wanted} parameters have {ranked.share(wanted):.1%} of the updates"
+        else:
+            reason = (
+                f"{p:.0%} of the updates need {wanted} parameters, {c:.3g} of {memory} B hold {limit}; those have "
+                f"{ranked.share(limit):.1%}: give the job a larger c or ask for less"
+            )
+    k = min(wanted, limit)
+    return Choice(k, ranked.share(k), k * VALUE_BYTES * width, limit, reached, reason)
+
+
+def precision(truth: U64, found: U64) -> float:
+    """Part of the truly hot parameters that were found (section V-C); 1 if there are none."""
+    return float(np.isin(truth, found).mean()) if len(truth) else 1.0
+
+
+def inversions(order: I64) -> int:
+    """Pairs of a permutation of 0..n-1 (int64[n]) that stand the wrong way round, in O(n log n)."""
+    total = 0
+    for bit in range(max(len(order) - 1, 0).bit_length()):
+        # pairs that differ first, from the top, in this bit: within a group, every 0 counts the 1s before it
+        group = order >> (bit + 1)
+        by_group = np.argsort(group, kind="stable")
+        one = (order[by_group] >> bit) & 1
+        ones = np.cumsum(one)
+        first = np.searchsorted(group[by_group], group[by_group])
+        before = ones - (ones[first] - one[first])
+        total += int(before[one == 0].sum())
+    return total
+
+
+def kendall_tau(one: U64, other: U64) -> float:
+    """Kendall's tau of the order of the keys that both lists have: 1 the same, -1 reversed; 1 if they share less than two.
+
+    The paper prints "Kendall tau distance" where higher is better; this is the coefficient that its numbers fit.
+    """
+    common, at_one, at_other = np.intersect1d(one, other, return_indices=True)
+    n = len(common)
+    if n < 2:
+        return 1.0
+    order = np.argsort(np.argsort(at_other[np.argsort(at_one)])).astype(np.int64)
+    return 1.0 - 4.0 * inversions(order) / (n * (n - 1))
+
+
+def list_distance(one: U64, other: U64) -> float:
+    """Kendall tau distance of two top-k lists, 0 (the same) to 1: over all pairs of their union, how many they order
+    differently, a key that a list lacks standing behind all that it has.
+
+    Of two keys that one list lacks both, it has no opinion: half a difference (Fagin, Kumar and Sivakumar, p = 1/2).
+    """
+    union = np.union1d(one, other)
+    n = len(union)
+    if n < 2:
+        return 0.0
+    in_one, in_other = np.isin(one, other), np.isin(other, one)
+    both = int(in_one.sum())
+    only_one, only_other = len(one) - both, len(other) - both
+    differ = (1.0 - kendall_tau(one, other)) / 2 * both * (both - 1) / 2
+    for has in (in_one, in_other):
+        # a key of this list alone before a common one, which the other list ranks first
+        differ += float(np.cumsum(~has)[has].sum())
+    differ += only_one * only_other
+    differ += 0.5 * (only_one * (only_one - 1) / 2 + only_other * (only_other - 1) / 2)
+    return differ / (n * (n - 1) / 2)
+
+
+class OnlineIdentifier:
+    """The iteration-based method: after ``after`` iterations decides from the updates seen whether to redistribute.
+
+    It does when the new list's :func:`list_distance` from the one in use exceeds ``threshold``. The options of
+    :func:`choose` decide how many are hot.
+    """
+
+    def __init__(self, after: int = 10, threshold: float = 0.1, **options: float) -> None:
+        if after < 1 or not 0.0 <= threshold < 1.0:
+            raise ValueError("identification needs an iteration at least, and a threshold from 0 to below 1")
+        self.after = after
+        self.threshold = threshold
+        self._options = options
+        #: distance at the last decision
+        self.distance = 0.0
+
+    def due(self, iteration: int) -> bool:
+        """Whether counts are to be gathered after this iteration."""
+        return iteration > 0 and iteration % self.after == 0
+
+    def decide(self, current: U64, keys: U64, counts: I64) -> U64 | None:
+        """The new hot keys, hottest first, or ``None`` if those in use will do. ``keys`` and ``counts`` (int64) are what
+        switch and PS have counted, in any order, keys possibly several times.
+        """
+        seen = counts > 0
+        ranked = ranking(keys[seen], counts[seen])
+        found = ranked.top(choose(ranked, **self._options).k).keys  # type: ignore[arg-type]
+        self.distance = list_distance(current, found)
+        return found if self.distance > self.threshold else None
+
+
+def counted(one: tuple[U64, I64], *others: tuple[U64, NDArray[np.int64]]) -> tuple[U64, I64]:
+    """Keys and counts of several sources, one behind the other, without the zeros."""
+    keys = np.concatenate([one[0], *(k for k, _ in others)])
+    counts = np.concatenate([one[1], *(c for _, c in others)]).astype(np.int64)
+    return keys[counts > 0], counts[counts > 0]
