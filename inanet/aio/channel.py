@@ -8,17 +8,20 @@ asyncio's own loop.
 import asyncio
 import os
 import socket
+import ssl
 import stat
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
 from inanet.control.codec import ControlError, Decoder, encode
 from inanet.control.exits import Failure
 from inanet.control.messages import Message
+from inanet.control.trust import HANDSHAKE_SECONDS, Certified, Keys, certified
 
 #: A peer that lets this many bytes pile up does not read; the connection is given up.
 WRITE_LIMIT = 8 << 20
@@ -92,6 +95,10 @@ class Channel:
     ) -> None:
         self.peer = peer
         self.silence = silence
+        #: what the peer's certificate says; None without TLS
+        self.certificate: Certified | None = None
+        if writer.get_extra_info("ssl_object") is not None:
+            self.certificate = certified(writer.get_extra_info("peercert"))
         self._reader = reader
         self._writer = writer
         self._decoder = Decoder()
@@ -193,13 +200,17 @@ class Channel:
         return self._writer.is_closing()
 
 
-async def connect(address: str, seconds: float, silence: float | None = None) -> Channel:
-    """Connect, trying again with growing pauses until it works.
+async def connect(
+    address: str, seconds: float, silence: float | None = None, keys: Keys | None = None
+) -> Channel:
+    """Connect, trying again with growing pauses until it works; over TLS if there are ``keys``, except to a Unix socket.
 
-    Raises :class:`DeadlineError` naming the address and the last reason after ``seconds``, and
-    :class:`AddressError` at once if the address cannot be one.
+    Raises :class:`DeadlineError` naming the address and the last reason after ``seconds``,
+    :class:`AddressError` at once if the address cannot be one, and :class:`~inanet.control.trust.KeyFileError` for keys
+    that cannot be used. Whoever answers must have a coordinator's certificate.
     """
     target = parse_address(address)
+    tls = keys.client() if keys is not None and not target.path else None
     pause = FIRST_PAUSE
     reason = ""
     try:
@@ -209,15 +220,29 @@ async def connect(address: str, seconds: float, silence: float | None = None) ->
                     if target.path:
                         reader, writer = await asyncio.open_unix_connection(target.path)
                     else:
-                        reader, writer = await asyncio.open_connection(target.host, target.port)
+                        reader, writer = await _open(target, tls)
                 except OSError as error:
                     reason = _reason(error)
                 else:
-                    return Channel(reader, writer, address, silence)
+                    channel = Channel(reader, writer, address, silence)
+                    if channel.certificate is None or channel.certificate.coordinator:
+                        return channel
+                    channel.abort()
+                    reason = "its certificate is not that of a coordinator: 'ina keys issue --coordinator' makes one"
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
     except TimeoutError:
         raise DeadlineError(f"connecting to {address}", seconds, reason) from None
+
+
+async def _open(
+    target: Address, tls: ssl.SSLContext | None
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    if tls is None:
+        return await asyncio.open_connection(target.host, target.port)
+    return await asyncio.open_connection(
+        target.host, target.port, ssl=tls, server_hostname="", ssl_handshake_timeout=HANDSHAKE_SECONDS
+    )
 
 
 Handler = Callable[[Channel], Awaitable[None]]
@@ -226,8 +251,9 @@ Handler = Callable[[Channel], Awaitable[None]]
 class ControlServer:
     """Listens and runs one handler task per connection; made by :func:`serve`."""
 
-    def __init__(self, handler: Handler, silence: float | None) -> None:
+    def __init__(self, handler: Handler, silence: float | None, keys: Keys | None = None) -> None:
         self._handler = handler
+        self._keys = keys
         self._silence = silence
         self._channels: dict[asyncio.Task[None], Channel] = {}
         self._server: asyncio.Server | None = None
@@ -245,7 +271,10 @@ class ControlServer:
                 os.chmod(target.path, mode)
                 self.address = address
             else:
-                self._server = await asyncio.start_server(self._accept, target.host, target.port)
+                tls: dict[str, Any] = {}
+                if self._keys is not None:
+                    tls = {"ssl": self._keys.server(), "ssl_handshake_timeout": HANDSHAKE_SECONDS}
+                self._server = await asyncio.start_server(self._accept, target.host, target.port, **tls)
                 port = self._server.sockets[0].getsockname()[1]
                 self.address = str(Address(target.host, port))
         except OSError as error:
@@ -291,22 +320,28 @@ class ControlServer:
 
 
 async def serve(
-    address: str, handler: Handler, silence: float | None = None, mode: int = 0o600
+    address: str,
+    handler: Handler,
+    silence: float | None = None,
+    mode: int = 0o600,
+    keys: Keys | None = None,
 ) -> ControlServer:
     """Listen on ``address`` and run ``handler(channel)`` for each connection, which is closed when it
-    returns.
+    returns. With ``keys``, TCP connections are TLS, and only certificates of the same authority get in.
 
     Port 0 lets the system choose, see :attr:`ControlServer.address`. ``mode`` are the permissions of a Unix
     socket; a socket file left behind by a dead process is replaced, one of a live process is not. Raises
     :class:`AddressError`.
     """
-    server = ControlServer(handler, silence)
+    server = ControlServer(handler, silence, keys)
     await server._listen(address, mode)
     return server
 
 
 def _reason(error: OSError) -> str:
     """What the system says; asyncio puts the address in its place, which the caller names anyway."""
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
     if error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return error.strerror or str(error)

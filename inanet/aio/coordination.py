@@ -11,7 +11,9 @@ from inanet.aio.channel import Channel, ChannelClosed, ControlServer, serve
 from inanet.control import events
 from inanet.control.coordinator import Coordinator
 from inanet.control.member import Member
+from inanet.control.registry import Registry
 from inanet.control.settings import Settings
+from inanet.control.trust import Keys
 from inanet.proto.formats import make_format
 
 #: peer number of the node in this process
@@ -20,13 +22,27 @@ _log: Any = structlog.get_logger("inanet.coordinator")
 
 
 class Coordination:
-    """Runs a :class:`~inanet.control.coordinator.Coordinator`; ``local`` is the member of this process's own node.
+    """Runs a :class:`~inanet.control.coordinator.Coordinator`; ``local`` is the member of this process's own node, if
+    it has one.
 
-    ``wake`` is called after the local member has acted on messages.
+    ``wake`` is called after the local member has acted on messages. ``registry`` and ``epochs`` are the coordinator's;
+    with ``keys``, control connections over TCP are TLS.
     """
 
-    def __init__(self, settings: Settings, local: Member, wake: Callable[[], None]) -> None:
-        self.coordinator = Coordinator(settings, make_format, lambda: secrets.randbits(64))
+    def __init__(
+        self,
+        settings: Settings,
+        local: Member | None,
+        wake: Callable[[], None] = lambda: None,
+        *,
+        registry: Registry | None = None,
+        epochs: Callable[[], int] | None = None,
+        keys: Keys | None = None,
+    ) -> None:
+        self.coordinator = Coordinator(
+            settings, make_format, lambda: secrets.randbits(64), registry=registry, epochs=epochs
+        )
+        self._keys = keys
         self._local = local
         self._wake = wake
         self._channels: dict[int, Channel] = {}
@@ -39,17 +55,18 @@ class Coordination:
 
     async def start(self, address: str) -> None:
         """Listen for nodes, and let the local node join."""
-        self._server = await serve(address, self._connection)
+        self._server = await serve(address, self._connection, keys=self._keys)
         self.address = self._server.address
-        self.coordinator.connected(LOCAL, self._loop.time())
-        self._local.connected()
+        if self._local is not None:
+            self.coordinator.connected(LOCAL, self._loop.time())
+            self._local.connected()
         self.pump()
 
     async def _connection(self, channel: Channel) -> None:
         peer = self._next_peer
         self._next_peer += 1
         self._channels[peer] = channel
-        self.coordinator.connected(peer, self._loop.time())
+        self.coordinator.connected(peer, self._loop.time(), channel.certificate)
         why = "its connection closed"
         try:
             while True:
@@ -71,12 +88,12 @@ class Coordination:
         busy = True
         while busy:
             busy = False
-            for message in self._local.outgoing():
+            for message in self._local.outgoing() if self._local is not None else ():
                 busy = True
                 self.coordinator.receive(LOCAL, message, self._loop.time())
             for peer, message in self.coordinator.outgoing():
                 busy = True
-                if peer == LOCAL:
+                if peer == LOCAL and self._local is not None:
                     acted = True
                     self._local.receive(message, self._loop.time())
                 elif peer in self._channels:
@@ -93,6 +110,8 @@ class Coordination:
     def _report(self, event: events.ControlEvent) -> None:
         if isinstance(event, events.PeerJoined):
             _log.info("joined", peer=event.name, peer_role=event.role)
+        elif isinstance(event, events.NodeRegistered):
+            _log.info("registered", peer=event.name, peer_role=event.role, nodes=event.known)
         elif isinstance(event, events.PeerRefused):
             _log.warning("refused", peer=event.name, reason=event.reason)
             self._close(event.peer)
@@ -101,11 +120,17 @@ class Coordination:
             self._close(event.peer)
         elif isinstance(event, events.JobStarted):
             self.jobs_running += 1
-            _log.info("job started", job=event.name, ranks=event.ranks, resumed=event.resumed)
+            _log.info(
+                "job started", job=event.name, ranks=event.ranks, resumed=event.resumed, epoch=event.epoch
+            )
         elif isinstance(event, events.PlanChosen):
             _log.info("plan chosen", job=event.name, reason=event.reason)
         elif isinstance(event, events.PlanChanged):
             _log.info("plan changed", job=event.name, version=event.version, reason=event.reason)
+        elif isinstance(event, events.PlanRepeated):
+            _log.warning(
+                "plan sent again", job=event.name, peer=event.node, held=event.held, version=event.version
+            )
         elif isinstance(event, events.RoundLost):
             _log.warning("round failed", job=event.name, round=event.round, reason=event.message)
         elif isinstance(event, events.JobOver):

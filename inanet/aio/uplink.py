@@ -9,6 +9,7 @@ import structlog
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
 from inanet.control.codec import ControlError
 from inanet.control.member import Failed, Member
+from inanet.control.trust import Keys
 
 #: seconds a coordinator may take to answer a Hello
 WELCOME_SECONDS = 10.0
@@ -19,17 +20,25 @@ class Uplink:
     """Keeps ``member`` connected to the coordinator at ``address``.
 
     ``wake`` is called after every message that was acted on, so that the data plane can follow. ``resume`` is how long
-    a lost coordinator may take to come back (R4) before the member is abandoned.
+    a lost coordinator may take to come back (R4) before the member is abandoned. With ``keys`` the connection is TLS.
     """
 
     def __init__(
-        self, member: Member, address: str, *, join: float, resume: float, wake: Callable[[], None]
+        self,
+        member: Member,
+        address: str,
+        *,
+        join: float,
+        resume: float,
+        wake: Callable[[], None],
+        keys: Keys | None = None,
     ) -> None:
         self.member = member
         self.address = address
         self._join = join
         self._resume = resume
         self._wake = wake
+        self._keys = keys
         self._channel: Channel | None = None
         self._changed = asyncio.Event()
         self._left = False
@@ -66,7 +75,7 @@ class Uplink:
         while self.member.failed is None and not self._left:
             started = loop.time()
             try:
-                self._channel = await connect(self.address, patience)
+                self._channel = await connect(self.address, patience, keys=self._keys)
             except DeadlineError as error:
                 self._give_up("coordinator_lost", str(error))
                 return

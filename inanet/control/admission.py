@@ -5,19 +5,18 @@ Aggregators and parameter servers belong to no job; those that form wait for the
 order does not matter.
 """
 
-import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from ipaddress import IPv4Address
 from typing import Protocol
 
+from inanet.control.entry import check_entry
 from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.control.fields import Cause
 from inanet.control.groups import Groups
 from inanet.control.job import Job
 from inanet.control.joining import Forming, Members, Refused
 from inanet.control.messages import (
-    PROTOCOL,
     Hello,
     JobEnded,
     JobFailed,
@@ -65,6 +64,7 @@ class Admission:
         peers: Peers,
         jobs: dict[int, Job],
         office: Office,
+        epochs: Callable[[], int],
     ) -> None:
         self.receivers = Receivers()
         self.groups = Groups(settings.group_range, settings.group_port)
@@ -75,6 +75,9 @@ class Admission:
         self._peers = peers
         self._jobs = jobs
         self._office = office
+        self._epochs = epochs
+        #: of the last job that was admitted or taken over
+        self.epoch = 0
         self._forming: dict[str, Forming] = {}
         self._resuming: dict[int, Resuming] = {}
         #: what became of earlier jobs, by key
@@ -86,15 +89,7 @@ class Admission:
         """A node introduces itself. Raises :class:`~inanet.control.joining.Refused`."""
         if peer.hello is not None and not (peer.hello.role == hello.role == "worker" and peer.job is None):
             raise Refused(f"{peer.label} has said hello already")
-        if hello.protocol != PROTOCOL:
-            raise Refused(
-                f"{hello.name!r} speaks control protocol {hello.protocol}, this coordinator {PROTOCOL}: "
-                "install the same version of inanet on both"
-            )
-        if not hmac.compare_digest(hello.token.encode(), self._settings.token.encode()):
-            raise Refused(
-                f"{hello.name!r} has another token than this coordinator; use the same on all nodes"
-            )
+        check_entry(hello, self._settings.token, peer.certificate)
         if refusal := self._fabric.refusal(hello.role, hello.name):
             raise Refused(refusal)
         _check_endpoint(hello)
@@ -115,7 +110,14 @@ class Admission:
         welcome = Welcome(silence=silence)
         if job is not None:
             left = max(0.0, job.deadline - now)
-            welcome = Welcome(job=job.number, key=job.key, silence=silence, deadline=left)
+            welcome = Welcome(
+                job=job.number,
+                key=job.key,
+                silence=silence,
+                deadline=left,
+                epoch=job.epoch,
+                evaluate=self._settings.evaluate,
+            )
         self._office.send(peer, welcome)
         self._office.say(PeerJoined(peer.id, hello.name, hello.role))
 
@@ -156,6 +158,10 @@ class Admission:
             self._holder_returns(peer, hello, resume, now)
         for job in self._jobs.values():
             job.holder_returned(hello, now)
+        self.look(now)
+
+    def look(self, now: float) -> None:
+        """A node has come: jobs may have waited for it."""
         for forming in list(self._forming.values()):
             self._try_start(forming, now)
         for resuming in list(self._resuming.values()):
@@ -166,7 +172,11 @@ class Admission:
         if forming is None:
             key = self._key_source() & 0xFFFFFFFFFFFFFFFF
             deadline, next_waiting = now + self._settings.join, now + self._settings.waiting
-            forming = Forming(Members(hello.job), self._free_number(key), key, deadline, next_waiting)
+            members = Members(hello.job)
+            # taken before the host is admitted: an epoch that nothing comes of is no harm
+            forming = Forming(
+                members, self._free_number(key), key, self._next_epoch(), deadline, next_waiting
+            )
         forming.members.admit(hello, self._fabric)
         self._forming[hello.job] = forming
         self._accept(peer, hello, forming, now)
@@ -174,6 +184,10 @@ class Admission:
         self._try_start(forming, now)
 
     # ---------- forming
+
+    def _next_epoch(self) -> int:
+        self.epoch = self._epochs()
+        return self.epoch
 
     def _numbers(self) -> set[int]:
         forming = {forming.number for forming in self._forming.values()}
@@ -200,8 +214,8 @@ class Admission:
             probe=downlink == "auto",
         )
 
-        def next_nonce(host: str) -> int:
-            peer = self._peers.worker(number, host)
+        def next_nonce(name: str) -> int:
+            peer = self._peers.worker(number, name) or self._peers.node(name)
             return peer.nonce + 1 if peer else 0
 
         hellos = {**self._peers.nodes(), **members.hellos}
@@ -215,6 +229,7 @@ class Admission:
             self._format_of,
             self.receivers,
             next_nonce,
+            pending.epoch,
         )
         self._jobs[number] = job
         return job
@@ -229,7 +244,7 @@ class Admission:
         del self._forming[members.job]
         chosen = self._fabric.arrange(members.hellos, self._peers.nodes())
         job = self._new_job(members.job, chosen.topology, forming, members.hosts())
-        self._office.say(JobStarted(job.number, job.name, members.world, resumed=False))
+        self._office.say(JobStarted(job.number, job.name, members.world, resumed=False, epoch=job.epoch))
         if chosen.reason:
             self._office.say(PlanChosen(job.number, job.name, chosen.reason))
         job.start(now)
@@ -258,11 +273,21 @@ class Admission:
         found = [self._peers.worker(pending.number, name) for name in pending.members.hellos]
         return [peer for peer in found if peer is not None]
 
+    def pending(self) -> Iterator[tuple[Forming | Resuming, tuple[str, ...]]]:
+        """Jobs that do not run yet, and what each waits for."""
+        connected = self._peers.nodes()
+        for forming in self._forming.values():
+            yield forming, forming.members.missing(self._fabric, connected)
+        for resuming in self._resuming.values():
+            topology = resuming.topology(self._fabric)
+            yield resuming, resuming.missing(topology, set(connected)) if topology else ("its plan",)
+
     # ---------- resuming
 
     def _resuming_for(self, resume: Resume, now: float) -> Resuming:
         if resume.key not in self._resuming:
-            self._resuming[resume.key] = Resuming(resume.job, resume.key, now + self._settings.resume)
+            deadline = now + self._settings.resume
+            self._resuming[resume.key] = Resuming(resume.job, resume.key, self._next_epoch(), deadline)
         return self._resuming[resume.key]
 
     def _number_taken(self, resume: Resume) -> bool:
@@ -324,7 +349,7 @@ class Admission:
         name = resuming.members.job
         forming = self._forming.pop(name, None)
         job = self._new_job(name, topology, resuming, resuming.hosts())
-        self._office.say(JobStarted(job.number, name, resuming.members.world, resumed=True))
+        self._office.say(JobStarted(job.number, name, resuming.members.world, resumed=True, epoch=job.epoch))
         resuming.restore(job, now, self._settings.round)
         for node, hello in self._peers.nodes().items():
             if node in job.absent and node in resuming.returned:

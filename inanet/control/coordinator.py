@@ -6,32 +6,56 @@ which takes part through the same messages as everybody else.
 """
 
 from collections.abc import Callable
+from itertools import count
 
 from inanet.control.admission import Admission
-from inanet.control.events import ControlEvent, PeerLost, PeerRefused, PlanChanged, StatsReceived
+from inanet.control.entry import check_entry
+from inanet.control.events import (
+    ControlEvent,
+    NodeRegistered,
+    PeerLost,
+    PeerRefused,
+    PlanChanged,
+    StatsReceived,
+)
 from inanet.control.job import Job
 from inanet.control.joining import Refused
 from inanet.control.messages import Hello, Leave, Message, PeerSilent, Ping, Pong, Reject, Stats, Stop
 from inanet.control.negotiation import Negotiation, RateMessage
+from inanet.control.overview import overview
 from inanet.control.peers import Peer, Peers
+from inanet.control.registry import Registry
 from inanet.control.resuming import JobMessage
 from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
+from inanet.control.standing import Overview, Query, Register, Registered, Report
+from inanet.control.trust import Certified
 
 
 class Coordinator:
     """See the module's documentation.
 
     ``format_of(spec, ranks)`` is :func:`inanet.proto.formats.make_format` or something with the same facts;
-    ``key_source()`` returns 64 random bits, the key of a new job.
+    ``key_source()`` returns 64 random bits, the key of a new job; ``epochs()`` a number that is higher every time.
+    ``registry`` is shared with whoever plans with it.
     """
 
-    def __init__(self, settings: Settings, format_of: FormatOf, key_source: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        format_of: FormatOf,
+        key_source: Callable[[], int],
+        *,
+        registry: Registry | None = None,
+        epochs: Callable[[], int] | None = None,
+    ) -> None:
         self.settings = settings
+        self.registry = registry if registry is not None else Registry()
         #: running jobs by number
         self.jobs: dict[int, Job] = {}
         self._peers = Peers(settings)
-        self._admission = Admission(settings, format_of, key_source, self._peers, self.jobs, self)
+        epochs = epochs if epochs is not None else count(1).__next__
+        self._admission = Admission(settings, format_of, key_source, self._peers, self.jobs, self, epochs)
         self._negotiation: Negotiation | None = None
         if settings.negotiate:
             multicast = settings.downlink != "unicast"
@@ -42,9 +66,9 @@ class Coordinator:
 
     # ---------- the core contract
 
-    def connected(self, peer: int, now: float) -> None:
-        """A connection was made; ``peer`` is any number that is not in use."""
-        self._peers.add(peer, now)
+    def connected(self, peer: int, now: float, certificate: Certified | None = None) -> None:
+        """A connection was made; ``peer`` is any number that is not in use, ``certificate`` what TLS says of it."""
+        self._peers.add(peer, now, certificate)
 
     def disconnected(self, peer: int, now: float, why: str = "its connection closed") -> None:
         """A connection is gone. Peers that were refused or given up before are ignored."""
@@ -116,11 +140,17 @@ class Coordinator:
             if self._negotiation is not None:
                 # not before: whoever is refused must not say anything about links
                 self._negotiation.joined(message)
+        elif isinstance(message, Register):
+            self._register(peer, message, now)
+        elif isinstance(message, Query):
+            check_entry(message, self.settings.token, peer.certificate)
+            self.send(peer, self.overview(now))
+        elif peer.card is not None:
+            self._registered(peer.card, message, now)
         elif peer.hello is None:
             raise Refused(f"the first message must be hello, not {message.kind}")
         elif isinstance(message, Pong):
-            if peer.job in self.jobs:
-                self.jobs[peer.job].answered(peer.hello.name, message.nonce)
+            self._answered(peer, message)
         elif isinstance(message, Stats):
             self.say(StatsReceived(peer.hello.name, dict(message.counters)))
         elif isinstance(message, Leave):
@@ -134,6 +164,46 @@ class Coordinator:
                 self._negotiation.receive(peer.hello.name, message)
         else:
             raise Refused(f"{message.kind} is a message of coordinators, not of {peer.label}")
+
+    def _answered(self, peer: Peer, pong: Pong) -> None:
+        assert peer.hello is not None
+        name = peer.hello.name
+        if peer.job in self.jobs:
+            self.jobs[peer.job].answered(name, pong.nonce)
+        for held in pong.plans:
+            job = self.jobs.get(held.job)
+            if job is not None and job.planner.key == held.key:
+                job.follows(name, held.version, pong.nonce)
+
+    def _register(self, peer: Peer, card: Register, now: float) -> None:
+        """A daemon registers, on a connection that it uses for nothing else."""
+        check_entry(card, self.settings.token, peer.certificate)
+        if peer.known is not None:
+            raise Refused(f"{peer.label} uses this connection already; register on one of its own")
+        old = self._peers.registered(card.name)
+        if old is not None:
+            self.send(old, self._peers.ping(old, now, self.settings.probe))
+            text = f"a node called {card.name!r} has registered already; give each its own name"
+            raise Refused(text, retry_after=self.settings.probe)
+        peer.card, peer.deadline = card, None
+        self.registry.enter(card, now)
+        self.send(peer, Registered(heartbeat=self.settings.heartbeat, epoch=self._admission.epoch))
+        self.say(NodeRegistered(peer.id, card.name, card.role, len(list(self.registry))))
+        self._admission.look(now)
+
+    def _registered(self, card: Register, message: Message, now: float) -> None:
+        if isinstance(message, Report):
+            self.registry.report(card.name, message, now)
+        elif isinstance(message, Stats):
+            self.registry.count(card.name, message.counters)
+        elif not isinstance(message, Pong):
+            raise Refused(f"{message.kind} has no place on a connection for registration")
+
+    def overview(self, now: float) -> Overview:
+        """Everything there is to see."""
+        return overview(
+            self.registry, self._peers.nodes(), self.jobs, self._admission, self.settings.expected, now
+        )
 
     def _about_job(self, peer: Peer, message: JobMessage, now: float) -> None:
         assert peer.hello is not None
@@ -166,23 +236,26 @@ class Coordinator:
 
     def _check_peer(self, peer: Peer, now: float) -> None:
         if peer.deadline is not None and now >= peer.deadline:
-            if peer.hello is None:
+            if peer.known is None:
                 self.reject(peer, Refused(f"no hello within {self.settings.hello:g} s"), now)
             else:
                 self._gone(peer, f"no answer for {now - peer.asked:.0f} s", now)
-        elif peer.hello is not None and now >= peer.next_ping:
+        elif peer.known is not None and now >= peer.next_ping:
             self.send(peer, self._peers.ping(peer, now, self.settings.silence))
 
     def reject(self, peer: Peer, refusal: Refused, now: float) -> None:
         """Refuse a peer, which is gone with that."""
         reason = clip(refusal.reason)
         self.send(peer, Reject(reason=reason, retry_after=refusal.retry_after))
-        self.say(PeerRefused(peer.id, peer.hello.name if peer.hello else "", reason))
+        self.say(PeerRefused(peer.id, peer.known.name if peer.known else "", reason))
         self._gone(peer, f"it was refused: {reason}", now)
 
     def _gone(self, peer: Peer, why: str, now: float) -> None:
         """A peer is no longer there: work out what that means for its jobs."""
         self._peers.remove(peer)
+        if peer.card is not None:
+            self.registry.leave(peer.card.name)
+            self.say(PeerLost(peer.id, peer.card.name, peer.card.role, why))
         if peer.hello is None:
             return
         name, role = peer.hello.name, peer.hello.role

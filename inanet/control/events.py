@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from inanet.control.fields import Cause, Role
+from inanet.control.fields import Cause, NodeRole, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,6 +12,16 @@ class PeerJoined:
     peer: int
     name: str
     role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRegistered:
+    """A daemon has registered; ``known`` have by now."""
+
+    peer: int
+    name: str
+    role: NodeRole
+    known: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +39,21 @@ class PeerLost:
 
     peer: int
     name: str
-    role: Role
+    role: NodeRole
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobStarted:
     """A job has all its members and its first plan; or has been taken over from an earlier coordinator
-    (``resumed``).
+    (``resumed``). ``epoch`` counts such moments.
     """
 
     job: int
     name: str
     ranks: int
     resumed: bool
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,17 @@ class PlanChanged:
     name: str
     version: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRepeated:
+    """A node followed an old version although it had been sent a newer one, and was sent that again."""
+
+    job: int
+    name: str
+    node: str
+    held: int
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +117,13 @@ class StatsReceived:
 
 ControlEvent = (
     PeerJoined
+    | NodeRegistered
     | PeerRefused
     | PeerLost
     | JobStarted
     | PlanChosen
     | PlanChanged
+    | PlanRepeated
     | RoundLost
     | JobOver
     | StatsReceived

@@ -10,7 +10,8 @@ from enum import IntEnum
 #: Packages of the optional extras, by the module whose import fails.
 EXTRAS = {
     "sklearn": "demo",
-    "rich": "demo",
+    "rich": "ui",
+    "cryptography": "tls",
     "pyroute2": "net",
     "torch": "torch",
     "scipy": "plan",
@@ -21,7 +22,7 @@ EXTRAS = {
 }
 #: Modules of the dependencies that a complete installation has.
 _CORE = frozenset(
-    {"numpy", "numba", "msgpack", "pydantic", "structlog", "uvloop", "click", "prometheus_client"}
+    {"numpy", "numba", "msgpack", "pydantic", "structlog", "uvloop", "click", "prometheus_client", "psutil"}
 )
 
 

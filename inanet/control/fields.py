@@ -9,9 +9,9 @@ from dataclasses import is_dataclass
 from enum import IntEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BeforeValidator, Field, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
 from inanet.proto.plan import ExponentMode, NodePlan, Placement, Shard, TensorLayout, TensorSpec
 from inanet.wire.xagg import MAX_CHILDREN
@@ -24,6 +24,12 @@ MAX_TREES = 256
 #: Shard ids are 16 bit on the wire; 0xFFFF stands for "the link itself" in CREDIT packets.
 SHARD_IDS = 0xFFFF
 MAX_RANKS = 1 << 16
+
+
+class Frozen(BaseModel):
+    """A value: immutable, no unknown fields, every field in range (else pydantic's ``ValidationError``)."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
 
 def _exact(value: Any, hint: Any) -> Any:
@@ -176,6 +182,8 @@ else:
     LayoutData = _plan_data(TensorLayout, check_layout)
     PlanData = _plan_data(NodePlan, check_plan)
 Role = Literal["worker", "aggregator", "ps"]
+#: Who registers: also nodes that take part in no plan.
+NodeRole = Literal["worker", "aggregator", "ps", "switch"]
 #: Why a round or a job failed, for programs.
 Cause = Literal[
     "nonfinite",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from inanet.control.collectives import Collectives, JobLost
-from inanet.control.events import ControlEvent, JobOver, PlanChanged, RoundLost
+from inanet.control.events import ControlEvent, JobOver, PlanChanged, PlanRepeated, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Holding, Mark
 from inanet.control.messages import (
@@ -49,11 +49,19 @@ class Inheritance:
     lacking: frozenset[tuple[str, int]]
 
 
+@dataclass(slots=True)
+class _Told:
+    """A plan as a member was sent it, and the number of the first ping it gets after that."""
+
+    plan: Plan
+    nonce: int
+
+
 class Job:
     """See the module's documentation. What members are to be sent is appended to ``outbox`` as (name,
     message).
 
-    ``hellos`` has every member's Hello; ``next_nonce(host)`` is the number of the next ping that host will
+    ``hellos`` has every member's Hello; ``next_nonce(name)`` is the number of the next ping that member will
     be sent.
     """
 
@@ -68,8 +76,10 @@ class Job:
         format_of: FormatOf,
         receivers: Receivers,
         next_nonce: Callable[[str], int],
+        epoch: int = 0,
     ) -> None:
         self.name = name
+        self.epoch = epoch
         self.number = planner.job
         self.hosts = dict(hosts)
         self.hellos = dict(hellos)
@@ -98,6 +108,8 @@ class Job:
         self._attach: dict[str, set[int]] = {}
         self._settling = Settling(self.collectives.ledger)
         self._stations: dict[str, Station] = {}
+        #: what every member was told last
+        self._told: dict[str, _Told] = {}
 
     def _send(self, name: str, message: Message) -> None:
         self.outbox.append((name, message))
@@ -179,7 +191,20 @@ class Job:
 
     def _send_plan(self, name: str) -> None:
         attach = tuple(sorted(self._attach.pop(name, ())))
-        self._send(name, Plan(plan=self.planner.view(name, self.station), attach=attach))
+        plan = Plan(plan=self.planner.view(name, self.station), attach=attach)
+        self._told[name] = _Told(plan, self._next_nonce(name))
+        self._send(name, plan)
+
+    def follows(self, name: str, version: int, nonce: int) -> None:
+        """A member says which version it acts on, in answer to ping ``nonce``. If it has missed what it was told
+        before that ping, it is told again.
+        """
+        told = self._told.get(name)
+        if told is None or nonce < told.nonce or version >= told.plan.plan.version:
+            return
+        told.nonce = self._next_nonce(name)
+        self.log.append(PlanRepeated(self.number, self.name, name, version, told.plan.plan.version))
+        self._send(name, told.plan)
 
     def station(self, name: str) -> Station:
         """Where a member receives, and the window everybody who sends there has."""
@@ -287,6 +312,7 @@ class Job:
 
     def dismiss(self, name: str, reason: str) -> None:
         """Tell an aggregator that the job goes on without it."""
+        self._told.pop(name, None)
         self._send(name, JobEnded(job=self.number, reason=clip(reason)))
 
     def _drop_holder(self, name: str, reason: str) -> None:

@@ -94,6 +94,7 @@ class Forming:
     members: Members
     number: int
     key: int
+    epoch: int
     deadline: float
     next_waiting: float
 

@@ -16,6 +16,7 @@ from inanet.control.messages import (
     PROTOCOL,
     Begin,
     Finished,
+    Follows,
     Held,
     Hello,
     Hold,
@@ -291,7 +292,9 @@ class Member:
     def receive(self, message: Message, now: float) -> None:
         """Act on one message of the coordinator; unknown kinds cannot get here."""
         if isinstance(message, Ping):
-            self._out.append(Pong(nonce=message.nonce))
+            followed = [view.plan for view in self._jobs.values()]
+            plans = tuple(Follows(job=p.job, key=p.key, version=p.version) for p in followed)
+            self._out.append(Pong(nonce=message.nonce, plans=plans))
         elif isinstance(message, Welcome):
             self.welcomed = True
             self.silence = message.silence

@@ -24,6 +24,13 @@ Rates, for nodes that negotiate them (:mod:`inanet.control.negotiation`)::
     worker -> RateReady ... RateLoss ... RateDone
                                       coordinator -> RateGrant (to every node whose rate changes with that)
 
+Registration is a connection of its own, which every daemon holds as long as it runs; a manager plans with what it hears
+there (:mod:`inanet.control.standing`). Whoever only wants to look asks once::
+
+    daemon -> Register                coordinator -> Registered (or Reject)
+    daemon -> Report, Stats           (every heartbeat)
+    anybody -> Query                  coordinator -> Overview
+
 A change of the tree for later rounds only (an aggregator returns) needs a moment in which no round is on
 its way::
 
@@ -32,15 +39,16 @@ its way::
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal, get_args
+from typing import Annotated, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, Strict
+from pydantic import Field, Strict
 
 from inanet.control.fields import (
     MAX_RANKS,
     MAX_TREES,
     Cause,
     Count,
+    Frozen,
     Integer,
     JobId,
     Key,
@@ -57,15 +65,10 @@ from inanet.control.fields import (
     String,
     Text,
 )
+from inanet.control.standing import Overview, Query, Register, Registered, Report
 
 #: Version of this protocol; a node with another one is refused with a sentence naming both.
-PROTOCOL = 1
-
-
-class Frozen(BaseModel):
-    """A value: immutable, no unknown fields, every field in range (else pydantic's ``ValidationError``)."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+PROTOCOL = 2
 
 
 # ---------- node to coordinator
@@ -238,6 +241,17 @@ class Stats(Frozen):
     counters: Annotated[dict[Label, Count], Field(max_length=4096)]
 
 
+class Performed(Frozen):
+    """How a worker's host fared in the job's first step (XAgg, section V): seconds until its gradients were there (t1)
+    and seconds that sending them took (t2).
+    """
+
+    kind: Literal["performed"] = "performed"
+    job: JobId
+    training: Seconds
+    transmission: Seconds
+
+
 # ---------- both ways
 
 
@@ -248,11 +262,23 @@ class Ping(Frozen):
     nonce: Count
 
 
+class Follows(Frozen):
+    """The version of a job's plan that a node acts on."""
+
+    job: JobId
+    key: Key
+    version: Annotated[Integer, Field(ge=1, lt=1 << 63)]
+
+
 class Pong(Frozen):
-    """Answer to a :class:`Ping`; everything received before that ping has been acted on."""
+    """Answer to a :class:`Ping`; everything received before that ping has been acted on.
+
+    A node says with it which plans it follows, so that one with an old version can be told.
+    """
 
     kind: Literal["pong"] = "pong"
     nonce: Count
+    plans: Annotated[tuple[Follows, ...], Strict(), Field(max_length=1 << 14)] = ()
 
 
 # ---------- coordinator to node
@@ -263,7 +289,8 @@ class Welcome(Frozen):
     else None, 0.
 
     ``silence``: after so many seconds without a word from the coordinator it may be taken for dead (it
-    sends a Ping every third of that). ``deadline``: seconds until the job must be complete.
+    sends a Ping every third of that). ``deadline``: seconds until the job must be complete. ``epoch`` counts the
+    admissions of jobs. ``evaluate``: the coordinator would like to have :class:`Performed`.
     """
 
     kind: Literal["welcome"] = "welcome"
@@ -271,6 +298,8 @@ class Welcome(Frozen):
     key: Key = 0
     silence: Seconds
     deadline: Seconds = 0.0
+    epoch: Count = 0
+    evaluate: Annotated[bool, Strict()] = False
 
 
 class Waiting(Frozen):
@@ -414,6 +443,10 @@ NodeMessage = (
     | RateDone
     | RateLoss
     | Stats
+    | Register
+    | Report
+    | Performed
+    | Query
     | Ping
     | Pong
 )
@@ -430,6 +463,8 @@ CoordinatorMessage = (
     | JobFailed
     | JobEnded
     | Stop
+    | Registered
+    | Overview
     | Ping
     | Pong
 )

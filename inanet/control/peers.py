@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from inanet.control.messages import Hello, Ping
 from inanet.control.settings import Settings
+from inanet.control.standing import Register
+from inanet.control.trust import Certified
 
 
 @dataclass(slots=True)
@@ -18,14 +20,23 @@ class Peer:
     #: when it was asked first since it last said something
     asked: float
     hello: Hello | None = None
+    #: of a connection on which a daemon registers and reports
+    card: Register | None = None
+    #: what its certificate says; None without TLS
+    certificate: Certified | None = None
     job: int | None = None
     #: number of the last ping
     nonce: int = 0
 
     @property
+    def known(self) -> Hello | Register | None:
+        """Who it is, once it has said so."""
+        return self.hello or self.card
+
+    @property
     def label(self) -> str:
         """For messages."""
-        return f"{self.hello.role} {self.hello.name!r}" if self.hello else f"connection {self.id}"
+        return f"{self.known.role} {self.known.name!r}" if self.known else f"connection {self.id}"
 
 
 class Peers:
@@ -43,9 +54,9 @@ class Peers:
         """The peer with this id, unless it is gone."""
         return self._peers.get(peer_id)
 
-    def add(self, peer_id: int, now: float) -> Peer:
+    def add(self, peer_id: int, now: float, certificate: Certified | None = None) -> Peer:
         """A new connection; it has a while to say Hello."""
-        peer = Peer(peer_id, now + self._interval, now + self._settings.hello, now)
+        peer = Peer(peer_id, now + self._interval, now + self._settings.hello, now, certificate=certificate)
         self._peers[peer_id] = peer
         return peer
 
@@ -55,7 +66,7 @@ class Peers:
 
     def heard(self, peer: Peer) -> None:
         """It said something."""
-        if peer.hello is not None:
+        if peer.known is not None:
             peer.deadline = None
 
     def node(self, name: str) -> Peer | None:
@@ -65,6 +76,10 @@ class Peers:
     def worker(self, job: int, name: str) -> Peer | None:
         """The worker host of this name in a job."""
         return next((p for p in self if p.hello and p.job == job and p.hello.name == name), None)
+
+    def registered(self, name: str) -> Peer | None:
+        """The connection on which a node is registered."""
+        return next((p for p in self if p.card and p.card.name == name), None)
 
     def nodes(self) -> dict[str, Hello]:
         """Connected aggregators and parameter servers."""
@@ -88,5 +103,5 @@ class Peers:
     def timer(self) -> float | None:
         """When a ping or a deadline is due."""
         times = [peer.deadline for peer in self if peer.deadline is not None]
-        times += [peer.next_ping for peer in self if peer.hello is not None]
+        times += [peer.next_ping for peer in self if peer.known is not None]
         return min(times, default=None)

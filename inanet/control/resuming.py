@@ -51,6 +51,7 @@ class Resuming:
 
     number: int
     key: int
+    epoch: int
     deadline: float
     members: Members = field(default_factory=lambda: Members(""))
     #: workers, aggregators and parameter servers that hold something of the job

@@ -48,6 +48,12 @@ class Settings:
     group_port: int = GROUP_PORT
     #: nodes are told how fast they may send; a worker whose loss in a period exceeds the share is given less
     negotiate: bool = False
+    #: workers are asked how they fared in their first step, and the fabric may arrange the trees anew with that
+    evaluate: bool = False
+    #: nodes that an overview counts as missing until they have registered
+    expected: tuple[str, ...] = ()
+    #: how often registered nodes report
+    heartbeat: float = 1.0
     loss_threshold: float = LOSS_THRESHOLD
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from inanet.control import messages as m
 from inanet.control.codec import MAX_FRAME, ControlError, Decoder, decode, encode
+from inanet.control.standing import JobState, NodeState, Overview, Query, Register, Registered, Report
 from inanet.proto.plan import (
     Child,
     ExponentMode,
@@ -72,8 +73,13 @@ TABLE: list[m.Message] = [
     m.RateDone(job=7, sequence=2),
     m.RateLoss(job=7, sequence=3, sent=1000, lost=20),
     m.Stats(counters={"drops": 3}),
+    m.Performed(job=7, training=1.5, transmission=0.25),
+    Register(protocol=2, name="s0", role="switch", token="t", cores=4, memory=1 << 34, link_bps=10**10),
+    Report(idle_cores=2.5, memory_used=1 << 30, send_bps=10**9),
+    Query(protocol=2, token="t"),
     m.Ping(nonce=1),
     m.Pong(nonce=1),
+    m.Pong(nonce=2, plans=(m.Follows(job=7, key=1, version=3),)),
     m.Welcome(silence=10.0),
     m.Welcome(job=7, key=(1 << 64) - 1, silence=10, deadline=3.5),
     m.Waiting(joined=2, expected=4, missing=("rank 2", "aggregator a0")),
@@ -87,6 +93,13 @@ TABLE: list[m.Message] = [
     m.JobFailed(job=None, error="worker_lost", message="gone", ranks=(1,)),
     m.JobEnded(job=7, reason="over"),
     m.Stop(reason="bye"),
+    Registered(heartbeat=1.0, epoch=3),
+    Overview(
+        epoch=3,
+        nodes=(NodeState(name="a0", role="aggregator", registered=True, serves=True, counters={"rx": 1}),),
+        jobs=(JobState(name="train", state="running", ranks={"w0": (0,)}, trees=({"w0": "ps"},)),),
+        missing=("a1",),
+    ),
 ]
 
 

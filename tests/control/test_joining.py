@@ -42,7 +42,7 @@ def test_start_order_does_not_matter(order: list[str]) -> None:
         assert plan.attach == ()
     assert [child.name for child in nodes.plans["ps"].placements[0].children] == ["a0", "a1"]
     assert [child.name for child in nodes.plans["a1"].placements[0].children] == ["w1", "w3"]
-    assert JobStarted(JOB, "train", 4, resumed=False) in nodes.events
+    assert JobStarted(JOB, "train", 4, resumed=False, epoch=1) in nodes.events
 
 
 def test_the_same_plan_whatever_the_order() -> None:
@@ -59,7 +59,7 @@ def test_a_worker_is_welcomed_with_the_key_of_its_job() -> None:
     nodes.join("w0")
     nodes.now += 5
     nodes.join("w1", "a0")
-    assert nodes.last("w1", Welcome) == Welcome(job=JOB, key=FIRST_KEY, silence=9.0, deadline=45.0)
+    assert nodes.last("w1", Welcome) == Welcome(job=JOB, key=FIRST_KEY, silence=9.0, deadline=45.0, epoch=1)
     assert nodes.last("a0", Welcome) == Welcome(silence=9.0)
     assert PeerJoined(nodes.ids["a0"], "a0", "aggregator") in nodes.events
 
@@ -132,7 +132,7 @@ def test_hosts_with_several_ranks_join_as_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"protocol": 2}, "speaks control protocol 2, this coordinator 1"),
+        ({"protocol": 1}, "speaks control protocol 1, this coordinator 2"),
         ({"token": "wrong"}, "has another token"),
         ({"token": "wröng"}, "has another token"),
         ({"name": "w77"}, "worker 'w77' is not in the topology; that role has w0, w1, w2 and w3"),

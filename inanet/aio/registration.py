@@ -1,0 +1,117 @@
+"""A daemon's standing connection: it registers, and reports every heartbeat what its machine has to spare.
+
+Nothing depends on it where a configuration has the trees; a manager plans with it. So a coordinator that does not
+answer, or refuses, is no error of the daemon: it is tried again for as long as the daemon runs.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
+from inanet.aio.uplink import WELCOME_SECONDS
+from inanet.control.codec import ControlError
+from inanet.control.fields import NodeRole
+from inanet.control.messages import PROTOCOL, Ping, Pong, Reject, Stats
+from inanet.control.observe.machine import Machine
+from inanet.control.standing import Register, Registered
+from inanet.control.trust import Keys
+
+#: Seconds for which a connection is tried before the next attempt is logged, and pauses after a refusal.
+ATTEMPT_SECONDS = 60.0
+REFUSED_SECONDS = 10.0
+_log: Any = structlog.get_logger("inanet.registration")
+
+
+class Registration:
+    """Keeps a node registered at the coordinator at ``address``. ``figures()`` are its counters."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        role: NodeRole,
+        token: str,
+        *,
+        machine: Machine,
+        endpoint: str = "",
+        software: str = "",
+        figures: Callable[[], Mapping[str, object]] = dict,
+        keys: Keys | None = None,
+    ) -> None:
+        self._address = address
+        self._card = Register(
+            protocol=PROTOCOL,
+            name=name,
+            role=role,
+            token=token,
+            address=endpoint,
+            cores=machine.cores,
+            memory=machine.memory,
+            link_bps=machine.link_bps,
+            software=software,
+        )
+        self._machine = machine
+        self._figures = figures
+        self._keys = keys
+        #: whether it is registered now
+        self.registered = False
+
+    async def run(self) -> None:
+        """Register, report, and again when the connection breaks; until cancelled."""
+        refused = ""
+        while True:
+            pause = 0.0
+            try:
+                channel = await connect(self._address, ATTEMPT_SECONDS, keys=self._keys)
+            except DeadlineError as error:
+                _log.info("not registered yet", node=self._card.name, reason=str(error))
+                continue
+            try:
+                reject = await self._talk(channel)
+                pause = reject.retry_after if reject.retry_after is not None else REFUSED_SECONDS
+                if reject.reason != refused:
+                    # once: what does not change is not said every ten seconds
+                    refused = reject.reason
+                    _log.warning("not registered", node=self._card.name, reason=refused)
+            except (DeadlineError, ChannelClosed, ControlError) as error:
+                _log.info("registration lost", node=self._card.name, reason=str(error))
+            finally:
+                self.registered = False
+                await channel.close()
+            await asyncio.sleep(pause)
+
+    async def _talk(self, channel: Channel) -> Reject:
+        """Until the coordinator refuses. Raises what a channel raises when it is lost."""
+        channel.post(self._card)
+        loop = asyncio.get_running_loop()
+        beat = WELCOME_SECONDS
+        due = loop.time() + beat
+        while True:
+            try:
+                message = await channel.receive(max(0.001, due - loop.time()), "Registered")
+            except DeadlineError:
+                if not self.registered:
+                    raise
+                due = loop.time() + beat
+                self._report(channel)
+                continue
+            if isinstance(message, Reject):
+                return message
+            if isinstance(message, Ping):
+                channel.post(Pong(nonce=message.nonce))
+            elif isinstance(message, Registered):
+                self.registered = True
+                beat = max(0.05, message.heartbeat)
+                due = loop.time() + beat
+                _log.info("registered", node=self._card.name, epoch=message.epoch)
+                self._report(channel)
+
+    def _report(self, channel: Channel) -> None:
+        channel.post(self._machine.report())
+        counters = {
+            name: value for name, value in self._figures().items() if type(value) is int and value >= 0
+        }
+        channel.post(Stats(counters=counters))

@@ -1,0 +1,30 @@
+"""The door of a coordinator: the same protocol, the right token, a certificate for the name that is used."""
+
+import hmac
+
+from inanet.control.joining import Refused
+from inanet.control.messages import PROTOCOL, Hello
+from inanet.control.standing import Query, Register
+from inanet.control.trust import Certified
+
+
+def check_entry(message: Hello | Register | Query, token: str, certificate: Certified | None) -> None:
+    """Raise :class:`~inanet.control.joining.Refused` unless whoever says this may come in.
+
+    ``certificate``: what the connection's certificate says; None for connections without TLS, which are for Unix
+    sockets, loopback, and networks where the token is enough.
+    """
+    who = "whoever asks" if isinstance(message, Query) else repr(message.name)
+    if message.protocol != PROTOCOL:
+        raise Refused(
+            f"{who} speaks control protocol {message.protocol}, this coordinator {PROTOCOL}: "
+            "install the same version of inanet on both"
+        )
+    if not hmac.compare_digest(message.token.encode(), token.encode()):
+        raise Refused(f"{who} has another token than this coordinator; use the same on all nodes")
+    if certificate is not None and not isinstance(message, Query):
+        job = message.job if isinstance(message, Hello) else ""
+        if refusal := certificate.refusal(message.name, job):
+            raise Refused(
+                f"{message.role} {message.name!r} is refused: {refusal}; issue it with 'ina keys issue'"
+            )

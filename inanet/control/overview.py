@@ -1,0 +1,61 @@
+"""What a coordinator shows to whoever asks: nodes, jobs, trees, and what is still waited for."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from inanet.control.job import Job
+from inanet.control.joining import Forming
+from inanet.control.messages import Hello
+from inanet.control.registry import Registry
+from inanet.control.sentences import clip
+from inanet.control.standing import JobState, Overview
+
+if TYPE_CHECKING:
+    from inanet.control.admission import Admission
+
+
+def overview(
+    registry: Registry,
+    serving: Mapping[str, Hello],
+    jobs: Mapping[int, Job],
+    admission: "Admission",
+    expected: tuple[str, ...],
+    now: float,
+) -> Overview:
+    """The answer to a :class:`~inanet.control.standing.Query`."""
+    running = [_running(job) for job in jobs.values()]
+    waiting = []
+    for pending, missing in admission.pending():
+        members = pending.members
+        waiting.append(
+            JobState(
+                name=members.job,
+                state="forming" if isinstance(pending, Forming) else "resuming",
+                epoch=pending.epoch,
+                world=members.world,
+                ranks={name: tuple(sorted(hello.ranks)) for name, hello in members.hellos.items()},
+                missing=tuple(clip(words) for words in missing),
+            )
+        )
+    return Overview(
+        epoch=admission.epoch,
+        nodes=registry.states(serving, now),
+        jobs=(*running, *waiting),
+        missing=registry.missing(expected),
+    )
+
+
+def _running(job: Job) -> JobState:
+    trees = job.planner.trees
+    return JobState(
+        name=job.name,
+        state="running",
+        epoch=job.epoch,
+        version=job.planner.version,
+        rounds=job.collectives.ledger.newest,
+        world=job.planner.ranks,
+        ranks={name: host.ranks for name, host in job.hosts.items()},
+        roots=tuple(tree.root for tree in trees),
+        trees=tuple(dict(tree.parents) for tree in trees),
+        absent=tuple(sorted(job.absent)),
+    )

@@ -1,0 +1,94 @@
+"""Who may be what, by certificate: control connections over TLS, both ends known by the names in their certificates.
+
+A certificate of the fabric's own authority (``ina keys init``) has URIs as its subject's alternative names:
+
+======================== ===============================================================================
+``inanet:node:NAME``     the node of this name
+``inanet:coordinator``   may be connected to as a coordinator: a manager, or the PS of a fabric without one
+``inanet:job:PATTERN``   the jobs that a node may join (``*`` stands for anything); without any, every job
+======================== ===============================================================================
+
+Host names and addresses are not looked at: nodes are known by name wherever they run.
+"""
+
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from inanet.control.exits import Failure
+
+#: Seconds that a handshake may take.
+HANDSHAKE_SECONDS = 10.0
+#: How names in certificates start.
+NODE, COORDINATOR, JOB = "inanet:node:", "inanet:coordinator", "inanet:job:"
+
+
+class KeyFileError(Failure):
+    """A file with keys that cannot be used; the message names it and says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """What a peer's certificate says it is."""
+
+    nodes: frozenset[str] = frozenset()
+    jobs: tuple[str, ...] = ()
+    coordinator: bool = False
+
+    def refusal(self, name: str, job: str = "") -> str:
+        """Why the peer cannot be node ``name`` in ``job``; empty if it can."""
+        if name not in self.nodes:
+            known = ", ".join(sorted(self.nodes)) or "no node"
+            return f"its certificate is that of {known}, not of {name!r}"
+        if job and self.jobs and not any(fnmatchcase(job, pattern) for pattern in self.jobs):
+            return f"its certificate is for the jobs {', '.join(self.jobs)}, not for {job!r}"
+        return ""
+
+
+def certified(certificate: Mapping[str, Any] | None) -> Certified:
+    """What a certificate says, as :meth:`ssl.SSLSocket.getpeercert` gives it; nothing without one."""
+    names = [str(value) for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
+    return Certified(
+        nodes=frozenset(name.removeprefix(NODE) for name in names if name.startswith(NODE)),
+        jobs=tuple(name.removeprefix(JOB) for name in names if name.startswith(JOB)),
+        coordinator=COORDINATOR in names,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """A node's files: the authority's certificate, and its own certificate with the private key (PEM)."""
+
+    authority: str
+    own: str
+
+    def server(self) -> ssl.SSLContext:
+        """For a coordinator: TLS 1.3 only, and clients must have a certificate. Raises :class:`KeyFileError`."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def client(self) -> ssl.SSLContext:
+        """For a node. Raises :class:`KeyFileError`."""
+        return self._context(ssl.PROTOCOL_TLS_CLIENT)
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        # who it is stands in the certificate, whatever address it has
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_REQUIRED
+        for path, load in (
+            (self.authority, context.load_verify_locations),
+            (self.own, context.load_cert_chain),
+        ):
+            try:
+                load(path)
+            except ssl.SSLError as error:
+                what = error.reason or str(error)
+                raise KeyFileError(
+                    f"{path} holds no usable keys ({what}): make them with 'ina keys'"
+                ) from None
+            except OSError as error:
+                raise KeyFileError(f"cannot read {path}: {error.strerror}: make it with 'ina keys'") from None
+        return context
