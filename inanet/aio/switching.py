@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Network
 from typing import Any
 
 import structlog
@@ -147,15 +147,10 @@ def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
         routes = [(route.network, numbers[route.port], int(route.gateway or 0)) for route in switch.routes]
         routes += [(IPv4Network(one), numbers[port.name], 0) for port in switch.ports for one in port.behind]
         tables.set_routes(routes)
-        members = {}
         for host in switch.hosts:
             tables.give_host(int(host.address), int(host.hardware.replace(":", ""), 16), numbers[host.port])
         # a host that is given a port speaks from there alone, whatever its programs
-        placed = {IPv4Address(host.address): numbers[host.port] for host in switch.hosts}
-        for registration in pipeline.registrations:
-            for member in registration.uplinks:
-                if IPv4Address(member >> 16) in placed:
-                    members[member] = placed[IPv4Address(member >> 16)]
+        members = {int(host.address) << 16: numbers[host.port] for host in switch.hosts}
         return FrameSwitch(
             pipeline,
             devices,

@@ -94,6 +94,35 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Switched:
+    """What a job whose sums are made in a switch needs beside its tree; the same for all its nodes.
+
+    ``system`` is a name of :data:`inanet.proto.systems.SYSTEMS`. Addresses are endpoints (:mod:`inanet.wire.endpoint`).
+    """
+
+    system: str
+    #: the job's in the framing, 1 to 255
+    number: int
+    #: worker *k*, whose bit is ``1 << k``, sends from and receives at ``workers[k]``
+    workers: tuple[int, ...]
+    #: where contributions are sent to
+    switch: int
+    #: the system's PS; 0 where it has none
+    ps: int
+    #: who agrees on exponents of floats
+    exponents: int
+    #: slots the job may use; ``own``: nobody else does
+    slots: int
+    own: bool
+    #: fragments a worker may have in flight
+    window: int
+    #: slots the job may hold at a time, of those that jobs share; 0: as many as there are
+    quota: int = 0
+    #: values in a packet; 0: what the system's packets always have
+    values: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NodePlan:
     """One node's view of one plan version of a job."""
 
@@ -107,6 +136,8 @@ class NodePlan:
     placements: tuple[Placement, ...] = ()
     #: fragments each neighbour may have in flight towards this node, so that it returns credit in time; 0: not known
     window: int = 0
+    #: the job's sums are made in a switch
+    switched: Switched | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,11 @@ class Flows:
         """What is added to a flow's number to make its handle."""
         return self._generation << FLOW_BITS
 
+    def regroup(self, members: Collection[int]) -> None:
+        """Other endpoints are in groups from now on. Forgets all flows, because what is made of them may leave otherwise."""
+        self._members = frozenset(members)
+        self.clear()
+
     def clear(self) -> None:
         """Forget all flows; handles given out so far are no longer :meth:`current`."""
         self.keys[:] = 0

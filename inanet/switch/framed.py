@@ -20,6 +20,7 @@ from inanet.switch.local import Local, batch_of
 from inanet.switch.parse import Kind
 from inanet.switch.pipeline import Pipeline, Run
 from inanet.switch.port import PortOptions, SwitchPort
+from inanet.switch.programs import Job, admit, dismiss
 from inanet.switch.rebuild import Frames, Rebuilder, mark_congestion, segments_of
 from inanet.switch.registration import Registration, matches
 from inanet.switch.tables import DROPPED, FLOOD, LOCAL, TAKEN, Tables
@@ -31,7 +32,7 @@ class FrameSwitch:
     """Ports by name on ``devices`` around the programs of ``pipeline``; ``tables`` say who is where.
 
     ``link`` is the length of link headers: 14, or 0 for TUN. ``members`` maps endpoints to the number of the port that
-    they must come in at; endpoints of programs that it lacks may come in anywhere. ``rings`` bring raw frames of the ports
+    their hosts must come in at; those of hosts that it lacks may come in anywhere. ``rings`` bring raw frames of the ports
     with these names. ``clock`` is what delays of faults are measured by.
     """
 
@@ -50,8 +51,7 @@ class FrameSwitch:
         self.pipeline = pipeline
         self.tables = tables
         self._link = link
-        grouped = {one for each in pipeline.registrations for group in each.groups.values() for one in group}
-        self._flows = Flows(tables, link, grouped)
+        self._flows = Flows(tables, link)
         self._local = Local(tables, link)
         self._rebuilder = Rebuilder(link)
         chosen = options or {}
@@ -61,7 +61,9 @@ class FrameSwitch:
         ]
         by_name = {port.name: port for port in self._ports}
         self._rings = [RingPort(self, by_name[name], ring) for name, ring in (rings or {}).items()]
-        self._program_ports, self._raw, self._members = matches(pipeline.registrations, members or {})
+        #: hosts that speak from one port alone, by address
+        self._placed = {member >> 16: port for member, port in (members or {}).items()}
+        self._follow()
         self._places: I64 = np.zeros((64, parse.PLACES), np.int64)
         self._shares = [[0, 0] for _ in pipeline.registrations]
         self._limited = any(port.queue.rate is not None for port in self._ports)
@@ -82,6 +84,34 @@ class FrameSwitch:
         return {
             one.name: own | (one.ports[0].start if one.ports else 0) for one in self.pipeline.registrations
         }
+
+    # ---------------------------------------------------------------- jobs
+
+    def serve(self, program: str, job: Job) -> None:
+        """See :class:`~inanet.switch.port.Switch`."""
+        admit(self._registration(program), job)
+        self._follow()
+
+    def dismiss(self, program: str, job: Job, leave: Callable[[SwitchPort], None]) -> None:
+        """See :class:`~inanet.switch.port.Switch`. Interfaces stay."""
+        dismiss(self._registration(program), job)
+        self._follow()
+
+    def _registration(self, program: str) -> Registration:
+        return next(one for one in self.pipeline.registrations if one.name == program)
+
+    def _follow(self) -> None:
+        """Take packets from the members that programs have now, and from nobody else."""
+        registrations = self.pipeline.registrations
+        grouped = {one for each in registrations for group in each.groups.values() for one in group}
+        self._flows.regroup(grouped)
+        placed = {
+            member: self._placed[member >> 16]
+            for each in registrations
+            for member in each.uplinks
+            if member >> 16 in self._placed
+        }
+        self._program_ports, self._raw, self._members = matches(registrations, placed)
 
     # ---------------------------------------------------------------- parse and filter
 

@@ -7,6 +7,7 @@ from typing import Protocol
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.switch.egress import EgressQueue
+from inanet.switch.programs import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,17 @@ class Switch(Protocol):
 
     def endpoints(self) -> dict[str, int]:
         """Where the packets of each program, by its name, can be sent to."""
+        ...
+
+    def serve(self, program: str, job: Job) -> None:
+        """Have a program serve a job from now on; ports may come with it.
+
+        Raises ``ValueError`` for a job that it cannot serve, ``MemoryError`` for one that it has no slots for.
+        """
+        ...
+
+    def dismiss(self, program: str, job: Job, leave: Callable[[SwitchPort], None]) -> None:
+        """Have a program forget a job; ``leave`` is called with every port that is closed then, before it is."""
         ...
 
     def timer(self) -> float:

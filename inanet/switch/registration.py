@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from inanet.proto.program import Program
 from inanet.wire.batch import I64, U64
 
 #: ethertype of the raw frames of A2TP's and ATP's public programs
@@ -24,11 +24,12 @@ class Registration:
     """
 
     name: str
-    program: Program
+    #: a :class:`~inanet.proto.program.Program`; those of systems are told of jobs that come and go
+    program: Any
     ports: tuple[range, ...] = ()
     raw: bool = False
-    uplinks: Mapping[int, int] = field(default_factory=dict)
-    groups: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    uplinks: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
     passes: int = 1
     share: int | None = None
 

@@ -19,6 +19,7 @@ from inanet.proto.program import Action
 from inanet.switch.outbox import Outbox, Packets
 from inanet.switch.pipeline import BATCH, Pipeline, Run
 from inanet.switch.port import PortOptions, SwitchPort
+from inanet.switch.programs import Job, admit, dismiss
 from inanet.switch.registration import Registration
 from inanet.wire.batch import U8, U64, PacketBatch, Transmission
 from inanet.wire.drops import Drop
@@ -150,6 +151,9 @@ class UdpSwitch:
         self._rcvbuf = rcvbuf
         self._strays: dict[str, _Strays] = {}
         self._ports: dict[tuple[str, int], UdpPort] = {}
+        self._opened = 0
+        #: what ports have counted that are closed now
+        self._past: dict[str, int] = {}
         #: share of a program's bytes that left again so far: offered, left
         self._shares = {one.name: [0, 0] for one in pipeline.registrations}
         try:
@@ -183,8 +187,29 @@ class UdpSwitch:
             if key not in self._ports:
                 options = self._options.get(peer, self._default)
                 bare = base.beside(peer, rcvbuf=self._rcvbuf, sndbuf=SNDBUF)
-                device = options.faults.around(bare, len(self._ports), self._clock)
+                device = options.faults.around(bare, self._opened, self._clock)
+                self._opened += 1
                 self._ports[key] = UdpPort(self, registration, peer, device, options)
+
+    def serve(self, program: str, job: Job) -> None:
+        """See :class:`~inanet.switch.port.Switch`."""
+        registration = self._registration(program)
+        admit(registration, job)
+        self.attach(registration)
+
+    def dismiss(self, program: str, job: Job, leave: Callable[[SwitchPort], None]) -> None:
+        """See :class:`~inanet.switch.port.Switch`."""
+        registration = self._registration(program)
+        dismiss(registration, job)
+        for key in [key for key in self._ports if key[0] == program and key[1] not in registration.uplinks]:
+            port = self._ports.pop(key)
+            leave(port)
+            port.device.close()
+            for name, count in port.counters().items():
+                self._past[name] = self._past.get(name, 0) + count
+
+    def _registration(self, program: str) -> Registration:
+        return next(one for one in self.pipeline.registrations if one.name == program)
 
     def take(self, registration: Registration, batch: PacketBatch, origins: U64, now: float) -> None:
         """Send a batch from one endpoint through its program, and what comes out to where it goes."""
@@ -254,7 +279,7 @@ class UdpSwitch:
         drops = self.pipeline.drops_by_reason()
         ports = {port.name: port.counters() for port in self.ports}
         for reason, counter in ((Drop.KERNEL_OVERFLOW, "kernel_overflow"), (Drop.INJECTED, "injected")):
-            lost = sum(counters.get(counter, 0) for counters in ports.values())
+            lost = sum(counters.get(counter, 0) for counters in (*ports.values(), self._past))
             if lost:
                 drops[reason.label] = lost
         return {**self.pipeline.stats(), "drops": drops, "ports": ports}

@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from inanet.proto.a2tp.pace import A2tpPace
 from inanet.proto.a2tp.windows import PAPER, PROFILES, Windows
 from inanet.proto.atp.worker import AtpWorker
+from inanet.proto.plan import Switched
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Mask, Membership
 from inanet.wire.a2tp import FRAME, Mark
@@ -103,3 +104,8 @@ class A2tpWorker(AtpWorker):
             "acw": windows.acw,
             "lcw": windows.lcw,
         }
+
+
+def join(member: Membership, facts: Switched, timing: Timing) -> A2tpWorker:
+    """The worker of a job as its plan describes it."""
+    return A2tpWorker(member, facts.window, facts.slots, timing=timing)

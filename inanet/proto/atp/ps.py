@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
 from inanet.proto.atp.slots import SlotTable
+from inanet.proto.events import NodeEvent
 from inanet.proto.switched.leaves import Leaves, Sums, fold, give, make_leaves
 from inanet.wire.atp import (
     ECHO,
@@ -262,7 +263,12 @@ class ParameterServer:
             left = table.touched[waiting] + self.pull_after * (1 << np.minimum(table.pulls[waiting], 10))
             running.pull_at = float(left.min()) if len(waiting) else None
 
-    def events(self) -> list[object]:
+    @property
+    def groups(self) -> frozenset[int]:
+        """None."""
+        return frozenset()
+
+    def events(self) -> list[NodeEvent]:
         """Nothing to report."""
         return []
 

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
 from inanet.proto.atp.slots import SlotTable
+from inanet.proto.plan import Switched
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Answers, Layout, Mask, Membership, Pace, Worker
 from inanet.wire.atp import FRAME, JOB_MASK, MAX_JOB, SECOND_HALF, SEQUENCE_BITS, VALUES, Flag, head_type
@@ -141,3 +142,8 @@ class AtpWorker(Worker):
             mine = numbers >= stream.first
             view["key"][mine] = stream.tensor.tensor
             view["length"][mine] = stream.tensor.spec.elements
+
+
+def join(member: Membership, facts: Switched, timing: Timing) -> AtpWorker:
+    """The worker of a job as its plan describes it."""
+    return AtpWorker(member, facts.window, facts.slots, timing=timing)

@@ -4,9 +4,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.atp.worker import AtpWorker
-from inanet.proto.plan import TensorSpec
-from inanet.proto.switched.window import Index
-from inanet.proto.switched.worker import Mask
+from inanet.proto.plan import Switched, TensorSpec
+from inanet.proto.switched.window import Index, Timing
+from inanet.proto.switched.worker import Mask, Membership
 from inanet.wire.esa import FRAME, MAX_PRIORITY
 
 
@@ -33,3 +33,8 @@ class EsaWorker(AtpWorker):
             if stream.first is None:
                 break
             view["priority"][numbers >= stream.first] = stream.tensor.priority
+
+
+def join(member: Membership, facts: Switched, timing: Timing) -> EsaWorker:
+    """The worker of a job as its plan describes it."""
+    return EsaWorker(member, facts.window, facts.slots, timing=timing)

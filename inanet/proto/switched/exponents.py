@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.events import NodeEvent
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import PAYLOAD_BYTES, Kind, MalformedPacket, Packet, decode, is_newer
@@ -221,7 +222,12 @@ class ExponentRoot:
     def on_timer(self, now: float) -> None:
         """Nothing waits here."""
 
-    def events(self) -> list[object]:
+    @property
+    def groups(self) -> frozenset[int]:
+        """None."""
+        return frozenset()
+
+    def events(self) -> list[NodeEvent]:
         """Nothing to report."""
         return []
 

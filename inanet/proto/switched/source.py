@@ -51,6 +51,10 @@ class Source(ABC):
         #: local rank (-1: another host's) and element of the NaN or Inf for which the round is refused
         self.refusal: tuple[int, int] | None = None
 
+    def detach(self) -> None:
+        """Go on with a copy of the arrays: their owner may have other plans for them."""
+        self.arrays = [array.copy() for array in self.arrays]
+
     def start(self, first: int) -> None:
         """Number the fragments from here on."""
         self.first = first

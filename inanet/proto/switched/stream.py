@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import place, take
 from inanet.kernels.layout import BLOCK, PAYLOAD_WORDS, POISON, ROW_WORDS
+from inanet.proto.encoding import NOTHING
 from inanet.proto.plan import ExponentMode
 from inanet.proto.switched.exponents import GROUP, ExponentClient, Question
 from inanet.proto.switched.source import Arrays, Index, Source, Tensor
@@ -156,14 +157,12 @@ class Stream(Source):
     def finish(self) -> None:
         """Turn the sums into the result, in every local array, and leave exponents to the next round."""
         form, spec, tensor = self.tensor.format, self.tensor.spec, self.tensor
-        following = form.initial_exponents() if spec.mode is ExponentMode.CARRIED else None
+        following = form.initial_exponents() if spec.mode is ExponentMode.CARRIED else NOTHING
         every = np.arange(form.fragments)
         parts = [(self._main.rows, every, every)]
         if self._again is not None:
             # over what their first pass has left
             parts.append((self._again.rows, np.arange(len(self._misfits)), self._misfits))
         for rows, slots, fragments in parts:
-            if following is not None:
-                form.carried(rows, slots, fragments, self._table, following)
-            form.decode(rows, slots, fragments, self._table, self.arrays)
-        tensor.carried = None if self.refusal is not None else following
+            form.decode(rows, slots, fragments, self._table, self.arrays, following)
+        tensor.carried = following if self.refusal is None and len(following) else None

@@ -157,6 +157,10 @@ class Worker:
             )
         self._tensors[tensor] = made
 
+    def drop_tensor(self, tensor: int) -> None:
+        """Forget a tensor; rounds of it that have begun go on."""
+        self._tensors.pop(tensor, None)
+
     def begin(self, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float) -> None:
         """Start this host's part in a round. ``arrays`` are 1-D, one per local rank, overwritten by the result.
 
@@ -166,6 +170,14 @@ class Worker:
         if self._heard is None:
             self._heard = now
         self._turn(now)
+
+    def give_up(self, round_: int) -> None:
+        """A round has failed for everybody. Its fragments go on, because the numbers of later ones follow theirs, but its
+        arrays are left alone from now on.
+        """
+        for stream in self._streams:
+            if stream.round == round_:
+                stream.detach()
 
     def _source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
         """How a round becomes fragments."""

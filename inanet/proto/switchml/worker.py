@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
+from inanet.proto.plan import Switched
 from inanet.proto.switched.source import Arrays, Source, Tensor
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Answers, Layout, Mask, Membership, Worker
@@ -71,3 +72,8 @@ class SwitchMLWorker(Worker):
             if isinstance(stream, PacketwiseStream) and stream.first is not None:
                 mine = (numbers >= stream.first) & (numbers < stream.first + (stream.count or 0))
                 view["exponents"][mine] = stream.exponents(numbers[mine] - stream.first)
+
+
+def join(member: Membership, facts: Switched, timing: Timing) -> SwitchMLWorker:
+    """The worker of a job as its plan describes it."""
+    return SwitchMLWorker(member, facts.slots, values=facts.values or 256, timing=timing)

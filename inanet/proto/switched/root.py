@@ -1,0 +1,75 @@
+"""The machines of a parameter server that serves jobs on switches, and who tells them about these jobs.
+
+Exponents are agreed with one machine, sums that the switch could not finish go to another, one for each framing. They share
+nothing with the slots of jobs that sum in trees; which jobs are whose is in their plans.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inanet.proto.atp.ps import ParameterServer, PSJob
+from inanet.proto.machine import Follower
+from inanet.proto.plan import NodePlan, Switched, TensorLayout
+from inanet.proto.switched.exponents import ExponentRoot
+
+
+class SwitchedRoot:
+    """Follows the plans of all jobs: those without a switch are for ``trees``. ``servers`` are by system."""
+
+    def __init__(
+        self, trees: Follower, exponents: ExponentRoot, servers: Mapping[str, ParameterServer]
+    ) -> None:
+        self._trees = trees
+        self._exponents = exponents
+        self._servers = servers
+        self._switched: dict[int, Switched] = {}
+
+    def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
+        """Serve a job on a switch from its first plan on."""
+        facts = plan.switched
+        if facts is None:
+            self._trees.apply(plan, now, attach=attach)
+            return
+        if plan.job in self._switched:
+            return
+        self._switched[plan.job] = facts
+        members = {worker: 1 << index for index, worker in enumerate(facts.workers)}
+        self._exponents.add_job(facts.number, plan.key, members)
+        server = self._servers.get(facts.system)
+        if server is not None:
+            switch = (facts.switch,)
+            server.add_job(PSJob(facts.number, members, switch, facts.window, facts.slots, switch))
+
+    def drop_job(self, job_id: int) -> None:
+        """Forget a job."""
+        facts = self._switched.pop(job_id, None)
+        if facts is None:
+            self._trees.drop_job(job_id)
+            return
+        self._exponents.remove_job(facts.number)
+        server = self._servers.get(facts.system)
+        if server is not None:
+            server.remove_job(facts.number)
+
+    def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
+        """Tensors on a switch have no slots here."""
+        if job_id not in self._switched:
+            self._trees.add_layout(job_id, layout, last_round)
+
+    def drop_layout(self, job_id: int, tensor: int) -> None:
+        """Forget a tensor."""
+        if job_id not in self._switched:
+            self._trees.drop_layout(job_id, tensor)
+
+    def begin(
+        self, job_id: int, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float
+    ) -> None:
+        """A parameter server has no ranks of its own but as a node of trees."""
+        self._trees.begin(job_id, tensor, round_, arrays, now)
+
+    def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
+        """Fragments of a failed round on a switch go on to their end."""
+        if job_id not in self._switched:
+            self._trees.fail_round(job_id, round_, tensors, now)

@@ -1,0 +1,97 @@
+"""The systems whose sums are made in a switch, by the names users select them by: a worker, a program, perhaps a PS.
+
+Light to import: a part brings its kernels along only when it is made. A job without a switch is XAgg's, whose nodes
+(:class:`inanet.proto.node.Node`) form trees and need no entry here.
+"""
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inanet.proto.atp.ps import ParameterServer
+    from inanet.proto.plan import Switched
+    from inanet.proto.switched.window import Timing
+    from inanet.proto.switched.worker import Membership, Worker
+
+#: the system of jobs whose nodes sum in trees
+TREES = "xagg"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """Where the parts of a system are, as ``module:name``, and the packets that are its unless told otherwise.
+
+    ``worker`` is called with a membership, what the plan says (:class:`~inanet.proto.plan.Switched`) and waiting times.
+    ``program`` is a class made with ``budget`` (bytes of registers) and ``age`` (seconds), and the further ``options``.
+    ``frame`` is the frame type of its PS, empty where it has none. ``ports`` are UDP ports; with ``raw`` it also has raw
+    frames (ethertype 0x0700). ``static``: every job has slots of its own.
+    """
+
+    worker: str
+    program: str
+    frame: str
+    ports: range
+    raw: bool = False
+    static: bool = False
+    options: tuple[str, ...] = ()
+
+    def make_worker(self, member: "Membership", facts: "Switched", timing: "Timing") -> "Worker":
+        """A worker's machine. Raises ``ValueError`` for facts that the system cannot have."""
+        worker: Worker = _load(self.worker)(member, facts, timing)
+        return worker
+
+    def make_program(self, **options: Any) -> Any:
+        """The switch's program; raises ``ValueError`` for memory in which not one slot fits."""
+        return _load(self.program)(**options)
+
+    def make_server(self) -> "ParameterServer | None":
+        """The system's PS, if it has one."""
+        if not self.frame:
+            return None
+        from inanet.proto.atp.ps import ParameterServer
+
+        return ParameterServer(_load(self.frame))
+
+
+def _load(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+SYSTEMS: Mapping[str, System] = {
+    "switchml": System(
+        "inanet.proto.switchml.worker:join",
+        "inanet.proto.switchml.program:SwitchMLProgram",
+        "",
+        range(0xBEE0, 0xBEF0),
+        static=True,
+        options=("values", "values_per_pass"),
+    ),
+    "atp": System(
+        "inanet.proto.atp.worker:join",
+        "inanet.proto.atp.program:AtpProgram",
+        "inanet.wire.atp:FRAME",
+        range(7410, 7411),
+        raw=True,
+        options=("shared",),
+    ),
+    "esa": System(
+        "inanet.proto.esa.worker:join",
+        "inanet.proto.esa.program:EsaProgram",
+        "inanet.wire.esa:FRAME",
+        range(7411, 7412),
+        options=("shared",),
+    ),
+    "a2tp": System(
+        "inanet.proto.a2tp.worker:join",
+        "inanet.proto.a2tp.program:A2tpProgram",
+        "inanet.wire.a2tp:FRAME",
+        range(7412, 7413),
+        raw=True,
+        options=("shared",),
+    ),
+}
+#: what a job may choose
+NAMES = (TREES, *SYSTEMS)
