@@ -73,6 +73,18 @@ class Drop(IntEnum):
     STALE_MSG = 30
     #: NetReduce: message with an INA header on a connection that carries plain ones, or the other way round
     OTHER_MODE = 31
+    #: RoCE: the invariant CRC does not match
+    BAD_ICRC = 32
+    #: RoCE: no queue pair of that number here, or not connected to the address that it came from
+    UNKNOWN_QP = 33
+    #: RoCE: the queue pair's state does not let it take packets
+    WRONG_STATE = 34
+    #: RoCE: packets are missing before this one; the requester goes back to them
+    PSN_GAP = 35
+    #: RoCE: needs a posted receive, and there is none; the requester tries again later
+    NOT_READY = 36
+    #: RoCE: breaks the rules of requests or the bounds of a memory region; the connection ends
+    REFUSED = 37
 
     @property
     def label(self) -> str:

@@ -1,0 +1,170 @@
+"""Making packets: a run of one WRITE's packets, and acknowledgements and notifications, checksums included."""
+
+import numba
+import numpy as np
+from numba import types
+
+from inanet.kernels.icrc import seal
+from inanet.wire.batch import I64, U8
+from inanet.wire.roce import (
+    ACK_REQUEST,
+    AETH_BYTES,
+    BECN,
+    BTH_AT,
+    CNP_BYTES,
+    CNP_TOS,
+    DEFAULT_KEY,
+    DONT_FRAGMENT,
+    ECT0,
+    HEADER,
+    HEADER_BYTES,
+    ICRC_BYTES,
+    IMMEDIATE_BYTES,
+    IP_BYTES,
+    MIGRATED,
+    PAD_SHIFT,
+    PORT,
+    PSN_MASK,
+    RETH_BYTES,
+    TTL,
+    UDP_PROTOCOL,
+    Opcode,
+)
+
+_READABLE = types.Array(types.uint8, 1, "C", readonly=True)
+_BYTES, _INDEX, _INT = types.uint8[::1], types.int64[::1], types.int64
+_FIRST, _MIDDLE, _LAST = int(Opcode.WRITE_FIRST), int(Opcode.WRITE_MIDDLE), int(Opcode.WRITE_LAST)
+_ONLY, _ACKNOWLEDGE, _CNP = int(Opcode.WRITE_ONLY), int(Opcode.ACKNOWLEDGE), int(Opcode.CNP)
+#: opcodes with immediate data are the next higher ones
+assert (Opcode.WRITE_LAST_IMMEDIATE, Opcode.WRITE_ONLY_IMMEDIATE) == (_LAST + 1, _ONLY + 1)
+#: headers, RETH, immediate data and ICRC: the most that a packet has beside its payload
+OVERHEAD = HEADER_BYTES + RETH_BYTES + IMMEDIATE_BYTES + ICRC_BYTES
+ACK_LENGTH = HEADER_BYTES + AETH_BYTES + ICRC_BYTES
+CNP_LENGTH = HEADER_BYTES + CNP_BYTES + ICRC_BYTES
+
+
+def template(source: int, destination: int, number: int, partition: int, dscp: int) -> U8:
+    """The 40 bytes that all packets of a direction begin with: endpoints and queue pair are filled in, the rest is not."""
+    header = np.zeros((), HEADER)
+    ip, udp, bth = header["ip"], header["udp"], header["bth"]
+    ip["version"], ip["tos"], ip["ttl"] = 0x45, dscp << 2 | ECT0, TTL
+    ip["fragment"], ip["protocol"] = DONT_FRAGMENT, UDP_PROTOCOL
+    ip["source"], ip["destination"] = source >> 16, destination >> 16
+    udp["source"], udp["destination"] = source & 0xFFFF, PORT
+    bth["flags"], bth["key"], bth["qp"] = MIGRATED, partition, number
+    return np.frombuffer(header.tobytes(), np.uint8).copy()
+
+
+@numba.njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True)
+def put(out: U8, at: int, value: int, size: int) -> None:
+    """Write a big-endian number of ``size`` bytes."""
+    for j in range(size):
+        out[at + j] = np.uint8(value >> 8 * (size - 1 - j) & 0xFF)
+
+
+@numba.njit("void(uint8[::1], int64, int64, uint8[::1], int64, int64, int64)", cache=True, nogil=True)
+def _put_headers(out: U8, at: int, length: int, head: U8, opcode: int, pad: int, psn: int) -> None:
+    """The first 40 bytes of a packet of ``length`` bytes; ``psn`` with the bit that asks for an acknowledgement.
+
+    The identification is never 0, which some network stacks would replace (the ICRC covers it).
+    """
+    for j in range(HEADER_BYTES):
+        out[at + j] = head[j]
+    put(out, at + 2, length, 2)
+    put(out, at + 4, 1 + (psn & PSN_MASK) % 0xFFFF, 2)
+    total = np.int64(0)
+    for j in range(0, IP_BYTES, 2):
+        total += np.int64(out[at + j]) << 8 | np.int64(out[at + j + 1])
+    while total >> 16:
+        total = (total & 0xFFFF) + (total >> 16)
+    put(out, at + 10, ~total & 0xFFFF, 2)
+    put(out, at + 24, length - IP_BYTES, 2)
+    out[at + BTH_AT] = opcode
+    out[at + BTH_AT + 1] |= pad << PAD_SHIFT
+    put(out, at + BTH_AT + 8, psn, 4)
+
+
+@numba.njit(
+    types.int64(
+        _BYTES, _INT, _BYTES, _READABLE, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INDEX, _INDEX
+    ),
+    cache=True,
+    nogil=True,
+)
+def build_writes(
+    out: U8,
+    at: int,
+    head: U8,
+    data: U8,
+    mtu: int,
+    first: int,
+    count: int,
+    packets: int,
+    psn: int,
+    address: int,
+    key: int,
+    immediate: int,
+    every: int,
+    offsets: I64,
+    lengths: I64,
+) -> int:
+    """Packets ``first`` to ``first + count - 1`` of the WRITE of ``data`` that has ``packets`` of them; returns where they end.
+
+    They follow each other from ``out[at]``; ``offsets`` and ``lengths`` get one entry each. ``psn`` is the first of these
+    packets' number, counted without end; ``immediate`` is -1 for none. The last packet of the message asks for an
+    acknowledgement, and every packet whose number is divisible by ``every``.
+    """
+    for i in range(count):
+        index = first + i
+        begin = index * mtu
+        size = min(mtu, len(data) - begin)
+        starts, ends = index == 0, index == packets - 1
+        opcode = (_ONLY if ends else _FIRST) if starts else (_LAST if ends else _MIDDLE)
+        body = at + HEADER_BYTES
+        if starts:
+            put(out, body, address, 8)
+            put(out, body + 8, key, 4)
+            put(out, body + 12, len(data), 4)
+            body += RETH_BYTES
+        if ends and immediate >= 0:
+            opcode += 1
+            put(out, body, immediate, 4)
+            body += IMMEDIATE_BYTES
+        pad = -size & 3
+        to, source = np.uint64(body), np.uint64(begin)
+        for j in range(np.uint64(size)):
+            out[to + j] = data[source + j]
+        for j in range(pad):
+            out[body + size + j] = 0
+        length = body + size + pad + ICRC_BYTES - at
+        number = psn + i
+        asks = ends or number % every == 0
+        _put_headers(out, at, length, head, opcode, pad, number & PSN_MASK | (ACK_REQUEST if asks else 0))
+        seal(out, at, length)
+        offsets[i], lengths[i] = at, length
+        at += length
+    return at
+
+
+@numba.njit("void(uint8[::1], uint8[::1], int64, int64, int64)", cache=True, nogil=True)
+def build_acknowledgement(out: U8, head: U8, psn: int, syndrome: int, msn: int) -> None:
+    """An acknowledgement, positive or negative, as the :data:`ACK_LENGTH` bytes of ``out``."""
+    put(out, HEADER_BYTES, syndrome << 24 | msn, 4)
+    _put_headers(out, 0, ACK_LENGTH, head, _ACKNOWLEDGE, 0, psn & PSN_MASK)
+    seal(out, 0, ACK_LENGTH)
+
+
+@numba.njit("void(uint8[::1], uint8[::1])", cache=True, nogil=True)
+def build_notification(out: U8, head: U8) -> None:
+    """A congestion notification packet as the :data:`CNP_LENGTH` bytes of ``out``, which are zero."""
+    _put_headers(out, 0, CNP_LENGTH, head, _CNP, 0, 0)
+    put(out, BTH_AT + 4, BECN >> 24, 1)
+    seal(out, 0, CNP_LENGTH)
+
+
+def notification_template(head: U8) -> U8:
+    """``head`` in the traffic class of congestion notifications and in the default partition (annex A17.9.3)."""
+    changed = head.copy()
+    changed[1] = CNP_TOS
+    put(changed, BTH_AT + 2, DEFAULT_KEY, 2)
+    return changed
