@@ -16,7 +16,7 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from inanet.kernels.half import widen16
-from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS, POISON
+from inanet.kernels.layout import BLOCK, POISON
 
 Bits = NDArray[np.uint32] | NDArray[np.uint16]
 
@@ -113,7 +113,16 @@ MOST_HEADROOM = 6
 
 @njit("uint8(int32[::1], uint8, int64)", cache=True, nogil=True, _nrt=False, inline="always")
 def carried_exponent(sums: NDArray[np.int32], exponent: int, shift: int) -> Any:
-    """Exponent of the next round for one block; see :func:`carried_exponents`."""
+    """The exponent that a block uses in the next round (R1, carried), at most 254.
+
+    It is that of the largest sum plus :data:`HEADROOM` bits, or one less than this round's if that is more, but never
+    more than :data:`MOST_HEADROOM` bits above the largest sum. Gradients of single ranks exceed their sum now and
+    then; with one bit of headroom and no memory, 7.1 % of the blocks of a small network on digits had to be restarted
+    in a round, with this rule 3.0 %, most of the rest being blocks that were all zero the round before.
+
+    ``sums`` are the ``R * 2**-s`` of the block under ``exponent``. ``shift`` is ``ceil(log2 n) - 30``, which makes
+    ``floor(log2 |R|) + exponent + shift`` the exponent field of the sum. All-zero and poisoned blocks give 0.
+    """
     peak = np.int32(0)
     for j in range(sums.size):
         peak = max(peak, np.int32(abs(sums[j])))
@@ -126,28 +135,3 @@ def carried_exponent(sums: NDArray[np.int32], exponent: int, shift: int) -> Any:
     decayed = min(np.int64(exponent) - 1, field + MOST_HEADROOM)
     field = max(field + HEADROOM, decayed)
     return np.uint8(min(max(field, np.int64(0)), np.int64(POISON - 1)))
-
-
-@njit("void(int32[:, ::1], int64[::1], int64[::1], uint8[::1], int64, uint8[::1])", cache=True, nogil=True)
-def carried_exponents(
-    rows: NDArray[np.int32],
-    slots: NDArray[np.int64],
-    fragments: NDArray[np.int64],
-    exps: NDArray[np.uint8],
-    shift: int,
-    out: NDArray[np.uint8],
-) -> None:
-    """Set ``out[f]`` to the exponent that block ``f`` uses in the next round (R1, carried).
-
-    It is that of the largest sum plus :data:`HEADROOM` bits, or one less than this round's if that is more, but never
-    more than :data:`MOST_HEADROOM` bits above the largest sum. Gradients of single ranks exceed their sum now and
-    then; with one bit of headroom and no memory, 7.1 % of the blocks of a small network on digits had to be restarted
-    in a round, with this rule 3.0 %, most of the rest being blocks that were all zero the round before.
-
-    For each ``k``, row ``slots[k]`` holds the sums ``R * 2**-s`` of block ``f = fragments[k]`` under exponent
-    ``exps[f]``. ``shift`` is ``ceil(log2 n) - 30``, which makes ``floor(log2 |R|) + exps[f] + shift`` the
-    exponent field of the sum. All-zero and poisoned blocks give 0.
-    """
-    for k in range(slots.size):
-        payload = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-        out[fragments[k]] = carried_exponent(payload, exps[fragments[k]], shift)

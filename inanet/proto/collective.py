@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.layout import POISON
+from inanet.proto.encoding import NOTHING
 from inanet.proto.formats import Format
 from inanet.proto.plan import ExponentMode, Part, Shard, TensorLayout
 from inanet.proto.slots import GROUP, HEAD
@@ -58,15 +59,16 @@ class TensorState:
 class Collective:
     """One round of one tensor on one host.
 
-    ``arrays`` are 1-D, one per local rank, in rank order, and are overwritten with the result fragment by fragment.
+    ``arrays`` are 1-D, one per local rank, in rank order, and are overwritten with the result fragment by fragment. Raises
+    ``ValueError`` for arrays that are not the tensor's.
     """
 
     def __init__(self, state: TensorState, round_: int, arrays: Arrays) -> None:
         self.state = state
         self.round = round_
-        self.arrays = arrays
-        state.used = True
         form = state.format
+        self.arrays = form.bind(arrays)
+        state.used = True
         spec = state.layout.spec
         #: exponent shards take part in this round
         self.uses_prologue = False
@@ -203,10 +205,8 @@ class Collective:
                 self.exponents[first:last] = view[slot, HEAD * 4 : HEAD * 4 + last - first]
                 self.agreed[shard.first + fragment] = True
             return
-        indices = fragments + shard.first
-        form.decode(rows, slots, indices, self.exponents, self.arrays)
-        if self.next_exponents is not None:
-            form.carried(rows, slots, indices, self.exponents, self.next_exponents)
+        following = NOTHING if self.next_exponents is None else self.next_exponents
+        form.decode(rows, slots, fragments + shard.first, self.exponents, self.arrays, following)
         self.remaining -= len(fragments)
         if self.remaining == 0:
             self.state.carry(self.round, self.next_exponents)

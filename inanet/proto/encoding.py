@@ -38,15 +38,26 @@ _DTYPES = {
     form: frozenset(np.dtype(name) for name in names if name != "bfloat16") for form, names in _NUMPY.items()
 }
 _NONE = np.iinfo(np.int64).max
+#: a table of exponents that nobody wants
+NOTHING: Bytes = np.zeros(0, np.uint8)
+
+
+class Bound(tuple[Array, ...]):
+    """One array of a tensor per local rank, checked once by :meth:`Format.bind` instead of for every range."""
+
+    #: unsigned views of the arrays
+    views: list[Array]
+    #: where they lie in memory
+    bases: NDArray[np.uint64]
 
 
 class Format(ABC):
     """Encoding of one tensor for ``ranks`` contributions; made by ``formats.make_format``.
 
     ``arrays`` arguments hold one 1-D C-contiguous array of the whole tensor per local rank: float32, float16
-    (or its uint16 view), uint16 for bf16, int32, int64. Fragments are numbered over the tensor. Methods touch
-    nothing outside the fragments they are given, so ranges can be processed as they come and by several
-    threads. Wrong arrays raise ``ValueError``.
+    (or its uint16 view), uint16 for bf16, int32, int64; whoever calls often binds them first (:meth:`bind`).
+    Fragments are numbered over the tensor. Methods touch nothing outside the fragments they are given, so ranges can be
+    processed as they come and by several threads. Wrong arrays raise ``ValueError``.
     """
 
     #: whether :meth:`encode` and :meth:`decode` read the exponent table
@@ -115,26 +126,29 @@ class Format(ABC):
         """
 
     @abstractmethod
-    def decode(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, arrays: Arrays) -> None:
-        """Write the result of fragment ``fragments[k]``, in row ``slots[k]``, into every local array."""
+    def decode(
+        self,
+        rows: Rows,
+        slots: Index,
+        fragments: Index,
+        exps: Bytes,
+        arrays: Arrays,
+        following: Bytes = NOTHING,
+    ) -> None:
+        """Write the result of fragment ``fragments[k]``, in row ``slots[k]``, into every local array.
 
-    def carried(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, out: Bytes) -> None:
-        """Set ``out[f]`` to the next round's exponent of block ``f``, for all ``fragments`` (R1, carried).
-
-        It lies a few bits above the exponent field of the largest sum in row ``slots[k]``
-        (:func:`inanet.kernels.exponents.carried_exponents` has the rule), at most 254; 0 if the sum is zero or the
-        block is poisoned. ``out`` is a table like ``exps``. Every rank computes the same. Formats that carry
-        nothing over write zeros.
+        ``following``, a table like ``exps``, gets the next round's exponents of these fragments (R1, carried), unless it
+        is empty: a few bits above the exponent field of the largest sum
+        (:func:`inanet.kernels.exponents.carried_exponent` has the rule). Every rank computes the same. Formats that carry
+        nothing over leave it alone.
         """
-        out[fragments] = 0
 
     def together(
         self, arrays: Arrays, lo: int, hi: int, exps: Bytes, following: Bytes, *, prologue: bool
     ) -> int | None:
         """A whole round of fragments ``lo`` to ``hi - 1`` at once, for a job whose ranks all are on this host.
 
-        The same bits as :meth:`exponents` (with ``prologue``), :meth:`encode`, :meth:`carried` into ``following``
-        (unless it is empty) and :meth:`decode`. Returns -1, the first fragment that holds what is not to be summed
+        The same bits as :meth:`exponents` (with ``prologue``), :meth:`encode` and :meth:`decode` with ``following``. Returns -1, the first fragment that holds what is not to be summed
         (from there on nothing has been written), or None: nothing was done, this format does it step by step.
         """
         return None
@@ -161,6 +175,15 @@ class Format(ABC):
     def seal(self, rows: Rows, row0: int, count: int) -> None:
         """Write the checksum word of rows ``row0`` to ``row0 + count - 1``."""
         seal_rows(rows, np.arange(row0, row0 + count), HEADER_WORDS, PAYLOAD_WORDS)
+
+    def bind(self, arrays: Arrays) -> Bound:
+        """Check arrays, for use as ``arrays`` of all methods of this tensor's formats."""
+        if isinstance(arrays, Bound):
+            return arrays
+        bound = Bound(arrays)
+        bound.views = [self._bits(array) for array in arrays]
+        bound.bases = np.array([view.ctypes.data for view in bound.views], np.uint64)
+        return bound
 
     def _bits(self, array: Array) -> Array:
         """Unsigned view of one rank's array, checked."""

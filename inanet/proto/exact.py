@@ -4,7 +4,7 @@ import numpy as np
 
 from inanet.kernels import limbs, ordered
 from inanet.kernels.exponents import first_nonfinite
-from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows, shifted
+from inanet.proto.encoding import NOTHING, Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.plan import Fold, TensorSpec
 
 #: per float: mask of exponent and fraction, infinity, canonical NaN
@@ -35,15 +35,22 @@ class IntegerSum(Format):
         if misfit is not None:
             misfit[: hi - lo] = 0
         last = len(arrays) - 1
-        for k, array in enumerate(arrays):
-            bits = self._bits(array)
+        for k, bits in enumerate(self.bind(arrays).views):
             if self._wide:
                 limbs.split64(bits.view(np.int64), lo, hi, rows, row0, k == 0, k == last)
             else:
                 limbs.split32(bits.view(np.int32), lo, hi, rows, row0, k == 0, k == last)
 
-    def decode(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, arrays: Arrays) -> None:
-        views = [self._bits(array) for array in arrays]
+    def decode(
+        self,
+        rows: Rows,
+        slots: Index,
+        fragments: Index,
+        exps: Bytes,
+        arrays: Arrays,
+        following: Bytes = NOTHING,
+    ) -> None:
+        views = self.bind(arrays).views
         if self._wide:
             limbs.merge64(rows, slots, fragments, views[0].view(np.int64), self._overflow)
         else:
@@ -85,16 +92,24 @@ class Extremum(Format):
         if misfit is not None:
             misfit[: hi - lo] = 0
         last = len(arrays) - 1
-        for k, array in enumerate(arrays):
-            words = self._signed(self._bits(array))
+        for k, view in enumerate(self.bind(arrays).views):
+            words = self._signed(view)
             ends = (k == 0, k == last)
             if self._wide:
                 ordered.order64(words, lo, hi, self._flip, rows, row0, *ends)
             else:
                 ordered.order32(words, lo, hi, self._magnitude, self._accepted, self._flip, rows, row0, *ends)
 
-    def decode(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, arrays: Arrays) -> None:
-        views = [self._bits(array) for array in arrays]
+    def decode(
+        self,
+        rows: Rows,
+        slots: Index,
+        fragments: Index,
+        exps: Bytes,
+        arrays: Arrays,
+        following: Bytes = NOTHING,
+    ) -> None:
+        views = self.bind(arrays).views
         out = self._signed(views[0])
         if self._wide:
             ordered.restore64(rows, slots, fragments, self._flip, out)

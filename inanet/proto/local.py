@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.layout import POISON, ROW_WORDS
+from inanet.proto.encoding import NOTHING
 from inanet.proto.formats import Format, make_format
 from inanet.proto.plan import ExponentMode, TensorSpec
 
@@ -118,7 +119,7 @@ class LocalRound:
     def work(self, part: Part) -> None:
         """Take one part through quantising, summing and dequantising, or give it up (:attr:`Part.refused`)."""
         form, exponents = part.format, self._exponents
-        following = self._following if self._following is not None else np.zeros(0, np.uint8)
+        following = self._following if self._following is not None else NOTHING
         given_up = form.together(
             self.arrays, part.low, part.high, exponents, following, prologue=self._prologue
         )
@@ -133,9 +134,7 @@ class LocalRound:
                 return
             fragments = np.arange(low, high)
             slots = fragments - low
-            if self._following is not None:
-                form.carried(rows, slots, fragments, exponents, self._following)
-            form.decode(rows, slots, fragments, exponents, self.arrays)
+            form.decode(rows, slots, fragments, exponents, self.arrays, following)
 
     def _encode(self, form: Format, low: int, high: int, rows: NDArray[np.int32]) -> bool:
         """Sum fragments into rows under exponents that suit all ranks; False if one holds what is not to be summed."""

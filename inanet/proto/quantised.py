@@ -38,14 +38,13 @@ from fractions import Fraction
 from math import ldexp
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inanet.kernels.dequantise import dequantise16, dequantise32
-from inanet.kernels.exponents import block_exponents, block_misfits, carried_exponents, first_nonfinite
+from inanet.kernels.exponents import block_exponents, block_misfits, first_nonfinite
 from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
 from inanet.kernels.quantise import quantise
 from inanet.kernels.together import quantise_together, reduce_together
-from inanet.proto.encoding import Array, Arrays, Bytes, Format, Index, Rows, shifted
+from inanet.proto.encoding import NOTHING, Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.plan import ExponentMode, Fold, TensorSpec
 
 #: entry of an exponent table that stands for the factor of ``ExponentMode.FIXED``
@@ -64,6 +63,7 @@ class FloatSum(Format):
     def __init__(self, spec: TensorSpec, ranks: int) -> None:
         super().__init__(spec, ranks, Fold.SUM, BLOCK)
         self._brain = spec.dtype == "bf16"
+        self._single = spec.dtype == "f32"
         self._limit = (2**31 - 1) // ranks
         self._factor = spec.factor if spec.mode is ExponentMode.FIXED else 0.0
         self._log2 = (ranks - 1).bit_length()
@@ -109,8 +109,8 @@ class FloatSum(Format):
 
     def exponents(self, arrays: Arrays, lo: int, hi: int, out: Bytes) -> None:
         super().exponents(arrays, lo, hi, out)
-        for array in arrays:
-            block_exponents(self._bits(array), self._brain, lo, hi, out)
+        for view in self.bind(arrays).views:
+            block_exponents(view, self._brain, lo, hi, out)
 
     def encode(
         self,
@@ -125,9 +125,10 @@ class FloatSum(Format):
         check = misfit is not None
         if misfit is None:
             misfit = np.empty(hi - lo, np.uint8)
-        if self.spec.dtype == "f32":
+        bound = self.bind(arrays)
+        if self._single:
             quantise_together(
-                self._bases(arrays),
+                bound.bases,
                 self.elements,
                 lo,
                 hi,
@@ -142,7 +143,7 @@ class FloatSum(Format):
                 row0,
             )
             return
-        views = [self._bits(array) for array in arrays]
+        views = bound.views
         misfit[: hi - lo] = 0
         for bits in views if check else ():
             block_misfits(bits, self._brain, lo, hi, exps, self._largest, misfit)
@@ -163,41 +164,45 @@ class FloatSum(Format):
                 k == len(views) - 1,
             )
 
-    def _bases(self, arrays: Arrays) -> NDArray[np.uint64]:
-        """Where the arrays lie; they must outlive every use of it."""
-        return np.array([self._bits(array).ctypes.data for array in arrays], np.uint64)
-
-    def decode(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, arrays: Arrays) -> None:
-        views = [self._bits(array) for array in arrays]
-        if self.spec.dtype == "f32":
-            out = views[0].view(np.float32)
-            dequantise32(rows, slots, fragments, exps, self._multiply, self._divide, self._multiply32, out)
-        else:
-            dequantise16(rows, slots, fragments, exps, self._multiply, self._divide, self._brain, views[0])
-        poisoned = fragments[exps[fragments] == POISON]
-        if len(poisoned):
-            self._poisoned[0] = min(self._poisoned[0], int(poisoned.min()) * BLOCK)
-        self._spread(views, fragments)
-
-    def carried(self, rows: Rows, slots: Index, fragments: Index, exps: Bytes, out: Bytes) -> None:
+    def decode(
+        self,
+        rows: Rows,
+        slots: Index,
+        fragments: Index,
+        exps: Bytes,
+        arrays: Arrays,
+        following: Bytes = NOTHING,
+    ) -> None:
+        views = self.bind(arrays).views
+        tables = self._multiply, self._divide
+        shift = self._log2 - 30
         if self._factor:
-            super().carried(rows, slots, fragments, exps, out)
+            following = NOTHING
+        if self._single:
+            out = views[0].view(np.float32)
+            poisoned = dequantise32(
+                rows, slots, fragments, exps, *tables, self._multiply32, out, shift, following
+            )
         else:
-            carried_exponents(rows, slots, fragments, exps, self._log2 - 30, out)
+            poisoned = dequantise16(
+                rows, slots, fragments, exps, *tables, self._brain, views[0], shift, following
+            )
+        if poisoned < self.fragments:
+            self._poisoned[0] = min(self._poisoned[0], int(poisoned) * BLOCK)
+        self._spread(views, fragments)
 
     def together(
         self, arrays: Arrays, lo: int, hi: int, exps: Bytes, following: Bytes, *, prologue: bool
     ) -> int | None:
-        if self.spec.dtype != "f32":
+        if not self._single:
             return None
-        bases = self._bases(arrays)
         if not all(array.flags.writeable for array in arrays):
             # the kernel is told addresses, behind which nothing is read-only
             raise ValueError(f"tensor {self.spec.name!r} needs arrays that its result can be written into")
         refuse = not self.spec.propagate
         return int(
             reduce_together(
-                bases,
+                self.bind(arrays).bases,
                 self.elements,
                 lo,
                 hi,

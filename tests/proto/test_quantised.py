@@ -359,7 +359,8 @@ def test_carried_exponent_lies_two_to_six_bits_above_the_largest_sum(
     rows[1, 6 : 6 + len(sums)] = sums
     out = np.full(2, 99, np.uint8)
     exps = np.array([55, exponent], np.uint8)
-    made.carried(rows, np.array([1]), np.array([1]), exps, out)
+    one = np.array([1])
+    made.decode(rows, one, one, exps, [np.zeros(512, np.float32)], out)
     peak = max(abs(value) for value in sums)
     field = peak.bit_length() - 1 - (157 - (ranks - 1).bit_length() - exponent) + 127
     wanted = max(field + 2, min(exponent - 1, field + 6))
@@ -373,7 +374,7 @@ def test_a_carried_exponent_suits_the_same_values_again() -> None:
     made.exponents(arrays, 0, 3, exps)
     _, rows = exchange(made, [[array] for array in arrays], exps)
     following = np.zeros(3, np.uint8)
-    made.carried(rows, np.arange(3), np.arange(3), exps, following)
+    made.decode(rows, np.arange(3), np.arange(3), exps, [np.zeros(600, np.float32)], following)
     misfit = np.zeros(3, np.uint8)
     made.encode(arrays, 0, 3, following, np.zeros_like(rows), 0, misfit)
     assert not misfit.any()
@@ -381,17 +382,19 @@ def test_a_carried_exponent_suits_the_same_values_again() -> None:
     np.testing.assert_allclose(results[0], arrays[0] * np.float32(3), rtol=1e-5, atol=1e-26)
 
 
-def test_poisoned_and_fixed_blocks_carry_nothing_over() -> None:
+@pytest.mark.parametrize(
+    ("dtype", "factor", "expected"), [("f32", 0.0, 0), ("bf16", 0.0, 0), ("f32", 1e8, 9), ("i32", 0.0, 9)]
+)
+def test_poisoned_blocks_carry_zero_over_and_other_formats_nothing(
+    dtype: str, factor: float, expected: int
+) -> None:
     rows = np.ones((1, ROW_WORDS), np.int32)
     one = np.zeros(1, np.int64)
-    for spec in (
-        make_spec("f32", "sum", 5),
-        make_spec("f32", "sum", 5, factor=1e8),
-        make_spec("i32", "sum", 5),
-    ):
-        out = np.full(1, 9, np.uint8)
-        make_format(spec, 2).carried(rows, one, one, np.full(1, 255, np.uint8), out)
-        assert out[0] == 0
+    spec = make_spec(dtype, "sum", 5, factor=factor)
+    out = np.full(1, 9, np.uint8)
+    array = np.zeros(5, {"f32": np.float32, "bf16": np.uint16, "i32": np.int32}[dtype])
+    make_format(spec, 2).decode(rows, one, one, np.full(1, 255, np.uint8), [array], out)
+    assert out[0] == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 100, 128, 129, 512])
