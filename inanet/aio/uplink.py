@@ -86,6 +86,10 @@ class Uplink:
                     _log.warning("control connection lost", node=self.member.identity.name, reason=str(error))
             finally:
                 await self._drop()
+            if not self.member.disconnected() and not self._left:
+                text = f"the connection to {self.address} is gone; a job on a switch cannot go on without its coordinator"
+                self._give_up("coordinator_lost", text)
+                return
             if self.member.joined or self.member.welcomed:
                 patience = self._resume
             else:

@@ -32,7 +32,9 @@ from inanet.control.resuming import JobMessage, Resuming
 from inanet.control.rounds import Host
 from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
-from inanet.control.topology import Topology
+from inanet.control.switches import Numbers, SwitchedFabric, refusal, sums_only
+from inanet.control.topology import Arrangement, Fabric
+from inanet.proto.systems import SYSTEMS
 
 #: How many ended jobs are remembered, to tell their members when they come back.
 _MOST_ENDED = 256
@@ -70,6 +72,11 @@ class Admission:
         self.groups = Groups(settings.group_range, settings.group_port)
         self._settings = settings
         self._fabric = settings.topology
+        numbers = Numbers(lambda: {j.planner.switched.number for j in jobs.values() if j.planner.switched})
+        #: of jobs that have chosen a system with a switch
+        self._switched = {
+            system: SwitchedFabric(system, settings, peers.nodes, numbers) for system in SYSTEMS
+        }
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers
@@ -83,6 +90,10 @@ class Admission:
         #: what became of earlier jobs, by key
         self._ended: dict[int, str] = {}
 
+    def _fabric_of(self, system: str) -> Fabric:
+        """The fabric of jobs that have chosen a system."""
+        return self._switched.get(system, self._fabric)
+
     # ---------- Hello
 
     def hello(self, peer: Peer, hello: Hello, now: float) -> None:
@@ -90,8 +101,12 @@ class Admission:
         if peer.hello is not None and not (peer.hello.role == hello.role == "worker" and peer.job is None):
             raise Refused(f"{peer.label} has said hello already")
         check_entry(hello, self._settings.token, peer.certificate)
-        if refusal := self._fabric.refusal(hello.role, hello.name):
-            raise Refused(refusal)
+        if hello.role == "switch":
+            refused = refusal(self._settings, hello.name)
+        else:
+            refused = self._fabric.refusal(hello.role, hello.name)
+        if refused:
+            raise Refused(refused)
         _check_endpoint(hello)
         if hello.role != "worker":
             self._holder(peer, hello, now)
@@ -177,10 +192,10 @@ class Admission:
             forming = Forming(
                 members, self._free_number(key), key, self._next_epoch(), deadline, next_waiting
             )
-        forming.members.admit(hello, self._fabric)
+        forming.members.admit(hello, self._fabric_of(hello.system))
         self._forming[hello.job] = forming
         self._accept(peer, hello, forming, now)
-        self._office.send(peer, forming.waiting(self._fabric, self._peers.nodes()))
+        self._office.send(peer, forming.waiting(self._fabric_of(hello.system), self._peers.nodes()))
         self._try_start(forming, now)
 
     # ---------- forming
@@ -201,9 +216,10 @@ class Admission:
         return next(n for n in ((key + i) & 0xFFFF for i in range(0x10000)) if n not in used)
 
     def _new_job(
-        self, name: str, topology: Topology, pending: Forming | Resuming, hosts: dict[str, Host]
+        self, name: str, chosen: Arrangement, pending: Forming | Resuming, hosts: dict[str, Host]
     ) -> Job:
-        number, members = pending.number, pending.members
+        number, members, topology = pending.number, pending.members, chosen.topology
+        format_of = self._format_of if chosen.switched is None else sums_only(self._format_of)
         downlink = self._settings.downlink
         planner = Planner(
             number,
@@ -212,6 +228,7 @@ class Admission:
             topology.ancestors,
             group_of=None if downlink == "unicast" else partial(self.groups.of, number, pending.key),
             probe=downlink == "auto",
+            switched=chosen.switched,
         )
 
         def next_nonce(name: str) -> int:
@@ -226,7 +243,7 @@ class Admission:
             hosts,
             hellos,
             self._settings,
-            self._format_of,
+            format_of,
             self.receivers,
             next_nonce,
             pending.epoch,
@@ -236,14 +253,14 @@ class Admission:
 
     def _try_start(self, forming: Forming, now: float) -> None:
         members = forming.members
-        if members.missing(self._fabric, self._peers.nodes()):
+        if members.missing(self._fabric_of(members.system), self._peers.nodes()):
             return
         for resuming in list(self._resuming.values()):
             if resuming.members.job == members.job:
                 self._abandon(resuming, f"job {members.job!r} was started anew, without this process")
         del self._forming[members.job]
-        chosen = self._fabric.arrange(members.hellos, self._peers.nodes())
-        job = self._new_job(members.job, chosen.topology, forming, members.hosts())
+        chosen = self._fabric_of(members.system).arrange(members.hellos, self._peers.nodes())
+        job = self._new_job(members.job, chosen, forming, members.hosts())
         self._office.say(JobStarted(job.number, job.name, members.world, resumed=False, epoch=job.epoch))
         if chosen.reason:
             self._office.say(PlanChosen(job.number, job.name, chosen.reason))
@@ -252,7 +269,7 @@ class Admission:
     def _give_up(self, forming: Forming) -> None:
         """The members did not all come in time."""
         members = forming.members
-        waiting = forming.waiting(self._fabric, self._peers.nodes())
+        waiting = forming.waiting(self._fabric_of(members.system), self._peers.nodes())
         text = (
             f"job {members.job!r} is not complete after {self._settings.join:g} s: joined {waiting.joined} "
             f"of {waiting.expected} ranks, missing: {', '.join(waiting.missing)}"
@@ -277,7 +294,7 @@ class Admission:
         """Jobs that do not run yet, and what each waits for."""
         connected = self._peers.nodes()
         for forming in self._forming.values():
-            yield forming, forming.members.missing(self._fabric, connected)
+            yield forming, forming.members.missing(self._fabric_of(forming.members.system), connected)
         for resuming in self._resuming.values():
             topology = resuming.topology(self._fabric)
             yield resuming, resuming.missing(topology, set(connected)) if topology else ("its plan",)
@@ -348,7 +365,7 @@ class Admission:
         del self._resuming[resuming.key]
         name = resuming.members.job
         forming = self._forming.pop(name, None)
-        job = self._new_job(name, topology, resuming, resuming.hosts())
+        job = self._new_job(name, Arrangement(topology), resuming, resuming.hosts())
         self._office.say(JobStarted(job.number, name, resuming.members.world, resumed=True, epoch=job.epoch))
         resuming.restore(job, now, self._settings.round)
         for node, hello in self._peers.nodes().items():
@@ -406,7 +423,8 @@ class Admission:
                 self._give_up(forming)
             elif now >= forming.next_waiting:
                 forming.next_waiting = now + self._settings.waiting
-                waiting = forming.waiting(self._fabric, self._peers.nodes())
+                fabric = self._fabric_of(forming.members.system)
+                waiting = forming.waiting(fabric, self._peers.nodes())
                 for worker in self._workers(forming):
                     self._office.send(worker, waiting)
         for resuming in list(self._resuming.values()):

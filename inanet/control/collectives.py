@@ -24,10 +24,14 @@ from inanet.control.planner import Planner
 from inanet.control.rounds import Host, Round, RoundLedger
 from inanet.control.sentences import clip, differences, listing, show_ranks, show_spec
 from inanet.control.settings import FormatOf, Settings
+from inanet.control.switches import MOST_TENSORS
 from inanet.proto.plan import TensorSpec
 
 #: Failures that are remembered in case a host turns out to have the result.
 _MOST_RECENT = 256
+#: Failures after which a job on a switch goes on: all hosts send a round's fragments, or none does. With a worker lost it
+#: ends anyway, once results that are there have been fetched.
+_BY_ALL: tuple[Cause, ...] = ("nonfinite", "unsupported", "worker_lost")
 Send = Callable[[str, Message], None]
 
 
@@ -59,7 +63,9 @@ class Collectives:
         self.name = name
         self.hosts = hosts
         self.ledger = RoundLedger(hosts)
-        self.book = LayoutBook(settings.most_tensors)
+        #: sums are made in a switch: its framing numbers what all hosts send, failed rounds included
+        self._switched = planner.switched is not None
+        self.book = LayoutBook(MOST_TENSORS if self._switched else settings.most_tensors)
         #: why no further round can be had, once a worker is gone
         self.farewell = ""
         self.departed: tuple[int, ...] = ()
@@ -180,6 +186,10 @@ class Collectives:
         for name in (*self.holders(), *self.hosts):
             self._send(name, failure)
         self.ledger.tidy(round_)
+        if self._switched and error not in _BY_ALL:
+            raise JobLost(
+                error, f"{failure.message}; on a switch the job is over with that", round_.number, missing
+            )
 
     @staticmethod
     def _diverged(failure: RoundFailed, ranks: tuple[int, ...]) -> NoReturn:
@@ -290,7 +300,7 @@ class Collectives:
     def _make(self, spec: TensorSpec, last_round: int) -> Tensor:
         facts = self._format_of(spec, self._planner.ranks)
         busy = {spec for round_ in self.ledger for spec in round_.specs.values()}
-        while (spare := self.book.spare(busy)) is not None:
+        while not self._switched and (spare := self.book.spare(busy)) is not None:
             self.drop(spare)
         tensor = self.book.create(spec, facts, len(self._planner.trees), last_round)
         tensor.waiting = set(self.holders())

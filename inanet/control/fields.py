@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
-from inanet.proto.plan import ExponentMode, NodePlan, Placement, Shard, TensorLayout, TensorSpec
+from inanet.proto.plan import ExponentMode, NodePlan, Placement, Shard, Switched, TensorLayout, TensorSpec
+from inanet.proto.systems import NAMES, SYSTEMS
 from inanet.wire.xagg import MAX_CHILDREN
 
 DTYPES = ("f32", "f16", "bf16", "i32", "i64")
@@ -134,8 +135,23 @@ def check_plan(plan: NodePlan) -> NodePlan:
     _in_range("window", plan.window, 0, (1 << 31) - 1)
     for place in plan.placements:
         _check_placement(place, plan.version)
+    if plan.switched is not None:
+        _check_switched(plan.switched)
     _need(len({place.tree for place in plan.placements}) == len(plan.placements), "a tree has two placements")
     return plan
+
+
+def _check_switched(facts: Switched) -> None:
+    _need(facts.system in SYSTEMS, f"system {facts.system!r} is not one of {', '.join(SYSTEMS)}")
+    _in_range("number", facts.number, 1, 255)
+    _in_range("workers", len(set(facts.workers)), 1, MAX_CHILDREN)
+    _need(len(set(facts.workers)) == len(facts.workers), "two workers have one endpoint")
+    for endpoint in (*facts.workers, facts.switch, facts.ps, facts.exponents):
+        _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
+    _in_range("slots", facts.slots, 1, 1 << 16)
+    _in_range("window", facts.window, 1, (1 << 31) - 1)
+    _in_range("quota", facts.quota, 0, (1 << 31) - 1)
+    _in_range("values", facts.values, 0, 1 << 10)
 
 
 def _check_placement(place: Placement, version: int) -> None:
@@ -181,7 +197,15 @@ else:
     SpecData = _plan_data(TensorSpec, check_spec)
     LayoutData = _plan_data(TensorLayout, check_layout)
     PlanData = _plan_data(NodePlan, check_plan)
-Role = Literal["worker", "aggregator", "ps"]
+Role = Literal["worker", "aggregator", "ps", "switch"]
+
+
+def _known_system(name: str) -> str:
+    _need(name in NAMES, f"system {name!r} is not one of {', '.join(NAMES)}")
+    return name
+
+
+SystemName = Annotated[String, AfterValidator(_known_system)]
 #: Who registers: also nodes that take part in no plan.
 NodeRole = Literal["worker", "aggregator", "ps", "switch"]
 #: Why a round or a job failed, for programs.

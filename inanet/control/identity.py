@@ -1,9 +1,12 @@
 """What a member is told when it is made, and what it tells: who it is, who holds its rates, why something failed."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from inanet.control.rates import Grant
+from inanet.control.services import Service
+from inanet.proto.systems import TREES
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,8 @@ class Identity:
     #: of its link, bits per second, if rates are negotiated; 0: not limited
     send_bps: int = 0
     receive_bps: int = 0
+    system: str = TREES
+    services: Mapping[str, Service] = field(default_factory=dict)
 
 
 class Paced(Protocol):

@@ -7,6 +7,7 @@ from inanet.control.messages import Hello, Waiting
 from inanet.control.rounds import Host
 from inanet.control.sentences import show_ranks
 from inanet.control.topology import Fabric, TopologyError
+from inanet.proto.systems import TREES
 
 
 class Refused(Exception):
@@ -50,6 +51,11 @@ class Members:
             if other.world != hello.world:
                 counts = f"{hello.world} ranks on host {hello.name!r} but {other.world} on {other.name!r}"
                 raise Refused(f"job {self.job!r} was started for {counts}; give all the same number")
+            if other.system != hello.system:
+                raise Refused(
+                    f"job {self.job!r} was started with system {hello.system} on host {hello.name!r} but {other.system} "
+                    f"on {other.name!r}; choose the same on all"
+                )
             shared = set(other.ranks) & set(hello.ranks)
             if shared:
                 raise Refused(
@@ -66,6 +72,11 @@ class Members:
     def world(self) -> int:
         """Ranks of the job, 0 if nobody has joined."""
         return next((hello.world for hello in self.hellos.values()), 0)
+
+    @property
+    def system(self) -> str:
+        """What the job has chosen."""
+        return next((hello.system for hello in self.hellos.values()), TREES)
 
     @property
     def joined(self) -> set[int]:

@@ -43,7 +43,7 @@ from inanet.control.messages import (
 )
 from inanet.control.negotiation import Asking, granted
 from inanet.proto import events
-from inanet.proto.node import Node
+from inanet.proto.machine import Follower
 from inanet.proto.plan import NodePlan, Part, TensorLayout, TensorSpec
 
 
@@ -76,7 +76,7 @@ class Member:
 
     def __init__(
         self,
-        node: Node,
+        node: Follower,
         identity: Identity,
         *,
         finished: Callable[[int, Failed | None], None] = lambda _round, _error: None,
@@ -148,6 +148,8 @@ class Member:
                 groups=who.groups,
                 send_bps=who.send_bps,
                 receive_bps=who.receive_bps,
+                system=who.system,
+                services=dict(who.services),
                 resume=resume,
             )
         )
@@ -156,6 +158,17 @@ class Member:
             if job == self.job:
                 self._out += [Begin(job=job, round=number, spec=o.spec) for number, o in self._opened.items()]
                 self._out += [o.refusal for o in self._opened.values() if o.refusal is not None]
+
+    def disconnected(self) -> bool:
+        """The connection is gone. Whether it helps to come back: a job on a switch is over for a worker, because its
+        coordinator gives up on whoever is gone. Switches forget such jobs, whose slots others can use.
+        """
+        over = [job for job, view in self._jobs.items() if view.plan.switched is not None]
+        if self.identity.role == "worker":
+            return not over
+        for job in over:
+            self._forget(job)
+        return True
 
     def outgoing(self) -> list[Message]:
         """Messages to send since the last call, in order."""

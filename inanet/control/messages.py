@@ -63,9 +63,12 @@ from inanet.control.fields import (
     Seconds,
     SpecData,
     String,
+    SystemName,
     Text,
 )
+from inanet.control.services import Service
 from inanet.control.standing import Overview, Query, Register, Registered, Report
+from inanet.proto.systems import TREES
 
 #: Version of this protocol; a node with another one is refused with a sentence naming both.
 PROTOCOL = 2
@@ -98,7 +101,8 @@ class Hello(Frozen):
     () and 0 for aggregators and parameter servers, which serve any job. ``endpoint`` is where its data
     plane receives (:mod:`inanet.wire.endpoint`), ``rx_window`` how many fragments its receive buffer holds,
     ``groups`` whether it can also receive IP multicast. ``send_bps`` and ``receive_bps`` are the rates of its link if
-    it takes part in rate negotiation, 0 if they are not limited.
+    it takes part in rate negotiation, 0 if they are not limited. ``system`` is what the job has chosen
+    (:mod:`inanet.proto.systems`), ``services`` what a switch or parameter server has for jobs on switches.
     """
 
     kind: Literal["hello"] = "hello"
@@ -114,6 +118,8 @@ class Hello(Frozen):
     groups: Annotated[bool, Strict()] = False
     send_bps: Count = 0
     receive_bps: Count = 0
+    system: SystemName = TREES
+    services: Annotated[dict[Label, Service], Field(max_length=64)] = Field(default_factory=dict)
     resume: Annotated[tuple[Resume, ...], Strict(), Field(max_length=64)] = ()
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from inanet.control.receivers import Station
 from inanet.control.sentences import listing
 from inanet.control.topology import Tree
-from inanet.proto.plan import Child, NodePlan, Parent, Placement, Retired
+from inanet.proto.plan import Child, NodePlan, Parent, Placement, Retired, Switched
 from inanet.wire.xagg import MAX_CHILDREN
 
 
@@ -42,7 +42,7 @@ class Planner:
     ``ancestors(tree, name)`` are the configured parents of a node, nearest first: children that turn up at
     a parent replace the one among them that is gone. ``ranks`` is R2's n. ``group_of(tree, parent)`` is the
     endpoint of a multicast group for the results of a parent, or 0; without it all results go by unicast.
-    ``probe``: by multicast only to children that have answered.
+    ``probe``: by multicast only to children that have answered. ``switched`` goes to all nodes as it is.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Planner:
         *,
         group_of: Callable[[int, str], int] | None = None,
         probe: bool = False,
+        switched: Switched | None = None,
     ) -> None:
         self.job = job
         self.key = key
@@ -63,6 +64,7 @@ class Planner:
         self._ancestors = ancestors
         self._group_of = group_of
         self._probe = probe
+        self.switched = switched
         self._ids: dict[tuple[int, str], Ids] = {}
 
     def advance(self, trees: tuple[Tree, ...], *, settled: int = 0, quiet: bool = False) -> None:
@@ -178,7 +180,7 @@ class Planner:
                 )
             )
         own = stations(name).window
-        return NodePlan(self.job, self.version, self.key, self.ranks, tuple(placements), own)
+        return NodePlan(self.job, self.version, self.key, self.ranks, tuple(placements), own, self.switched)
 
     def _group(self, tree: Tree, parent: str, stations: Callable[[str], Station]) -> int:
         """The group for the results of a parent; 0 unless it and at least two of its children can multicast."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Literal
 
+from inanet.control.config_control import CoordinatorControl
 from inanet.control.config_fields import GROUP_PORT, GROUP_RANGE
 from inanet.control.layouts import FormatFacts
 from inanet.control.rates import LOSS_THRESHOLD
@@ -46,6 +47,11 @@ class Settings:
     #: where groups are taken from, and their port
     group_range: IPv4Network = GROUP_RANGE
     group_port: int = GROUP_PORT
+    #: switches that jobs may use, in order of preference, and the parameter server beside this coordinator
+    switches: tuple[str, ...] = ()
+    root: str = ""
+    #: packets that a worker may have in flight towards a switch, and slots that it gets where they are its job's own
+    switch_window: int = 512
     #: nodes are told how fast they may send; a worker whose loss in a period exceeds the share is given less
     negotiate: bool = False
     #: workers are asked how they fared in their first step, and the fabric may arrange the trees anew with that
@@ -55,6 +61,33 @@ class Settings:
     #: how often registered nodes report
     heartbeat: float = 1.0
     loss_threshold: float = LOSS_THRESHOLD
+
+
+def settings_of(
+    control: CoordinatorControl,
+    fabric: Fabric,
+    *,
+    negotiate: bool,
+    evaluate: bool = False,
+    expected: tuple[str, ...] = (),
+) -> Settings:
+    """The settings that a ``[control]`` section means. Raises ``OSError`` if its token file has vanished."""
+    return Settings(
+        topology=fabric,
+        token=control.secret(),
+        silence=10 * control.heartbeat,
+        probe=3 * control.heartbeat,
+        join=control.join_timeout,
+        round=control.round_timeout,
+        downlink=control.downlink,
+        group_range=control.group_range,
+        group_port=control.group_port,
+        negotiate=negotiate,
+        loss_threshold=control.loss_threshold,
+        evaluate=evaluate,
+        expected=expected,
+        heartbeat=control.heartbeat,
+    )
 
 
 #: Facts about a tensor's number format for n ranks; ``ValueError`` with a sentence if there is none for it.

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from inanet.control.fields import MAX_TREES, Name
 from inanet.control.sentences import listing
-from inanet.proto.plan import NodePlan
+from inanet.proto.plan import NodePlan, Switched
 from inanet.wire.xagg import MAX_CHILDREN
 
 
@@ -64,6 +64,8 @@ class Arrangement:
 
     topology: "Topology"
     reason: str = ""
+    #: for jobs whose sums are made in a switch
+    switched: Switched | None = None
 
 
 class Fabric(Protocol):
@@ -89,7 +91,7 @@ class Topology(BaseModel):
     """The fabric as configured.
 
     ``roots``: names of parameter servers. ``aggregators``: name to parent. ``workers``: name to parent, or
-    parents, one in each tree. Validation finds all problems at once: names used twice, parents that do not
+    parents, one in each tree. ``whole``: no tree goes on without one of its aggregators. Validation finds all problems at once: names used twice, parents that do not
     exist or are workers, circles, workers that miss a tree or have two parents in one.
     """
 
@@ -98,6 +100,7 @@ class Topology(BaseModel):
     roots: Parents
     aggregators: dict[Name, Name] = {}
     workers: dict[Name, Parents] = {}
+    whole: bool = False
 
     @model_validator(mode="after")
     def _sound(self) -> "Topology":
@@ -180,6 +183,8 @@ class Topology(BaseModel):
         """
         unknown = sorted(set(workers) - self.workers.keys())
         problems = [f"worker {name!r} is not in the topology; add it with its parent" for name in unknown]
+        if self.whole and absent:
+            problems.append(f"its sums cannot be made without {listing(sorted(absent))}")
         trees = []
         for index, root in enumerate(self.roots):
             parents: dict[str, str] = {}

@@ -1,0 +1,23 @@
+"""What a switch, and the parameter server beside it, offer to jobs on switches; part of their :class:`Hello`."""
+
+from typing import Annotated
+
+from pydantic import Field, Strict
+
+from inanet.control.fields import Count, Frozen, Integer
+
+#: the service that agrees on exponents of floats, whatever the system
+EXPONENTS = "exponents"
+
+
+class Service(Frozen):
+    """Where packets of a system go (``endpoint``), and what a job can have there: ``slots`` in all, of which it gets its
+    ``own`` or which jobs share, ``quota`` of them at a time (0: no limit), and ``values`` in a packet (0: what the
+    system's packets always have). A parameter server has no slots.
+    """
+
+    endpoint: Annotated[Integer, Field(ge=0, lt=1 << 48)]
+    slots: Annotated[Integer, Field(ge=0, le=1 << 16)] = 0
+    own: Annotated[bool, Strict()] = False
+    quota: Count = 0
+    values: Annotated[Integer, Field(ge=0, le=1 << 10)] = 0
