@@ -5,15 +5,12 @@ Packets are whole IPv4 packets (:mod:`inanet.wire.roce`). The contract is that o
 :meth:`QueuePair.timer` says so, read :meth:`QueuePair.events`; after each of the first and third, transmit again. Several
 queue pairs of a host share a device through :class:`~inanet.proto.roce.adapter.ChannelAdapter`.
 
-*Reliability* is go-back-N: a NAK or the acknowledgement timeout sends everything from the first unacknowledged packet again,
-``retry_cnt`` times without progress. *Flow* is bounded by a window of packets; end-to-end credits are not counted
-(acknowledgements say so), "receiver not ready" stands in for them. *Congestion*: marked packets are answered by notifications,
-notifications slow the sender down (:mod:`inanet.proto.roce.dcqcn`).
+What is sent is :mod:`inanet.proto.roce.requester`'s; what is served, :mod:`inanet.proto.roce.serve`'s. End-to-end credits are
+not counted (acknowledgements say so): "receiver not ready" stands in for them. Packets that the network has marked are
+answered by notifications.
 """
 
 from collections import deque
-from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +18,15 @@ from numpy.typing import NDArray
 from inanet.proto.roce.build import (
     ACK_LENGTH,
     CNP_LENGTH,
-    OVERHEAD,
     build_acknowledgement,
     build_notification,
-    build_writes,
     notification_template,
     template,
 )
 from inanet.proto.roce.dcqcn import NOTIFICATION_INTERVAL, Rate
 from inanet.proto.roce.memory import ProtectionDomain
 from inanet.proto.roce.parse import parse
+from inanet.proto.roce.requester import Requester
 from inanet.proto.roce.serve import Column, serve
 from inanet.proto.roce.verbs import (
     SENDING,
@@ -55,11 +51,9 @@ from inanet.wire.roce import (
     NO_CREDITS,
     PORT,
     PSN_MASK,
-    RNR_SECONDS,
     SYNDROME_ACK,
     SYNDROME_NAK,
     Nak,
-    timeout_seconds,
 )
 
 _IMMEDIATE_LIMIT = 1 << 32
@@ -75,32 +69,10 @@ _COUNTS = (
     "cnps_received",
     "marked_received",
 )
-_ENDINGS = {
-    Nak.INVALID_REQUEST: Status.REM_INV_REQ_ERR,
-    Nak.REMOTE_ACCESS: Status.REM_ACCESS_ERR,
-    Nak.REMOTE_OPERATION: Status.REM_OP_ERR,
-}
 _REFUSALS = {
     SYNDROME_NAK | Nak.INVALID_REQUEST: AsyncError.QP_REQ_ERR,
     SYNDROME_NAK | Nak.REMOTE_ACCESS: AsyncError.QP_ACCESS_ERR,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Write:
-    """A posted WRITE: packets ``first`` to ``first + packets - 1`` of the connection."""
-
-    wr_id: int
-    data: U8
-    address: int
-    key: int
-    immediate: int
-    first: int
-    packets: int
-
-    @property
-    def end(self) -> int:
-        return self.first + self.packets
 
 
 class QueuePair:
@@ -141,19 +113,12 @@ class QueuePair:
         row[Column.RNR_TIMER] = attributes.min_rnr_timer
         row[[Column.NAK, Column.NOT_READY, Column.ENDED]] = -1
         self._row = row
-        self._writes: deque[_Write] = deque()
+        self._requester = Requester(row, self._head, self._destination, attributes, self._counts)
         self._receives: deque[int] = deque()
         self._events: list[Event] = []
-        self._posted = 0
-        #: in SQD, the packet that sending stops before
-        self._stop: int | None = None
-        self._retries = self._rnr_retries = 0
-        self._deadline: float | None = None
-        self._not_before: float | None = None
         self._notified: float | None = None
         self._notify = False
-        self._rate = Rate(attributes.line_rate) if attributes.line_rate is not None else None
-        self._paced: float | None = None
+        self._told_drained = False
 
     # ---------------------------------------------------------------- states
 
@@ -165,7 +130,7 @@ class QueuePair:
     @property
     def rate(self) -> Rate | None:
         """Its rate under congestion control; ``None`` without a line rate."""
-        return self._rate
+        return self._requester.rate
 
     def modify(self, state: State) -> None:
         """Go to another state.
@@ -184,12 +149,13 @@ class QueuePair:
         elif state is State.ERR:
             self._fail(None)
         elif state is State.SQD and self._state is State.RTS:
-            begun = int(self._row[Column.HIGH])
-            self._stop = next((write.end for write in self._writes if write.end >= begun), begun)
+            self._requester.stop_after_begun()
+            self._told_drained = False
             self._enter(state)
-            self._drained()
+            self._say_drained()
         else:
-            self._stop = self._stop if state is State.SQD else None
+            if state is State.RTS:
+                self._requester.stop = None
             self._enter(state)
 
     def connect(self) -> None:
@@ -203,14 +169,9 @@ class QueuePair:
 
     def _fail(self, status: Status | None) -> None:
         """Into ERR; the oldest WRITE completes with ``status`` if there is one, everything else is flushed."""
-        for write in self._writes:
-            self._events.append(Completion(write.wr_id, status or Status.WR_FLUSH_ERR))
-            status = None
-        for wr_id in self._receives:
-            self._events.append(Completion(wr_id, Status.WR_FLUSH_ERR))
-        self._writes.clear()
+        self._events += self._requester.abandon(status)
+        self._events += [Completion(wr_id, Status.WR_FLUSH_ERR) for wr_id in self._receives]
         self._receives.clear()
-        self._deadline = self._not_before = self._paced = None
         self._enter(State.ERR)
 
     # ---------------------------------------------------------------- posting
@@ -239,18 +200,13 @@ class QueuePair:
         if self._state is State.ERR:
             self._events.append(Completion(wr_id, Status.WR_FLUSH_ERR))
             return
-        packets = max(-(-data.nbytes // self.attributes.path_mtu), 1)
-        write = _Write(
-            wr_id,
+        self._requester.post(
             data.reshape(-1).view(np.uint8),
             self.remote.base + offset,
             self.remote.key if key is None else key,
             -1 if immediate is None else immediate,
-            self._posted,
-            packets,
+            wr_id,
         )
-        self._posted += packets
-        self._writes.append(write)
 
     def post_receive(self, wr_id: int = 0, count: int = 1) -> None:
         """Post ``count`` receives, each good for one WRITE with immediate data. Raises ``ValueError`` in RESET."""
@@ -280,7 +236,12 @@ class QueuePair:
             key = self.domain.key_of(region)
             self._events.append(Received(immediate, offset, length, key, self._receives.popleft()))
         self._congestion(now)
-        self._acknowledged(now)
+        completions, ending = self._requester.acknowledged(now)
+        self._events += completions
+        if completions:
+            self._say_drained()
+        if ending is not None:
+            self._fail(ending)
         refusal = _REFUSALS.get(int(row[Column.NAK]))
         if refusal is not None and self._state in SERVING:
             self._events.append(Failed(refusal))
@@ -295,68 +256,22 @@ class QueuePair:
         due = self._notified is None or now - self._notified >= NOTIFICATION_INTERVAL
         if marked and due:
             self._notify, self._notified = True, now
-        if self._rate is not None:
+        if self.rate is not None:
             for _ in range(notified):
-                self._rate.notify(now)
+                self.rate.notify(now)
 
-    def _acknowledged(self, now: float) -> None:
-        """Complete what acknowledgements cover, then go on as they say."""
-        row = self._row
-        done = int(row[Column.UNACKED])
-        if row[Column.PROGRESS]:
-            self._retries = self._rnr_retries = 0
-            self._deadline = self._timeout(now) if done < row[Column.HIGH] else None
-            self._not_before = None
-            while self._writes and self._writes[0].end <= done:
-                self._events.append(Completion(self._writes.popleft().wr_id, Status.SUCCESS))
-            self._drained()
-        went_back, not_ready, ended = row[[Column.WENT_BACK, Column.NOT_READY, Column.ENDED]].tolist()
-        row[Column.PROGRESS] = row[Column.WENT_BACK] = 0
-        row[Column.NOT_READY] = row[Column.ENDED] = -1
-        if went_back or ended >= 0:
-            self._counts["naks_received"] += 1
-        if ended >= 0:
-            self._fail(_ENDINGS.get(Nak(ended) if ended < len(Nak) else Nak.INVALID_REQUEST))
-        elif not_ready >= 0:
-            self._counts["rnr_naks_received"] += 1
-            self._wait_for_receive(not_ready, now)
-        elif went_back:
-            self._again(now)
-
-    def _drained(self) -> None:
-        if self._stop is not None and self._row[Column.UNACKED] >= self._stop and self._state is State.SQD:
+    def _say_drained(self) -> None:
+        if self._state is State.SQD and not self._told_drained and self._requester.drained():
+            self._told_drained = True
             self._events.append(Drained())
-            self._stop = int(self._row[Column.UNACKED])
-
-    def _again(self, now: float) -> None:
-        """Go back, unless that was done too often already."""
-        if self._retries >= self.attributes.retry_cnt:
-            self._fail(Status.RETRY_EXC_ERR)
-            return
-        self._retries += 1
-        self._row[Column.NEXT] = self._row[Column.UNACKED]
-        self._deadline = self._timeout(now)
-
-    def _wait_for_receive(self, timer: int, now: float) -> None:
-        if self._rnr_retries >= self.attributes.rnr_retry != 7:
-            self._fail(Status.RNR_RETRY_EXC_ERR)
-            return
-        self._rnr_retries += 1
-        self._not_before = now + RNR_SECONDS[timer]
-        self._deadline = None
-
-    def _timeout(self, now: float) -> float | None:
-        seconds = timeout_seconds(self.attributes.timeout)
-        return None if seconds is None else now + seconds
 
     # ---------------------------------------------------------------- packets out
 
     def transmit(self, now: float) -> list[Transmission]:
         """Packets to send now: answers first, then what window, rate and peer allow of the posted WRITEs."""
         out = self._answers()
-        if self._state in SENDING and (self._not_before is None or now >= self._not_before):
-            self._not_before = None
-            out += self._requests(now)
+        if self._state in SENDING:
+            out += self._requester.transmit(now)
         return out
 
     def _answers(self) -> list[Transmission]:
@@ -384,85 +299,17 @@ class QueuePair:
     def _destination(self) -> int:
         return self.remote.endpoint >> 16 << 16 | PORT
 
-    def _requests(self, now: float) -> list[Transmission]:
-        row = self._row
-        first = int(row[Column.NEXT])
-        end = min(int(row[Column.UNACKED]) + self.attributes.window, self._posted)
-        if self._stop is not None:
-            end = min(end, self._stop)
-        count = self._allowed(end - first, now)
-        if count <= 0:
-            return []
-        arena = np.empty(count * (self.attributes.path_mtu + OVERHEAD), np.uint8)
-        offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
-        at = done = 0
-        for write in self._writes:
-            if done == count:
-                break
-            index = first + done - write.first
-            if index >= write.packets:
-                continue
-            packets = min(count - done, write.packets - index)
-            at = build_writes(
-                arena,
-                at,
-                self._head,
-                write.data,
-                self.attributes.path_mtu,
-                index,
-                packets,
-                write.packets,
-                self.local.psn + first + done,
-                write.address,
-                write.key,
-                write.immediate,
-                self.attributes.ack_every,
-                offsets[done : done + packets],
-                lengths[done : done + packets],
-            )
-            done += packets
-        high = int(row[Column.HIGH])
-        self._counts["packets_sent"] += count
-        self._counts["retransmissions"] += max(min(first + count, high) - first, 0)
-        row[Column.NEXT], row[Column.HIGH] = first + count, max(high, first + count)
-        if self._deadline is None:
-            self._deadline = self._timeout(now)
-        if self._rate is not None:
-            self._rate.sent(at, now)
-        return self._runs(arena, offsets, lengths)
-
-    def _allowed(self, count: int, now: float) -> int:
-        """How many of ``count`` packets the rate lets go now."""
-        self._paced = None
-        if self._rate is None or count <= 0:
-            return count
-        size = self.attributes.path_mtu + OVERHEAD
-        allowed = max(self._rate.allowance(now) // size, int(now >= self._rate.ready(size)))
-        if allowed < count:
-            # what is due after these have left
-            self._paced = max(now, self._rate.ready(size)) + allowed * size * 8 / self._rate.current
-        return min(count, allowed)
-
-    def _runs(self, arena: U8, offsets: I64, lengths: I64) -> list[Transmission]:
-        """One transmission for each run of packets of equal length."""
-        bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
-        return [
-            Transmission(self._destination, arena, offsets[begin:end], int(lengths[begin]))
-            for begin, end in pairwise(bounds)
-        ]
-
     # ---------------------------------------------------------------- time
 
     def timer(self) -> float | None:
         """When :meth:`on_timer` wants to be called next."""
-        times = [at for at in (self._deadline, self._not_before, self._paced) if at is not None]
-        return min(times, default=None)
+        return self._requester.timer()
 
     def on_timer(self, now: float) -> None:
         """Time has come: for the acknowledgement timeout, and for :meth:`transmit` to be called."""
-        if self._deadline is not None and now >= self._deadline:
-            self._counts["timeouts"] += 1
-            self._again(now)
+        ending = self._requester.on_timer(now)
+        if ending is not None:
+            self._fail(ending)
 
     # ---------------------------------------------------------------- what happened
 
@@ -479,7 +326,7 @@ class QueuePair:
     @property
     def pending(self) -> int:
         """WRITEs that have not completed."""
-        return len(self._writes)
+        return self._requester.pending
 
     def stats(self) -> dict[str, int]:
         """Counters since it was made, by name; ``retransmissions`` are among ``packets_sent``."""

@@ -1,0 +1,241 @@
+"""The sending half of a queue pair: posted WRITEs, what of them may leave, and when to go back.
+
+*Reliability* is go-back-N (InfiniBand 9.7.5.1, 9.7.6, 9.9.2.1): a NAK or the acknowledgement timeout sends everything from
+the first unacknowledged packet again, ``retry_cnt`` times without progress. *Flow* is bounded by a window of packets, by the
+peer's "receiver not ready", and by the rate that congestion leaves (:mod:`inanet.proto.roce.dcqcn`).
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from inanet.proto.roce.build import OVERHEAD, build_writes
+from inanet.proto.roce.dcqcn import Rate
+from inanet.proto.roce.serve import Column
+from inanet.proto.roce.verbs import Attributes, Completion, Status
+from inanet.wire.batch import I64, U8, Transmission
+from inanet.wire.roce import RNR_SECONDS, Nak, timeout_seconds
+
+_ENDINGS = {
+    Nak.INVALID_REQUEST: Status.REM_INV_REQ_ERR,
+    Nak.REMOTE_ACCESS: Status.REM_ACCESS_ERR,
+    Nak.REMOTE_OPERATION: Status.REM_OP_ERR,
+}
+#: ``rnr_retry`` that never gives up
+_WITHOUT_END = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A posted WRITE: packets ``first`` to ``end - 1`` of the connection; ``immediate`` is -1 for none."""
+
+    wr_id: int
+    data: U8
+    address: int
+    key: int
+    immediate: int
+    first: int
+    packets: int
+
+    @property
+    def end(self) -> int:
+        """One past its last packet."""
+        return self.first + self.packets
+
+
+class Requester:
+    """The send queue of one connection.
+
+    ``row`` is the queue pair's state (:class:`~inanet.proto.roce.serve.Column`), shared with its kernels; ``head`` the
+    template of its packets; ``counts`` where packets and retries are counted.
+    """
+
+    def __init__(
+        self, row: I64, head: U8, destination: int, attributes: Attributes, counts: dict[str, int]
+    ) -> None:
+        self._row = row
+        self._head = head
+        self._destination = destination
+        self._attributes = attributes
+        self._counts = counts
+        self._writes: deque[Write] = deque()
+        #: packets of everything that was posted
+        self.posted = 0
+        #: the packet that sending stops before, while the queue drains
+        self.stop: int | None = None
+        self.rate = Rate(attributes.line_rate) if attributes.line_rate is not None else None
+        self._retries = self._rnr_retries = 0
+        self._deadline: float | None = None
+        self._not_before: float | None = None
+        self._paced: float | None = None
+
+    @property
+    def pending(self) -> int:
+        """WRITEs that have not completed."""
+        return len(self._writes)
+
+    def post(self, data: U8, address: int, key: int, immediate: int, wr_id: int) -> None:
+        """Queue a WRITE."""
+        packets = max(-(-len(data) // self._attributes.path_mtu), 1)
+        self._writes.append(Write(wr_id, data, address, key, immediate, self.posted, packets))
+        self.posted += packets
+
+    def stop_after_begun(self) -> None:
+        """Send no message that has not begun."""
+        begun = int(self._row[Column.HIGH])
+        self.stop = next((write.end for write in self._writes if write.first < begun <= write.end), begun)
+
+    def drained(self) -> bool:
+        """Whether everything before the stop is acknowledged."""
+        return self.stop is not None and int(self._row[Column.UNACKED]) >= self.stop
+
+    def abandon(self, status: Status | None) -> list[Completion]:
+        """Complete everything: the oldest WRITE with ``status`` if there is one, the rest flushed."""
+        flushed = Status.WR_FLUSH_ERR
+        completions = [Completion(write.wr_id, flushed) for write in self._writes]
+        if status is not None and completions:
+            completions[0] = Completion(completions[0].wr_id, status)
+        self._writes.clear()
+        self._deadline = self._not_before = self._paced = None
+        return completions
+
+    # ---------------------------------------------------------------- acknowledgements
+
+    def acknowledged(self, now: float) -> tuple[list[Completion], Status | None]:
+        """Act on what the kernel has found in acknowledgements: WRITEs that are complete, and why the connection must end,
+        if it must.
+        """
+        row = self._row
+        completions: list[Completion] = []
+        if row[Column.PROGRESS]:
+            done = int(row[Column.UNACKED])
+            self._retries = self._rnr_retries = 0
+            self._deadline = self._timeout(now) if done < row[Column.HIGH] else None
+            self._not_before = None
+            while self._writes and self._writes[0].end <= done:
+                completions.append(Completion(self._writes.popleft().wr_id, Status.SUCCESS))
+        went_back, not_ready, ended = row[[Column.WENT_BACK, Column.NOT_READY, Column.ENDED]].tolist()
+        row[Column.PROGRESS] = row[Column.WENT_BACK] = 0
+        row[Column.NOT_READY] = row[Column.ENDED] = -1
+        if went_back or ended >= 0:
+            self._counts["naks_received"] += 1
+        if ended >= 0:
+            # codes that reliable connections do not have are taken for the general one
+            return completions, _ENDINGS.get(Nak(ended) if ended < len(Nak) else Nak.INVALID_REQUEST)
+        if not_ready >= 0:
+            self._counts["rnr_naks_received"] += 1
+            return completions, self._wait(not_ready, now)
+        return completions, self._again(now) if went_back else None
+
+    def on_timer(self, now: float) -> Status | None:
+        """Go back if the acknowledgement is overdue; the status if that was done too often."""
+        if self._deadline is None or now < self._deadline:
+            return None
+        self._counts["timeouts"] += 1
+        return self._again(now)
+
+    def _again(self, now: float) -> Status | None:
+        if self._retries >= self._attributes.retry_cnt:
+            return Status.RETRY_EXC_ERR
+        self._retries += 1
+        self._row[Column.NEXT] = self._row[Column.UNACKED]
+        self._deadline = self._timeout(now)
+        return None
+
+    def _wait(self, timer: int, now: float) -> Status | None:
+        if self._rnr_retries >= self._attributes.rnr_retry != _WITHOUT_END:
+            return Status.RNR_RETRY_EXC_ERR
+        self._rnr_retries += 1
+        self._not_before = now + RNR_SECONDS[timer]
+        self._deadline = None
+        return None
+
+    def _timeout(self, now: float) -> float | None:
+        seconds = timeout_seconds(self._attributes.timeout)
+        return None if seconds is None else now + seconds
+
+    def timer(self) -> float | None:
+        """When there is something to do without a packet having come."""
+        times = [at for at in (self._deadline, self._not_before, self._paced) if at is not None]
+        return min(times, default=None)
+
+    # ---------------------------------------------------------------- packets out
+
+    def transmit(self, now: float) -> list[Transmission]:
+        """What window, rate and peer let go now."""
+        if self._not_before is not None:
+            if now < self._not_before:
+                return []
+            self._not_before = None
+        row = self._row
+        first = int(row[Column.NEXT])
+        end = min(int(row[Column.UNACKED]) + self._attributes.window, self.posted)
+        if self.stop is not None:
+            end = min(end, self.stop)
+        self._paced = None
+        if first >= end:
+            return []
+        count = min(end - first, self._affordable(now))
+        out = self._send(first, count, now) if count else []
+        if self.rate is not None and first + count < end:
+            self._paced = self.rate.ready(self._largest)
+        return out
+
+    @property
+    def _largest(self) -> int:
+        return self._attributes.path_mtu + OVERHEAD
+
+    def _affordable(self, now: float) -> int:
+        """How many packets the rate lets go."""
+        if self.rate is None:
+            return self._attributes.window
+        # rounding must not keep back what the timer has promised
+        return max(self.rate.allowance(now) // self._largest, int(now >= self.rate.ready(self._largest)))
+
+    def _send(self, first: int, count: int, now: float) -> list[Transmission]:
+        """Packets ``first`` to ``first + count - 1`` of the connection."""
+        row = self._row
+        arena = np.empty(count * self._largest, np.uint8)
+        offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+        at = done = 0
+        for write in self._writes:
+            if done == count:
+                break
+            index = first + done - write.first
+            if index >= write.packets:
+                continue
+            packets = min(count - done, write.packets - index)
+            at = build_writes(
+                arena,
+                at,
+                self._head,
+                write.data,
+                self._attributes.path_mtu,
+                index,
+                packets,
+                write.packets,
+                int(row[Column.SQ_PSN]) + first + done,
+                write.address,
+                write.key,
+                write.immediate,
+                self._attributes.ack_every,
+                offsets[done : done + packets],
+                lengths[done : done + packets],
+            )
+            done += packets
+        high = int(row[Column.HIGH])
+        self._counts["packets_sent"] += count
+        self._counts["retransmissions"] += max(min(first + count, high) - first, 0)
+        row[Column.NEXT], row[Column.HIGH] = first + count, max(high, first + count)
+        if self._deadline is None:
+            self._deadline = self._timeout(now)
+        if self.rate is not None:
+            self.rate.sent(at, now)
+        # one transmission for each run of packets of equal length
+        bounds = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), count]
+        return [
+            Transmission(self._destination, arena, offsets[begin:end], int(lengths[begin]))
+            for begin, end in pairwise(bounds)
+        ]
