@@ -197,6 +197,12 @@ class Judged:
         """One column of all packets, int64[n]."""
         return self.columns[:, column]
 
+    def as_from(self, batch: PacketBatch) -> "Judged":
+        """The same judgement of the same packets under other sources."""
+        other = object.__new__(Judged)
+        other.batch, other.reason, other.columns = batch, self.reason, self.columns
+        return other
+
     def refuse(self, which: NDArray[np.bool_] | I64, reason: Drop) -> None:
         """Give sound packets among ``which`` a reason."""
         mask = np.zeros(len(self.reason), np.bool_)
@@ -273,6 +279,12 @@ class Sheaf:
                 )
                 self.lengths[-1] += NEXT_BYTES
         seal(self.arena, self.offsets, self.lengths, head.key)
+
+    def number(self, sequences: I64, key: int) -> None:
+        """Give the packets these sequence numbers instead of consecutive ones: they answer others."""
+        big = sequences.astype(">u4").view(np.uint8).reshape(-1, 4)
+        self.arena[self.offsets[:, None] + np.arange(12, 16)] = big
+        seal(self.arena, self.offsets, self.lengths, key)
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -1,0 +1,110 @@
+"""A sparse job around a switch in virtual time."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.zebra.membership import HotSet, Job
+from inanet.proto.zebra.program import ZebraProgram
+from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.store import Optimiser
+from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
+from inanet.testing.switched import SWITCH, Impairment, Star
+from inanet.wire.endpoint import endpoint
+
+Gradients = Sequence[tuple[NDArray[np.uint64], NDArray[np.float32]]]
+#: short, so that virtual time is not what a test waits for
+TIMING = Timing(window=8, first=0.001, least=0.0002, silent=5.0)
+
+
+class Rig:
+    """``workers`` and ``shards`` around a program; ``switch=False``: around nothing that adds."""
+
+    def __init__(
+        self,
+        workers: int,
+        shards: int,
+        impairment: Impairment | None = None,
+        *,
+        switch: bool = True,
+        optimiser: Optimiser | None = None,
+        **options: object,
+    ) -> None:
+        options = {"key": 77, "packet_bytes": 120, "registers": 4} | options
+        self.job = Job(
+            3,
+            tuple(endpoint(f"10.0.1.{i + 1}", 4000) for i in range(workers)),
+            tuple(endpoint(f"10.0.2.{i + 1}", 5000) for i in range(shards)),
+            SWITCH if switch else 0,
+            **options,  # type: ignore[arg-type]
+        )
+        self.program = ZebraProgram(timing=TIMING)
+        self.program.add_job(self.job, 3)
+        self.star = Star(self.program if switch else None, impairment)
+        self.star.group(3, self.job.workers)
+        self.workers = [ZebraWorker(self.job, rank, TIMING) for rank in range(workers)]
+        self.shards = [ParameterShard(self.job, i, optimiser, timing=TIMING) for i in range(shards)]
+        for address, machine in (*zip(self.job.workers, self.workers, strict=True),):
+            self.star.attach(address, machine)
+        for address, shard in zip(self.job.shards, self.shards, strict=True):
+            self.star.attach(address, shard)
+
+    def prepare(self, hot: HotSet) -> None:
+        """Give a hot set to all."""
+        self.program.prepare(self.job.number, hot)
+        for machine in (*self.workers, *self.shards):
+            machine.prepare(hot)
+        self.shards[0].announce(hot.version)
+
+    def start(self, hot: HotSet) -> None:
+        """Use a hot set from the first iteration on."""
+        self.prepare(hot)
+        for worker in self.workers:
+            worker.start(hot.version)
+
+    def push(self, gradients: Gradients) -> None:
+        """One iteration."""
+        before = len(self.star.log)
+        for worker, (keys, values) in zip(self.workers, gradients, strict=True):
+            worker.push(keys, values, self.star.now)
+        self.star.run(lambda: self._count(before, IterationDone) == len(self.workers), deadline=20.0)
+
+    def pull(self, keys: NDArray[np.uint64]) -> list[NDArray[np.float32]]:
+        """The same pull by every worker."""
+        before = len(self.star.log)
+        for worker in self.workers:
+            worker.pull(keys, self.star.now)
+        self.star.run(lambda: self._count(before, Pulled) == len(self.workers), deadline=20.0)
+        found = {e.rank: e.values for _, e in self.star.log[before:] if isinstance(e, Pulled)}
+        return [found[rank] for rank in range(len(self.workers))]
+
+    def _count(self, before: int, sort: type) -> int:
+        return sum(isinstance(event, sort) for _, event in self.star.log[before:])
+
+
+def random_gradients(
+    rng: np.random.Generator, workers: int, space: int, most: int, width: int = 1
+) -> list[tuple[NDArray[np.uint64], NDArray[np.float32]]]:
+    """Distinct keys spread over 64 bits, gradients that are multiples of 2^-10: their sums are exact."""
+    out = []
+    for _ in range(workers):
+        keys = rng.choice(space, int(rng.integers(0, min(most, space) + 1)), replace=False).astype(np.uint64)
+        values = rng.integers(-(2**12), 2**12, (len(keys), width)) / 2.0**10
+        out.append((spread(keys), values.astype(np.float32)))
+    return out
+
+
+def spread(keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Small numbers to keys all over the key space."""
+    return keys * np.uint64(0x9E3779B97F4A7C15)
+
+
+def summed(pushed: Gradients, width: int = 1) -> dict[int, NDArray[np.float64]]:
+    """What the keys add up to."""
+    total: dict[int, NDArray[np.float64]] = {}
+    for keys, values in pushed:
+        for key, value in zip(keys.tolist(), values.astype(np.float64), strict=True):
+            total[key] = total.get(key, np.zeros(width)) + value
+    return total
