@@ -21,6 +21,7 @@ from inanet.control.errors import FabricError, InaError, JoinRefused, WorkerLost
 from inanet.control.session import PROTOCOL
 from inanet.control.session import field as get
 from inanet.proto.plan import TensorSpec
+from inanet.proto.systems import NAMES, TREES
 
 #: seconds after which waiting is reported to those who wait, and between two such reports
 REPORT_SECONDS = 1.0
@@ -34,11 +35,11 @@ class Backend(Protocol):
     """What carries a host's collectives. Each ``join`` is followed by one ``leave``, only then by another."""
 
     async def join(
-        self, job: str, ranks: tuple[int, ...], world: int, progress: Callable[[str], None]
+        self, job: str, ranks: tuple[int, ...], world: int, system: str, progress: Callable[[str], None]
     ) -> None:
         """Called once all local ranks are connected; returns when the job is complete. Raises ``InaError``.
 
-        ``progress(text)`` tells the processes who is missing. Cancelled if the local ranks give up.
+        ``system`` is one of :data:`inanet.proto.systems.NAMES`. ``progress(text)`` tells the processes who is missing. Cancelled if the local ranks give up.
         """
         ...
 
@@ -70,7 +71,7 @@ class LocalServer:
     """Serves training processes on a Unix socket at ``path`` with the file mode ``mode``.
 
     Processes of this process's own user may connect, and those of ``users`` (numeric ids). ``report`` is the
-    pace, in seconds, of reports to those who wait.
+    pace, in seconds, of reports to those who wait; ``system`` what jobs use that do not choose one.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class LocalServer:
         mode: int = 0o600,
         users: Collection[int] = (),
         report: float = REPORT_SECONDS,
+        system: str = TREES,
     ) -> None:
         self.path = path
+        self._system = system
         self._backend = backend
         self._listener = Listener(path, mode, users, self._accepted)
         self._report = report
@@ -130,9 +133,16 @@ class LocalServer:
         local_world = get(message, "local_world", int, low=1, high=world)
         if not 1 <= len(name) <= 128 or not name.isprintable():
             raise JoinRefused("the name of a job must have 1 to 128 printable characters")
+        system = (get(message, "system", str) if "system" in message else "") or self._system
+        if system not in NAMES:
+            raise JoinRefused(f"there is no system {system[:64]!r}; there are {', '.join(NAMES)}")
         group = self._groups.get(name)
         if group is None or group.state is State.OVER:
-            group = Group(name, world, local_world, self._backend, self._over)
+            group = Group(name, world, local_world, self._backend, self._over, system)
+        if group.system != system:
+            raise JoinRefused(
+                f"rank {rank} chooses system {system}, others on this host {group.system}; choose the same on all"
+            )
         group.enter(session, rank, world, local_world)
         self._groups[name] = group
         session.group, session.rank = group, rank
@@ -165,7 +175,8 @@ class LocalServer:
             await asyncio.wait({previous})
         group.known = True
         try:
-            await self._backend.join(group.job, tuple(sorted(group.sessions)), group.world, group.progress)
+            ranks = tuple(sorted(group.sessions))
+            await self._backend.join(group.job, ranks, group.world, group.system, group.progress)
         except InaError as error:
             group.end(error, "joining failed")
         except Exception as error:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from inanet.control.errors import FabricError, InaError, JoinRefused, MismatchError, WorkerLostError
 from inanet.proto.plan import TensorSpec
+from inanet.proto.systems import TREES
 
 if TYPE_CHECKING:
     from inanet.aio.local import Backend
@@ -43,9 +44,17 @@ class Group:
     """The sessions of one job on this host. ``over`` is called once if it ends after it began to join."""
 
     def __init__(
-        self, job: str, world: int, local_world: int, backend: "Backend", over: "Callable[[Group, str], None]"
+        self,
+        job: str,
+        world: int,
+        local_world: int,
+        backend: "Backend",
+        over: "Callable[[Group, str], None]",
+        system: str = TREES,
     ) -> None:
         self.job = job
+        #: what carries its rounds
+        self.system = system
         self.world = world
         self.local_world = local_world
         self.state = State.FORMING

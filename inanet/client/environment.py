@@ -7,6 +7,8 @@ from inanet.control.errors import AgentUnavailable
 
 #: environment variable with the path of the agent's socket
 SOCKET_VARIABLE = "INA_SOCKET"
+#: environment variable with the system that carries jobs
+SYSTEM_VARIABLE = "INA_SYSTEM"
 #: where agents that are system services listen: by hand or by this project's unit
 SYSTEM_SOCKETS = (Path("/run/inanet/worker.sock"), Path("/run/ina-worker/worker.sock"))
 
@@ -51,3 +53,8 @@ def number(name: str, given: int | None, variable: str, default: int | None = No
         return int(text)
     except ValueError:
         raise ValueError(f"environment variable {variable} is {text!r}, not a number") from None
+
+
+def chosen_system(given: str | None = None) -> str:
+    """The system that a job asks for: the argument, INA_SYSTEM, or nothing, and then its agent decides."""
+    return os.environ.get(SYSTEM_VARIABLE, "") if given is None else given

@@ -12,7 +12,7 @@ from numpy.typing import DTypeLike, NDArray
 from inanet.client.arrays import as_array
 from inanet.client.connection import Connection
 from inanet.client.conversation import Call, Conversation, Outcome
-from inanet.client.environment import number, socket_path
+from inanet.client.environment import chosen_system, number, socket_path
 from inanet.client.handle import Handle
 from inanet.client.memory import Memory, Piece
 from inanet.control.errors import AgentUnavailable, FabricError, JoinTimeout
@@ -34,13 +34,15 @@ def connect(
     local_world: int | None = None,
     socket: str | os.PathLike[str] | None = None,
     timeout: float = 60.0,
+    system: str | None = None,
 ) -> "Job":
     """Join a job through the worker agent of this host; returns when all ranks have joined.
 
     ``rank``, ``world`` and ``local_world`` (ranks on this host) default to RANK, WORLD_SIZE and
     LOCAL_WORLD_SIZE, as torchrun sets them, and ``local_world`` then to 1; ``socket`` to INA_SOCKET, then to
     the usual places (:func:`~inanet.client.environment.socket_path`). ``timeout`` (seconds) is for joining,
-    and the default for rounds. While ranks are missing, the logger ``inanet`` says so every 5 seconds.
+    and the default for rounds. ``system`` is who sums: "xagg", or "switchml", "atp", "esa" or "a2tp" where there
+    is a switch for it, the same on all ranks; by default what INA_SYSTEM says, or else the agent's configuration. While ranks are missing, the logger ``inanet`` says so every 5 seconds.
 
     Raises :class:`~inanet.control.errors.AgentUnavailable`, :class:`~inanet.control.errors.JoinTimeout`
     naming who is missing, :class:`~inanet.control.errors.JoinRefused`, or ``ValueError`` for numbers that
@@ -55,7 +57,7 @@ def connect(
         path = socket_path(socket)
     except AgentUnavailable as error:
         raise error.at(job=job, rank=mine) from None
-    return Job(job, mine, total, local, path, timeout)
+    return Job(job, mine, total, local, path, timeout, chosen_system(system))
 
 
 class Job:
@@ -68,7 +70,14 @@ class Job:
     """
 
     def __init__(
-        self, name: str, rank: int, world: int, local_world: int, path: os.PathLike[str], timeout: float
+        self,
+        name: str,
+        rank: int,
+        world: int,
+        local_world: int,
+        path: os.PathLike[str],
+        timeout: float,
+        system: str = "",
     ) -> None:
         self.name = name
         self.rank = rank
@@ -79,7 +88,13 @@ class Job:
         self._conversation = Conversation(_open(path, name, rank, timeout), name, rank)
         try:
             self._conversation.say(
-                "hello", protocol=PROTOCOL, job=name, rank=rank, world=world, local_world=local_world
+                "hello",
+                protocol=PROTOCOL,
+                job=name,
+                rank=rank,
+                world=world,
+                local_world=local_world,
+                **({"system": system} if system else {}),
             )
             self._join()
         except BaseException:

@@ -57,8 +57,9 @@ class LoopbackBackend:
         self.refusal: Exception | None = None
 
     async def join(
-        self, job: str, ranks: tuple[int, ...], world: int, progress: Callable[[str], None]
+        self, job: str, ranks: tuple[int, ...], world: int, system: str, progress: Callable[[str], None]
     ) -> None:
+        self.system = system
         self.joined.append((job, ranks, world))
         self.progress = progress
         if self.closed:

@@ -278,6 +278,8 @@ class ParameterServer:
         """Counters since the start, by name."""
         return {
             "packets_added": self._added,
+            # under the name that it has at nodes of trees
+            "contributions_in": self._added,
             "fragments_completed": int(self._completed[0]),
             "answers": self._answered,
             "pulls": self._pulled,

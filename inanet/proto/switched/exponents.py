@@ -231,6 +231,14 @@ class ExponentRoot:
         """Nothing to report."""
         return []
 
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, by name."""
+        return {"exponent_packets": int(self.drops[Drop.OK])}
+
+    def drops_by_reason(self) -> dict[str, int]:
+        """Packets dropped since the start, by the label of every reason."""
+        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
+
 
 def _transmission(destination: int, packets: list[bytes]) -> Transmission:
     size = len(packets[0])

@@ -71,7 +71,7 @@ class SwitchedHost:
 
     def drop_job(self, job_id: int) -> None:
         """Send nothing any more; figures stay."""
-        self._past, self._strangers = self.stats(), self._drops()
+        self._past, self._strangers = {**self.stats(), "jobs": 0}, self._drops()
         self._worker = None
         self._early.clear()
 
@@ -168,6 +168,7 @@ class SwitchedHost:
         leaves = stats["rows_sent"] - stats["retransmissions"]
         return {
             **stats,
+            "jobs": 1,
             "leaf_contributions": leaves,
             "leaf_bytes": leaves * worker.layout.frame_bytes,
         }
