@@ -25,6 +25,9 @@ _ENDINGS = {
 }
 #: ``rnr_retry`` that never gives up
 _WITHOUT_END = 7
+#: packets that wait for the rate leave together, as many as take this long (seconds) and at most so many
+_PACE = 1e-4
+_MOST_PACED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,29 +178,31 @@ class Requester:
         if self.stop is not None:
             end = min(end, self.stop)
         self._paced = None
-        if first >= end:
-            return []
-        count = min(end - first, self._affordable(now))
-        out = self._send(first, count, now) if count else []
-        if self.rate is not None and first + count < end:
-            self._paced = self.rate.ready(self._largest)
+        out: list[Transmission] = []
+        while first < end and (count := self._affordable(end - first, now)):
+            out += self._send(first, count, now)
+            first += count
         return out
 
-    @property
-    def _largest(self) -> int:
-        return self._attributes.path_mtu + OVERHEAD
-
-    def _affordable(self, now: float) -> int:
-        """How many packets the rate lets go."""
-        if self.rate is None:
-            return self._attributes.window
-        # rounding must not keep back what the timer has promised
-        return max(self.rate.allowance(now) // self._largest, int(now >= self.rate.ready(self._largest)))
+    def _affordable(self, left: int, now: float) -> int:
+        """How many of ``left`` packets the rate lets go; if none, the timer is set for the next ones."""
+        rate = self.rate
+        if rate is None:
+            return left
+        size = self._attributes.path_mtu + OVERHEAD
+        allowed = rate.allowance(now) // size
+        # a call for every single packet would cost more than the packet
+        chunk = min(left, _MOST_PACED, max(int(rate.current * _PACE / 8) // size, 1))
+        ready = rate.ready(chunk * size)
+        if now < ready:
+            self._paced = ready
+            return 0
+        return min(left, max(allowed, chunk))
 
     def _send(self, first: int, count: int, now: float) -> list[Transmission]:
         """Packets ``first`` to ``first + count - 1`` of the connection."""
         row = self._row
-        arena = np.empty(count * self._largest, np.uint8)
+        arena = np.empty(count * (self._attributes.path_mtu + OVERHEAD), np.uint8)
         offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
         at = done = 0
         for write in self._writes:

@@ -204,6 +204,9 @@ def _acknowledge(row: I64, state: I64) -> int:
     if covered:
         state[_UNACKED] += covered
         state[_PROGRESS] = 1
+        # what a NAK before in this batch complained of has come after all
+        state[_WENT_BACK] = 0
+        state[_NOT_READY] = -1
     if kind == SYNDROME_ACK:
         state[_NEXT] = max(state[_NEXT], state[_UNACKED])
         return 0
