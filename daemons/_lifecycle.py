@@ -22,6 +22,7 @@ from inanet.control import addresses
 from inanet.control.about import bug_hint, version
 from inanet.control.config import DaemonFile, Role
 from inanet.control.config_file import ConfigError
+from inanet.control.config_manager import ManagerConfig
 from inanet.control.exits import Exit, Failure, explain
 from inanet.control.observe import logs
 from inanet.control.observe.metrics import MetricsServer, Sample, Scrape, Source
@@ -212,9 +213,13 @@ def _write_stats(stats: Callable[[], Mapping[str, object]] | None) -> None:
 
 def changed(before: DaemonFile, after: DaemonFile) -> set[str]:
     """Dotted keys in which two configurations of the same daemon differ."""
-    old, new = before.model_dump(), after.model_dump()
+    old = {section: keys or {} for section, keys in before.model_dump().items()}
+    new = {section: keys or {} for section, keys in after.model_dump().items()}
     return {
-        f"{section}.{key}" for section, keys in old.items() for key in keys if keys[key] != new[section][key]
+        f"{section}.{key}"
+        for section, keys in old.items()
+        for key in {*keys, *new[section]}
+        if keys.get(key) != new[section].get(key)
     }
 
 
@@ -239,7 +244,7 @@ def run(role: Role, config: C, serve: Serve[C], reread: Callable[[], C], loop: L
 
     try:
         log.info("starting", version=version(), loop=loop, pid=os.getpid())
-        if config.impair.active:
+        if not isinstance(config, ManagerConfig) and config.impair.active:
             log.warning("impairment is on: packets are damaged on purpose", **config.impair.model_dump())
         with asyncio.Runner(loop_factory=_loop_factory(loop)) as runner:
             runner.run(supervise())

@@ -1,4 +1,4 @@
-"""``ina-ps``: the root of the trees, and the coordinator of the fabric beside it."""
+"""``ina-ps``: the root of the trees, and the coordinator of the fabric beside it unless a manager is."""
 
 from __future__ import annotations
 
@@ -16,38 +16,33 @@ if TYPE_CHECKING:
 
 def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
     """The trees that jobs use: as configured, or what the planner chooses, which is logged with the reason."""
-    if config.topology.plan == "configured":
-        return config.topology.fabric(config.node.name)
+    topology = config.topology
+    assert topology is not None
+    if topology.plan == "configured":
+        return topology.fabric(config.node.name)
     downlinks: list[Downlink] = ["unicast"] if config.control.downlink == "unicast" else ["multicast"]
-    selected = config.topology.selection(config.node.name, downlinks)
+    selected = topology.selection(config.node.name, downlinks)
     context.log.info("plan chosen", plan=selected.plan.name, reason=selected.reason)
     return selected.plan.topology()
 
 
 async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
+    if config.control.coordinator is not None:
+        from daemons._following import follow
+
+        await follow("ps", config, config.control.coordinator, context)
+        return
     from inanet.aio.coordination import Coordination
     from inanet.aio.station import Station, open_device
-    from inanet.control.settings import Settings
+    from inanet.control.settings import settings_of
 
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)
     station = Station("ps", config, device, lambda: coordination.pump())
     member = station.member(station.identity())
-    settings = Settings(
-        topology=fabric(config, context),
-        token=config.control.secret(),
-        silence=10 * config.control.heartbeat,
-        probe=3 * config.control.heartbeat,
-        join=config.control.join_timeout,
-        round=config.control.round_timeout,
-        downlink=config.control.downlink,
-        group_range=config.control.group_range,
-        group_port=config.control.group_port,
-        negotiate=config.node.rate_negotiation,
-        loss_threshold=config.control.loss_threshold,
-    )
-    coordination = Coordination(settings, member, station.driver.kick)
+    settings = settings_of(config.control, fabric(config, context), negotiate=config.node.rate_negotiation)
+    coordination = Coordination(settings, member, station.driver.kick, keys=config.control.tls_keys())
     context.stats = station.figures
     context.health = station.healthy
     context.measure(station.samples)

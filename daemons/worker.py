@@ -17,6 +17,7 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     import os
     from pathlib import Path
 
+    from daemons._following import registered
     from inanet.aio.backend import FabricBackend
     from inanet.aio.local import LocalServer
     from inanet.aio.station import Station, open_device
@@ -31,6 +32,7 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
         str(config.control.coordinator),
         join=config.control.join_timeout,
         lost=lambda job, error: server.lost(job, error),
+        keys=config.control.tls_keys(),
     )
     server = LocalServer(
         Path(config.local.socket), backend, mode=config.local.mode, users=_user_ids(config.local.allow_users)
@@ -41,9 +43,10 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     try:
         await server.start()
         context.ready(f"serving {config.local.socket}")
-        await context.stopping.wait()
-        while server.busy and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
-            await asyncio.sleep(0.05)
+        async with registered(station, "worker", config, config.control.coordinator):
+            await context.stopping.wait()
+            while server.busy and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
+                await asyncio.sleep(0.05)
     finally:
         await server.close()
         backend.close()

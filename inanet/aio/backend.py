@@ -10,20 +10,30 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from inanet.aio.beside import Beside
 from inanet.aio.local_sums import LocalSums, Threads
 from inanet.aio.negotiation import Asker, asking
-from inanet.aio.station import Station
+from inanet.aio.station import Station, open_device
 from inanet.aio.uplink import Uplink
-from inanet.control.errors import InaError, JoinTimeout, OverflowRefused, error_of
+from inanet.control.errors import InaError, JoinRefused, JoinTimeout, OverflowRefused, error_of
 from inanet.control.member import Failed, Member
+from inanet.control.trust import Keys
+from inanet.proto.events import NodeEvent
 from inanet.proto.plan import TensorSpec
+from inanet.proto.switched.host import SwitchedHost
+from inanet.proto.switched.window import Timing
+from inanet.proto.systems import SYSTEMS
 
 
 @dataclass(slots=True)
 class _Membership:
-    """One job of this host. ``sums`` if all of its ranks are here, else ``member`` and ``uplink``."""
+    """One job of this host. ``sums`` if all of its ranks are here, else ``member`` and ``uplink``.
+
+    ``beside``: the machine that carries it, if that is not the host's node.
+    """
 
     name: str
+    beside: Beside | None = None
     sums: LocalSums | None = None
     member: Member | None = None
     uplink: Uplink | None = None
@@ -35,19 +45,26 @@ class FabricBackend:
     """See :class:`inanet.aio.local.Backend`. ``lost(job, error)`` is called when a whole job is lost."""
 
     def __init__(
-        self, station: Station, coordinator: str, *, join: float, lost: Callable[[str, InaError], None]
+        self,
+        station: Station,
+        coordinator: str,
+        *,
+        join: float,
+        lost: Callable[[str, InaError], None],
+        keys: Keys | None = None,
     ) -> None:
         self._station = station
         self._coordinator = coordinator
         self._join_seconds = join
         self._lost = lost
+        self._keys = keys
         self._jobs: dict[str, _Membership] = {}
         self._threads = Threads()
         #: negotiates rates, if the configuration asks for it
         self._asker: Asker | None = None
 
     async def join(
-        self, job: str, ranks: tuple[int, ...], world: int, progress: Callable[[str], None]
+        self, job: str, ranks: tuple[int, ...], world: int, system: str, progress: Callable[[str], None]
     ) -> None:
         """Join at the coordinator and wait for the plan."""
         mine = _Membership(job)
@@ -56,10 +73,18 @@ class FabricBackend:
             mine.sums = LocalSums(ranks, self._threads)
             return
         station = self._station
+        if system in SYSTEMS:
+            try:
+                mine.beside = await self._beside(mine)
+            except BaseException:
+                del self._jobs[job]
+                raise
+        beside = mine.beside
         member = station.member(
-            station.identity(job, ranks, world),
+            station.identity(job, ranks, world, system, device=beside.device if beside else None),
             finished=lambda round_, failed: self._finished(mine, round_, failed),
             progress=progress,
+            follower=beside.machine if beside else None,
         )
         mine.member = member
         mine.uplink = Uplink(
@@ -68,6 +93,7 @@ class FabricBackend:
             join=self._join_seconds,
             resume=self._join_seconds,
             wake=lambda: self._woken(mine),
+            keys=self._keys,
         )
         mine.running = asyncio.get_running_loop().create_task(mine.uplink.run())
         try:
@@ -84,9 +110,35 @@ class FabricBackend:
             await self.leave(job, "joining failed")
             cause = "join_timeout" if failed.cause == "timeout" else failed.cause
             raise error_of(cause, failed.message, job=job, rank=-1, ranks=failed.missing)
-        if station.pace is not None and member.job is not None:
+        if station.pace is not None and member.job is not None and beside is None:
             member.asking = asking(station.node, member.job, station.config.node.rate)
             self._asker = self._asker or Asker(lambda: list(station.members), self.flush)
+
+    async def _beside(self, mine: _Membership) -> Beside:
+        """A machine for a job on a switch, at an endpoint of its own: that is how the switch knows the job (R7)."""
+        station = self._station
+        config, timing = station.config, station.config.timing
+        if config.node.transport != "udp":
+            raise JoinRefused(
+                f"a job on a switch needs node.transport 'udp' on this host, which has {config.node.transport!r}"
+            )
+        device = await open_device(config, station.driver.now, legacy=True)
+        host = SwitchedHost(
+            device.endpoint, Timing(timeout=timing.retransmit, timeout_max=timing.retransmit_max)
+        )
+
+        def happened(event: NodeEvent) -> None:
+            if mine.member is not None:
+                mine.member.on_event(event, station.driver.now())
+                self.flush()
+
+        beside = Beside(host, device, happened)
+        station.beside.add(beside)
+        return beside
+
+    def _kick(self, mine: _Membership) -> None:
+        """What carries a job may have something to send."""
+        (mine.beside or self._station).driver.kick()
 
     def flush(self) -> None:
         """Send what the members have to say; called after the node's events."""
@@ -95,7 +147,7 @@ class FabricBackend:
                 mine.uplink.flush()
 
     def _woken(self, mine: _Membership) -> None:
-        self._station.driver.kick()
+        self._kick(mine)
         if self._asker is not None:
             self._asker.poke()
         member = mine.member
@@ -122,7 +174,7 @@ class FabricBackend:
         future = mine.futures[round_] = asyncio.get_running_loop().create_future()
         mine.member.begin(round_, spec, arrays, self._station.driver.now())
         self.flush()
-        self._station.driver.kick()
+        self._kick(mine)
         if self._asker is not None:
             self._asker.poke()
         return future
@@ -166,13 +218,15 @@ class FabricBackend:
         mine.member.abandon(Failed("worker_lost", reason))
         if mine.member in self._station.members:
             self._station.members.remove(mine.member)
+        if mine.beside is not None:
+            self._station.beside.close(mine.beside)
+            return
         # the job's groups are another job's by and by
         self._station.driver.kick()
 
     def stats(self) -> dict[str, int]:
         """Counters of the host's node, drops by reason as ``drop_<reason>``."""
-        node = self._station.node
-        return node.stats() | {f"drop_{reason}": n for reason, n in node.drops_by_reason().items()}
+        return self._station.stats() | {f"drop_{reason}": n for reason, n in self._station.drops().items()}
 
     def close(self) -> None:
         """End the threads, once all jobs were left."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import structlog
@@ -11,6 +11,7 @@ from inanet.aio.channel import Channel, ChannelClosed, ControlServer, serve
 from inanet.control import events
 from inanet.control.coordinator import Coordinator
 from inanet.control.member import Member
+from inanet.control.observe.metrics import Sample
 from inanet.control.registry import Registry
 from inanet.control.settings import Settings
 from inanet.control.trust import Keys
@@ -52,6 +53,7 @@ class Coordination:
         self._server: ControlServer | None = None
         self.jobs_running = 0
         self.address = ""
+        self._waiters: list[asyncio.Future[None]] = []
 
     async def start(self, address: str) -> None:
         """Listen for nodes, and let the local node join."""
@@ -103,9 +105,33 @@ class Coordination:
                         _log.info("message not delivered", reason=str(error))
         for event in self.coordinator.events():
             self._report(event)
+            if isinstance(event, events.NodeRegistered | events.PeerLost):
+                self._notify()
         self._arm()
         if acted:
             self._wake()
+
+    async def changed(self) -> None:
+        """Wait until a node has registered, or a connection is gone."""
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    def figures(self) -> dict[str, object]:
+        """Counters for the end of a daemon that has no data plane."""
+        coordinator = self.coordinator
+        return {"nodes": len(list(coordinator.registry)), "jobs": len(coordinator.jobs)}
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics, read at every scrape."""
+        yield Sample("inanet_jobs", len(self.coordinator.jobs))
+        yield Sample("inanet_nodes", len(list(self.coordinator.registry)))
+
+    def _notify(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
     def _report(self, event: events.ControlEvent) -> None:
         if isinstance(event, events.PeerJoined):

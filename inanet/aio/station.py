@@ -3,29 +3,35 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
+from inanet.aio.beside import Companions, device_drops
 from inanet.aio.driver import Driver
 from inanet.aio.negotiation import UNLIMITED, Pace
 from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, refuse_loopback, resolve
-from inanet.control.config import GROUP_TRANSPORTS, AggConfig, AnyConfig, CoordinatorControl
+from inanet.control.config import GROUP_TRANSPORTS, AggConfig, AnyConfig
 from inanet.control.config import Node as NodeConfig
+from inanet.control.config_control import CoordinatorControl
 from inanet.control.member import Failed, Identity, Member
 from inanet.control.observe.metrics import Sample
+from inanet.control.services import Service
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
 from inanet.phy.timerfd import TimerFd
 from inanet.proto.events import NodeEvent
+from inanet.proto.machine import Follower
 from inanet.proto.node import Node
 from inanet.proto.reliability import Timing
 from inanet.proto.slots import ROW_BYTES
-from inanet.wire.drops import Drop
+from inanet.proto.systems import TREES
 from inanet.wire.endpoint import show
 from inanet.wire.xagg import PAYLOAD_BYTES
+from inanet.wire.xagg import ROW_BYTES as FRAGMENT_BYTES
 
 
 class Bare(Device, Protocol):
@@ -79,14 +85,23 @@ def _open_bare(node: NodeConfig, listen: Resolved) -> Bare:
     return UdpDevice(listen.address, listen.port, rcvbuf=rcvbuf, sndbuf=sndbuf)
 
 
-async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
-    """The device that ``[node]`` asks for, at its rate, with the impairments of ``[impair]`` around it."""
+async def open_device(config: AnyConfig, clock: Callable[[], float], *, legacy: bool = False) -> Device:
+    """The device that ``[node]`` asks for, at its rate, with the impairments of ``[impair]`` around it.
+
+    ``legacy``: one more beside the node's own, for framings without a checksum. It has a port of the kernel's choice, and
+    a packet that is damaged is lost, because the link's FCS would find it.
+    """
     node = config.node
     listen = await asyncio.to_thread(resolve, node.listen)
     control = config.control
-    meeting_point = control.listen if isinstance(control, CoordinatorControl) else control.coordinator
+    meeting_point = control.coordinator
+    if meeting_point is None:
+        assert isinstance(control, CoordinatorControl)
+        meeting_point = control.listen
     if not meeting_point.local:
         refuse_loopback(node.name, listen.address, (await asyncio.to_thread(resolve, meeting_point)).address)
+    if legacy:
+        listen = replace(listen, port=0)
     bare = _open_bare(node, listen)
     device: Device = bare
     _log.info("data plane", endpoint=show(device.endpoint), origin=listen.origin, rx_window=device.rx_budget)
@@ -102,10 +117,10 @@ async def open_device(config: AnyConfig, clock: Callable[[], float]) -> Device:
             device,
             faults.seed,
             clock,
-            drop=faults.drop,
+            drop=1 - (1 - faults.drop) * (1 - faults.corrupt) if legacy else faults.drop,
             duplicate=faults.duplicate,
             reorder=faults.reorder,
-            corrupt=faults.corrupt,
+            corrupt=0.0 if legacy else faults.corrupt,
             delay=(0.0, faults.delay),
         )
     return device
@@ -143,6 +158,8 @@ class Station:
             )
         )
         self.members: list[Member] = []
+        #: machines of jobs on switches
+        self.beside = Companions()
         self.pace: Pace | None = None
         if config.node.rate_negotiation:
             pacer = device.wrapped if isinstance(device, FaultInjector) else device
@@ -159,29 +176,43 @@ class Station:
         identity: Identity,
         finished: Callable[[int, Failed | None], None] = lambda _round, _error: None,
         progress: Callable[[str], None] = lambda _text: None,
+        follower: Follower | None = None,
     ) -> Member:
-        """A member for this node, which joins :attr:`members`; see :class:`~inanet.control.member.Member`."""
-        member = Member(self.node, identity, finished=finished, progress=progress)
+        """A member for this node, or for a ``follower`` around it, which joins :attr:`members`; see
+        :class:`~inanet.control.member.Member`.
+        """
+        member = Member(follower or self.node, identity, finished=finished, progress=progress)
         if self.pace is not None:
             member.paced_by(self.pace)
         self.members.append(member)
         return member
 
-    def identity(self, job: str = "", ranks: tuple[int, ...] = (), world: int = 0) -> Identity:
-        """How this node introduces itself."""
+    def identity(
+        self,
+        job: str = "",
+        ranks: tuple[int, ...] = (),
+        world: int = 0,
+        system: str = TREES,
+        services: Mapping[str, Service] | None = None,
+        device: Device | None = None,
+    ) -> Identity:
+        """How this node introduces itself; with another ``device`` than its own for a job on a switch."""
+        device = device or self.device
         return Identity(
             name=self.config.node.name,
             role=self.role,
             token=self.config.control.secret(),
-            endpoint=self.device.endpoint,
+            endpoint=device.endpoint,
             # half of what a full queue of full super-frames holds: lone fragments cost more than twice their share
-            rx_window=max(64, self.device.rx_budget // 2),
+            rx_window=max(64, device.rx_budget // 2),
             job=job,
             ranks=ranks,
             world=world,
             groups=self.config.node.transport in GROUP_TRANSPORTS,
             send_bps=self._link_bps,
             receive_bps=self._link_bps,
+            system=system,
+            services=services or {},
         )
 
     @property
@@ -206,19 +237,38 @@ class Station:
         """All counters: the node's, the device's, and drops by reason; with negotiated rates, how often those came."""
         grants = {} if self.pace is None else {"grants": self.pace.grants}
         refused = {"tx_refused": self.driver.refused}
-        return {**self.node.stats(), **self.device.counters(), **refused, **grants, "drops": self._drops()}
+        return {
+            **self._sum({**self._stats(), **self.device.counters(), **refused, **grants}),
+            "drops": self.drops(),
+        }
 
-    def _drops(self) -> dict[str, int]:
-        device = self.device.counters()
-        drops = self.node.drops_by_reason()
-        drops[Drop.KERNEL_OVERFLOW.label] = device.get("kernel_overflow", 0)
-        drops[Drop.INJECTED.label] = device.get("injected", 0)
-        return drops
+    def counters(self) -> dict[str, int]:
+        """Counters by name, with all drops as one, for the coordinator's overview."""
+        own = {**self._stats(), **self.device.counters()}
+        return {**self._sum(own), "dropped": sum(self.drops().values())}
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the node and of all machines beside it."""
+        return self._sum(self._stats())
+
+    def _stats(self) -> dict[str, int]:
+        stats = self.node.stats()
+        return {**stats, "leaf_bytes": stats["leaf_contributions"] * FRAGMENT_BYTES}
+
+    def _sum(self, own: dict[str, int]) -> dict[str, int]:
+        beside = self.beside.figures()
+        return {name: own.get(name, 0) + beside[name] for name in {**own, **beside}}
+
+    def drops(self) -> dict[str, int]:
+        """Packets dropped by the node, its device and all machines beside it, by reason."""
+        own, beside = self.node.drops_by_reason(), self.beside.drops()
+        own.update(device_drops(self.device.counters()))
+        return {reason: count + beside[reason] for reason, count in own.items()}
 
     def samples(self) -> Iterator[Sample]:
         """Metrics, read at every scrape."""
-        stats = self.node.stats()
-        device = self.device.counters()
+        stats = self.stats()
+        device = self._sum(self.device.counters())
         role = self.role
         yield Sample("inanet_packets_received", device["rx_packets"], (role, "all"))
         yield Sample("inanet_packets_received", stats["contributions_in"], (role, "contribution"))
@@ -236,12 +286,14 @@ class Station:
         yield Sample("inanet_contributions", stats["contributions_summed"], (place,))
         yield Sample("inanet_aggregator_slots", stats["slots_free"], ("free",))
         yield Sample("inanet_aggregator_slots", stats["slots_total"] - stats["slots_free"], ("taken",))
-        yield Sample("inanet_jobs", self.node.jobs)
-        for reason, count in self._drops().items():
+        yield Sample("inanet_jobs", self.node.jobs + stats.get("jobs", 0))
+        for reason, count in self.drops().items():
             yield Sample("inanet_packets_dropped", count, (reason,))
 
     def close(self) -> None:
         """Stop driving, close the device."""
         if self.offload is not None:
             self.offload.close()
+        for beside in self.beside:
+            self.beside.close(beside)
         self.driver.close()

@@ -32,6 +32,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "check": Entry("inanet.cli.check:check", "Validate a daemon's configuration file."),
         "demo": Entry("inanet.demo.cli:demo", "Train a small model through daemons on this machine."),
         "doctor": Entry("inanet.cli.doctor:doctor", "Find out what on this machine would be in the way."),
+        "keys": Entry("inanet.cli.keys:keys", "Certificates for control connections over TLS."),
         "lab": Entry("inanet.lab.cli:lab", "Networks of namespaces with rates, and commands in them."),
         "papers": Entry("inanet.cli.papers:papers", "Figures and tables of the papers, run here."),
         "plan": Entry("inanet.cli.plan:plan", "Price plans for a network and choose one, a ring among them."),

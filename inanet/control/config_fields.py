@@ -30,7 +30,8 @@ _SCOPED = IPv4Network("239.0.0.0/8")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 
-def _node_name(text: object) -> str:
+def check_name(text: object) -> str:
+    """The text, if it is a node's name. Raises ``ValueError``."""
     if not isinstance(text, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}", text, re.ASCII):
         raise ValueError(
             f"{text!r} is not a name; allowed: 1 to 128 letters, digits and ._:@+-, a letter or digit first"
@@ -121,10 +122,11 @@ def span(text: str) -> Any:
 
 def _authenticated(address: HostPort, info: ValidationInfo) -> HostPort:
     """A control address, if it stays on this machine or a token is set (a wrong one is reported itself)."""
-    if not address.local and info.data.get("token", "") is None and info.data.get("token_file", "") is None:
+    proofs = ("token", "token_file", "key_file")
+    if not address.local and all(info.data.get(proof, "") is None for proof in proofs):
         raise ValueError(
             f"{str(address)!r} is open to other machines and no token is set; allowed: the same token_file "
-            "(or token) on all nodes, or a loopback address"
+            "(or token) on all nodes, ca_file and key_file, or a loopback address"
         )
     return address
 
@@ -158,7 +160,7 @@ Span = Annotated[float, BeforeValidator(_positive), PlainSerializer(units.show_d
 #: Bits per second, as ``int``; more than nothing.
 Rate = Annotated[int, BeforeValidator(_some_rate), PlainSerializer(units.show_rate, return_type=str)]
 Probability = Annotated[float, BeforeValidator(_probability)]
-Name = Annotated[str, BeforeValidator(_node_name)]
+Name = Annotated[str, BeforeValidator(check_name)]
 #: One or several names.
 Parents = Annotated[tuple[Name, ...], BeforeValidator(_one_or_many)]
 #: Permission bits of a file.

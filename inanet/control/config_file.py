@@ -175,7 +175,8 @@ def _unknown(
     near = _near(name, known)
     top = len(location) == 1
     if not near and top and name in foreign:
-        near = f" (only {' and '.join(foreign[name])} has it)"
+        homes = list(foreign[name])
+        near = f" (only {' and '.join(homes)} {'has' if len(homes) == 1 else 'have'} it)"
     if not near:
         homes = [
             section
@@ -217,6 +218,9 @@ def write_toml(config: BaseModel) -> str:
     """The configuration as a file that reads back as the same configuration; secrets are left out."""
     lines: list[str] = []
     for section, fields in config.model_dump(mode="json").items():
+        if fields is None:
+            lines += [f"# there is no [{section}]", ""]
+            continue
         lines += [f"[{section}]"]
         for key, value in fields.items():
             if value is None:

@@ -51,18 +51,27 @@ def select(
     # a tree that stands there already would hide an equal one of the kind that is asked for
     configured = fabric.trees(fabric.workers) if kind == "auto" else ()
     fleet = Fleet(Network(ports, {}), workers, servers, configured=configured, colocate=False, root=ps)
+    return cheapest(fleet, ps, kind, size=size, downlinks=downlinks, costs=costs)
+
+
+def cheapest(
+    fleet: Fleet, root: str, kind: str, *, size: int, downlinks: Sequence[Downlink], costs: Costs
+) -> Selection:
+    """The cheapest plan of a ``kind`` ("auto": of any) with ``root`` among its roots. Raises ``ValueError`` if there is
+    none.
+    """
     plans = [
         plan
-        for plan in candidates(fleet, core_bps=costs.core_bps)
+        for plan in candidates(fleet, model=size, core_bps=costs.core_bps)
         if plan.trees
         and plan.downlink in downlinks
-        and ps in [tree.root for tree in plan.trees]
+        and root in [tree.root for tree in plan.trees]
         and kind in ("auto", plan.kind)
     ]
     if not plans:
         raise ValueError(
-            f"plan = {kind!r} is not possible with {len(workers)} workers and {len(servers)} servers; allowed: 'auto', "
-            "or more aggregators"
+            f"plan = {kind!r} is not possible with {len(fleet.workers)} workers and {len(fleet.servers)} servers; "
+            "allowed: 'auto', or more aggregators"
         )
     prices = sorted((price(plan, fleet, size, costs) for plan in plans), key=lambda found: found.seconds)
     best = prices[0]

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inanet.control.config import MODELS, ClientControl, CoordinatorControl, Role
+from inanet.control.config import MODELS, Role
+from inanet.control.config_control import ClientControl, CoordinatorControl
 from inanet.control.config_fields import COORDINATOR_PORT
 from inanet.control.config_file import validate, write_toml
 from inanet.control.plans import Plan

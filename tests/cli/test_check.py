@@ -21,6 +21,8 @@ def test_shipped_files_are_recognised(role: Role, capsys: pytest.CaptureFixture[
     assert (report["schema"], report["ok"], report["role"], report["errors"]) == (1, True, role, [])
     if role == "switch":
         assert report["config"]["switch"]["sample"] == "100 ms"
+    elif role == "manager":
+        assert report["config"]["planning"]["tensor"] == "100 MiB"
     else:
         assert report["config"]["timing"]["retransmit"] == "20 ms"
 

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from inanet.control import config_file
+from inanet.control import authority, config_file
 from inanet.control.addresses import HostPort
 from inanet.control.config import MODELS, AggConfig, PsConfig, Role, WorkerConfig, detect_role, load
 from inanet.control.config_file import ConfigError, find_file, write_toml
+from inanet.control.config_manager import ManagerConfig
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-SHIPPED: list[Role] = ["worker", "agg", "ps"]
+SHIPPED: list[Role] = ["worker", "agg", "ps", "manager"]
 TOKEN = "0123456789abcdef0123456789abcdef"
 
 
@@ -106,7 +107,7 @@ delay = "1"
         "impair.delay: '1' has no unit; allowed: a number and one of ns, us, ms, s, min, h, e.g. '200 ms'",
         "control.heartbeat: 5 has no unit; allowed: a number and one of ns, us, ms, s, min, h, e.g. '200 ms'",
         "control.coordinator: '10.0.0.1:7400' is open to other machines and no token is set; allowed: the "
-        "same token_file (or token) on all nodes, or a loopback address",
+        "same token_file (or token) on all nodes, ca_file and key_file, or a loopback address",
         "local.socket: missing; required: path of the Unix socket that training processes connect to",
         "local.mode: 660 is not a file mode; allowed: e.g. '0660' or 0o660",
         "local.allow_users: 'alice' is not allowed; allowed: an array in brackets",
@@ -114,7 +115,7 @@ delay = "1"
         "local.cpus[2]: -1 is not allowed; allowed: greater than or equal to 0",
         "lgo: unknown section (did you mean 'log'?); allowed: node, log, metrics, timing, impair, control, "
         "local",
-        "topology: unknown section (only ina-ps has it); allowed: node, log, metrics, timing, impair, "
+        "topology: unknown section (only ina-ps and ina-manager have it); allowed: node, log, metrics, timing, impair, "
         "control, local",
     ]
 
@@ -125,7 +126,10 @@ delay = "1"
         ("[node\n", "not valid TOML: .*line 1"),
         ("[node]\nname = 1\n", "cannot tell which daemon this file is for"),
         ("node = 3\n[local]\n", "node: 3 is not a table; write \\[node\\]"),
-        ("[control]\n[local]\n", "control.coordinator: missing; required: where ina-ps listens"),
+        (
+            "[control]\n[local]\n",
+            "control.coordinator: missing; required: where ina-ps or ina-manager listens",
+        ),
         ('[control]\ncoordinator = "fe80::1"\n', "looks like IPv6, which is not supported"),
         ('[control]\ncoordinator = "10.0.0.256"\n', "'10.0.0.256' is not an IPv4 address"),
         ('[control]\ncoordinator = "ps:http"\n', "the port 'http' is not a number"),
@@ -273,20 +277,30 @@ def test_shipped_files_work_and_tell_the_truth_about_defaults(
     shipped = load(CONFIGS / f"{role}.toml")
     assert type(shipped) is MODELS[role]
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
     (tmp_path / "token").write_text(TOKEN)
+    authority.initialise(tmp_path, 1)
+    authority.issue(tmp_path, "key", coordinator=True, jobs=(), days=1)
     everything = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
     full = load(written(tmp_path, everything))
-    examples = {"token_file", "allow_users", "cpus", "listen", "rate", "rates", "burst"}
-    sections: dict[str, Any] = {name: dict(getattr(full, name)) for name in type(full).model_fields}
+    examples = {"token_file", "ca_file", "key_file", "state_file", "allow_users", "cpus"}
+    examples |= {"listen", "rate", "rates", "burst"} - ({"rate"} if role == "manager" else set())
+    sections: dict[str, Any] = {
+        name: dict(getattr(full, name)) for name in type(full).model_fields if getattr(full, name) is not None
+    }
+    # token is the one key without a line: a token in a file of its own is the better way
+    unwritten = {"token", "roots"} | {
+        "ps": {"coordinator"},
+        "manager": {"group_range", "group_port", "loss_threshold"},
+    }.get(role, set())
     for name, section in sections.items():
         block = everything.partition(f"[{name}]\n")[2].partition("\n[")[0]
         keys = set(re.findall(r"^(\w+) =", block, re.MULTILINE))
-        # token is the one key without a line: a token in a file of its own is the better way
-        assert keys == set(section) - {"token", "roots"}, name
+        assert keys == set(section) - unwritten, name
         if name != "impair":
             for key in keys & set(section) - examples:
                 assert section[key] == getattr(getattr(shipped, name), key), f"{name}.{key}"
-    assert full.impair.active
+    assert isinstance(full, ManagerConfig) or full.impair.active
 
 
 @pytest.mark.parametrize(
@@ -296,6 +310,8 @@ def test_shipped_files_work_and_tell_the_truth_about_defaults(
         ({"control": {"listen": "lo"}}, "ps"),
         ({"control": {"coordinator": "lo"}, "local": {}}, "worker"),
         ({"control": {"coordinator": "lo"}}, "agg"),
+        ({"control": {"listen": "lo"}, "fabric": {}}, "manager"),
+        ({"planning": {}, "topology": {}}, "manager"),
         ({"control": 3}, None),
         ({}, None),
     ],

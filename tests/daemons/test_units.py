@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inanet.control.config import PROGRAMS, Control, Local, Role, WorkerConfig, load
+from inanet.control.config import PROGRAMS, Local, Role, WorkerConfig, load
+from inanet.control.config_control import Control
 from inanet.control.exits import Exit
 from inanet.control.units import parse_duration
 
@@ -102,6 +103,7 @@ def test_the_units_differ_only_where_they_must() -> None:
         "worker": {"PrivateUsers", "SystemCallFilter"},
         "agg": set(),
         "ps": set(),
+        "manager": {"StateDirectory", "StateDirectoryMode"},
         # a switch has no coordinator to prove anything to
         "switch": {"LoadCredential", "SetCredential"},
     }

@@ -1,0 +1,95 @@
+"""What daemons do that another one coordinates: hold slots for its jobs, and stay registered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from daemons._lifecycle import Context
+    from inanet.aio.station import Station
+    from inanet.control.addresses import HostPort
+    from inanet.control.config import AggConfig, AnyConfig, PsConfig
+    from inanet.control.fields import NodeRole
+
+
+@contextlib.asynccontextmanager
+async def registered(
+    station: Station, role: NodeRole, config: AnyConfig, coordinator: HostPort
+) -> AsyncIterator[None]:
+    """The daemon is registered at ``coordinator`` while the block lasts, whenever that can be reached."""
+    from inanet.aio.registration import Registration
+    from inanet.control.about import version
+    from inanet.control.observe.machine import Machine
+    from inanet.wire.endpoint import show
+
+    where = show(station.device.endpoint)
+    registration = Registration(
+        str(coordinator),
+        config.node.name,
+        role,
+        config.control.secret(),
+        machine=await asyncio.to_thread(Machine, where.partition(":")[0], config.node.rate),
+        endpoint=where,
+        software=version(),
+        figures=station.counters,
+        keys=config.control.tls_keys(),
+    )
+    task = asyncio.create_task(registration.run())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def follow(
+    role: NodeRole,
+    config: AggConfig | PsConfig,
+    coordinator: HostPort,
+    context: Context[AggConfig | PsConfig],
+) -> None:
+    """Aggregate for the jobs of a coordinator until asked to stop; a lost coordinator is waited for."""
+    from inanet.aio.station import Station, open_device
+    from inanet.aio.uplink import Uplink
+    from inanet.control.exits import Failure
+
+    loop = asyncio.get_running_loop()
+    device = await open_device(config, loop.time)
+    station = Station(role, config, device, lambda: uplink.flush())
+    member = station.member(station.identity())
+    patience = config.control.join_timeout
+    uplink = Uplink(
+        member,
+        str(coordinator),
+        join=patience,
+        resume=patience,
+        wake=station.driver.kick,
+        keys=config.control.tls_keys(),
+    )
+    context.stats = station.figures
+    context.health = station.healthy
+    context.measure(station.samples)
+    running = asyncio.create_task(uplink.run())
+    stopping = asyncio.create_task(context.stopping.wait())
+    welcome = asyncio.create_task(uplink.until(lambda: member.welcomed, "Welcome", patience))
+    tasks = (running, stopping, welcome)
+    try:
+        async with registered(station, role, config, coordinator):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if member.welcomed:
+                context.ready(f"connected to {coordinator}")
+                await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+            if not context.stopping.is_set():
+                why = member.failed.message if member.failed is not None else welcome.exception()
+                raise Failure(f"{role} {config.node.name}: {why}")
+            await uplink.leave(f"the {role} was asked to stop")
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        station.close()

@@ -1,0 +1,109 @@
+"""``ina-manager``: the coordinator of a fabric in a daemon of its own. Nodes register, jobs are admitted and planned."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from daemons._chassis import command
+
+if TYPE_CHECKING:
+    from daemons._lifecycle import Context
+    from inanet.aio.coordination import Coordination
+    from inanet.control.config_manager import ManagerConfig
+    from inanet.control.registry import Registry
+    from inanet.control.topology import Fabric
+
+#: Seconds between progress lines while expected nodes are missing.
+PROGRESS = 3.0
+
+
+def fabric(config: ManagerConfig, registry: Registry) -> Fabric:
+    """The trees of the file, if it has some, else what the planner makes of the nodes that register."""
+    from inanet.control.costs import load as load_costs
+    from inanet.control.managing import ManagedFabric, Policy
+
+    if config.topology is not None:
+        return config.topology.fabric(config.topology.roots[0])
+    planning = config.planning
+    policy = Policy(
+        kind=planning.plan,
+        tensor=planning.tensor,
+        rate=planning.rate,
+        downlinks=["unicast"] if config.control.downlink == "unicast" else ["multicast", "unicast"],
+        evaluate=planning.evaluate,
+    )
+    return ManagedFabric(registry, policy, load_costs(), config.fabric.expect)
+
+
+async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
+    """Coordinate until asked to stop; running jobs get the drain time to end."""
+    from inanet.aio.coordination import Coordination
+    from inanet.control.epochs import Epochs
+    from inanet.control.registry import Registry
+    from inanet.control.settings import settings_of
+
+    registry = Registry()
+    settings = settings_of(
+        config.control,
+        fabric(config, registry),
+        negotiate=config.node.rate_negotiation,
+        evaluate=config.planning.evaluate and config.topology is None,
+        expected=config.fabric.expect,
+    )
+    epochs = Epochs(config.node.state_file)
+    coordination = Coordination(
+        settings, None, registry=registry, epochs=epochs.next, keys=config.control.tls_keys()
+    )
+    context.stats = coordination.figures
+    context.measure(coordination.samples)
+    try:
+        await coordination.start(str(config.control.listen))
+        context.log.info("coordinating", address=coordination.address, expected=len(config.fabric.expect))
+        if await _everybody(config, registry, coordination, context):
+            context.ready(f"coordinating at {coordination.address}", control=coordination.address)
+            await context.stopping.wait()
+        while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
+            await asyncio.sleep(0.05)
+    finally:
+        await coordination.close("the manager was asked to stop")
+
+
+async def _everybody(
+    config: ManagerConfig, registry: Registry, coordination: Coordination, context: Context[ManagerConfig]
+) -> bool:
+    """Wait for all expected nodes, saying who is missing; False if asked to stop. Raises ``Failure`` when it is late."""
+    from inanet.control.exits import Failure
+
+    expected = config.fabric.expect
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + config.control.join_timeout
+    stopping = asyncio.create_task(context.stopping.wait())
+    try:
+        while missing := registry.missing(expected):
+            text = f"joined {len(expected) - len(missing)} of {len(expected)}, missing: {', '.join(missing)}"
+            left = deadline - loop.time()
+            if left <= 0:
+                seconds = config.control.join_timeout
+                raise Failure(
+                    f"{text}: gave up after {seconds:g} s; start these nodes with control.coordinator = "
+                    f"'{coordination.address}', or take them out of fabric.expect"
+                )
+            context.log.info("waiting", progress=text)
+            context.status(text)
+            changed = asyncio.create_task(coordination.changed())
+            await asyncio.wait(
+                (stopping, changed), timeout=min(PROGRESS, left), return_when=asyncio.FIRST_COMPLETED
+            )
+            changed.cancel()
+            if stopping.done():
+                return False
+    finally:
+        stopping.cancel()
+    return True
+
+
+main = command("manager", serve, "Coordinate a fabric: nodes register, jobs are admitted and planned.")
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""The manager's fabric: the trees of every job are planned among the nodes that are there when it starts.
+
+Servers are what has registered as an aggregator or parameter server and is connected, with what it last reported to be
+idle; section V of XAgg screens and sorts them (:mod:`inanet.control.trees`), the planner prices what they could be
+(:mod:`inanet.control.selection`). One parameter server is the root, or the first of several.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from inanet.control.candidates import Fleet
+from inanet.control.costs import Costs
+from inanet.control.network import Network, Port
+from inanet.control.plans import Downlink, star
+from inanet.control.registry import Entry, Registry
+from inanet.control.remembering import topology_of
+from inanet.control.selection import cheapest
+from inanet.control.topology import Arrangement, Topology, Tree
+from inanet.control.trees import Server
+from inanet.proto.plan import NodePlan
+
+#: A root is one because it was made one: section V screens the servers under it.
+_ROOT_CORES, _ROOT_MEMORY = 1 << 20, 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """How to plan: see ``[planning]`` of the manager's file. Rates in bits per second, ``tensor`` in bytes."""
+
+    kind: str = "auto"
+    tensor: int = 100 << 20
+    rate: int = 10 * 10**9
+    downlinks: Sequence[Downlink] = ("unicast",)
+    #: begin with the PS alone, and build trees once the workers are known (XAgg, section V)
+    evaluate: bool = False
+
+
+class ManagedFabric:
+    """A :class:`~inanet.control.topology.Fabric` over a registry. ``expect``: nodes that jobs wait for until all of them
+    have been there once.
+    """
+
+    def __init__(self, registry: Registry, policy: Policy, costs: Costs, expect: Sequence[str] = ()) -> None:
+        self._registry = registry
+        self._policy = policy
+        self._costs = costs
+        self._expect = tuple(expect)
+        self._complete = False
+
+    # ---------- as a Fabric
+
+    def refusal(self, role: str, name: str) -> str:
+        """See :class:`~inanet.control.topology.Fabric`: whoever has registered as something else."""
+        entry = self._registry.get(name)
+        if entry is None or entry.card.role == role:
+            return ""
+        return f"{name!r} has registered as {entry.card.role}, it cannot be {role} as well; give each its own name"
+
+    def fits(self, workers: Collection[str]) -> None:
+        """See :class:`~inanet.control.topology.Fabric`: who fits under whom is known when all are there."""
+
+    def missing(self) -> tuple[str, ...]:
+        """Expected nodes that have not registered, until all have."""
+        missing = self._registry.missing(self._expect)
+        self._complete = self._complete or not missing
+        return () if self._complete else missing
+
+    def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
+        """See :class:`~inanet.control.topology.Fabric`: expected nodes, servers that are still connecting, and a root."""
+        words = [f"node {name}" for name in self.missing()]
+        for name in self._expect:
+            entry = self._registry.get(name)
+            if entry is not None and entry.card.role in ("aggregator", "ps") and name not in connected:
+                words.append(f"{entry.card.role} {name}")
+        if not words and not self._roots(connected):
+            words.append("a parameter server")
+        return tuple(words)
+
+    def arrange(self, workers: Collection[str], connected: Collection[str]) -> Arrangement:
+        """See :class:`~inanet.control.topology.Fabric`: what the policy asks for, or the PS alone if that cannot be."""
+        root = self._roots(connected)[0]
+        if self._policy.evaluate:
+            why = f"the first step goes to {root} directly, to see how the workers fare"
+            return Arrangement(_under(root, workers), why)
+        fleet = self._fleet(root, workers, connected)
+        try:
+            found = cheapest(
+                fleet,
+                root,
+                self._policy.kind,
+                size=self._policy.tensor,
+                downlinks=self._policy.downlinks,
+                costs=self._costs,
+            )
+        except ValueError as error:
+            return Arrangement(_under(root, workers), f"all send to {root}: {error}")
+        return Arrangement(found.plan.topology(), found.reason)
+
+    def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> Topology | None:
+        """See :class:`~inanet.control.topology.Fabric`."""
+        roots = [name for name in self._registry if self._role(name) == "ps"]
+        return topology_of(plans, workers, roots)
+
+    # ---------- nodes
+
+    def _role(self, name: str) -> str:
+        entry = self._registry.get(name)
+        return entry.card.role if entry is not None else ""
+
+    def _rate(self, name: str) -> int:
+        entry = self._registry.get(name)
+        return (entry.card.link_bps if entry is not None else 0) or self._policy.rate
+
+    def _roots(self, connected: Collection[str]) -> list[str]:
+        """Parameter servers that are there, the best link first."""
+        found = [name for name in self._registry if self._role(name) == "ps" and name in connected]
+        return sorted(found, key=lambda name: (-self._rate(name), name))
+
+    def _fleet(self, root: str, workers: Collection[str], connected: Collection[str]) -> Fleet:
+        names = [
+            name for name in self._registry if self._role(name) in ("ps", "aggregator") and name in connected
+        ]
+        servers = tuple(self._server(name, name == root) for name in names)
+        ports = {name: Port("switch", self._rate(name), self._rate(name)) for name in (*workers, *names)}
+        order = tuple(sorted(workers, key=lambda name: (-ports[name].sends, name)))
+        return Fleet(Network(ports, {}), order, servers, colocate=False, root=root)
+
+    def _server(self, name: str, root: bool) -> Server:
+        """What a server has to spare, by its last report."""
+        entry = self._registry.get(name)
+        assert entry is not None
+        rate = self._rate(name)
+        if root or entry.load is None:
+            return Server(name, rate, _ROOT_CORES, _ROOT_MEMORY)
+        return Server(
+            name,
+            _idle_rate(entry, rate),
+            round(entry.load.idle_cores),
+            entry.card.memory,
+            entry.load.memory_used,
+        )
+
+
+def _idle_rate(entry: Entry, rate: int) -> float:
+    """What is left of a link, in the direction that is busier; never nothing, which would be no server at all."""
+    assert entry.load is not None
+    return max(rate - max(entry.load.send_bps, entry.load.receive_bps), rate / 100)
+
+
+def _under(root: str, workers: Collection[str]) -> Topology:
+    """All workers send to the root."""
+    tree: Tree = star(0, root, tuple(sorted(workers)))
+    return Topology(roots=(root,), workers=dict.fromkeys(tree.parents, (tree.root,)))
