@@ -1,4 +1,4 @@
-"""Ties a sans-IO node to a device and an event loop: feed batches, send what it has, re-arm one timer, hand
+"""Ties a sans-IO machine to a device and an event loop: feed batches, send what it has, re-arm one timer, hand
 on events.
 
 Nothing else happens here. The device is read until it is empty or a budget is used up, so that timers and the
@@ -15,7 +15,7 @@ import structlog
 
 from inanet.phy.device import Device, GroupReceiver
 from inanet.proto.events import NodeEvent
-from inanet.proto.node import Node
+from inanet.proto.machine import Machine
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import show
 
@@ -33,7 +33,7 @@ class Driver:
     ``clock`` must be the loop's own (``loop.time``) or agree with it.
     """
 
-    def __init__(self, node: Node, device: Device, on_event: Callable[[NodeEvent], None]) -> None:
+    def __init__(self, node: Machine, device: Device, on_event: Callable[[NodeEvent], None]) -> None:
         self.node = node
         self.device = device
         self._on_event = on_event
@@ -144,7 +144,7 @@ class Driver:
         if self._pending is not None:
             return
         if self._out is None:
-            self._out = self.node.transmit(self._loop.time())
+            self._out = iter(self.node.transmit(self._loop.time()))
         for transmission in self._out:
             taken = self._offer(transmission, 0)
             if taken < len(transmission):
