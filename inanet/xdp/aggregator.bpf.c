@@ -204,8 +204,11 @@ static __always_inline int take_frame(struct xdp_md *ctx, struct frame *f)
 	if (!packet)
 		return XDP_PASS;
 	verdict = take(f, (struct xagg_row *)packet);
-	if (verdict == PASS)
+	if (verdict == PASS) {
+		/* exponents come before any data does */
+		learn(ctx, f, packet);
 		return XDP_PASS;
+	}
 	return verdict == KEEP ? emit_frame(ctx, f, 0) : XDP_DROP;
 }
 
@@ -273,6 +276,8 @@ static long take_segment(__u32 index, void *context)
 	verdict = take(f, (struct xagg_row *)packet);
 	if (verdict == CONSUMED)
 		return 0;
+	if (verdict == PASS)
+		learn(ctx, f, packet);
 	if (verdict == PASS && !f->pass) {
 		/* what was to leave is lost here, and asked for again as any lost packet is */
 		f->pass = 1;

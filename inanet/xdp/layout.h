@@ -159,7 +159,8 @@ struct route {
 	__u8 parent_mac[8];
 	/* what a retired id stands for, to the end of the chain (R5) */
 	__u32 stands_for[MAX_CHILDREN];
-	__u32 spare;
+	/* not 0: user space has still something to send to the parent, and the end of a group must not overtake it (R6) */
+	__u32 ends_held;
 };
 
 struct figures {

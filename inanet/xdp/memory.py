@@ -50,7 +50,7 @@ ROUTE = np.dtype(
         ("parent_ifindex", "<u4"),
         ("parent_mac", "u1", 8),
         ("stands_for", "<u4", 32),
-        ("spare", "<u4"),
+        ("ends_held", "<u4"),
     ]
 )
 BUSY = np.dtype([("inside", "<u8"), ("spare", "<u8", 7)])

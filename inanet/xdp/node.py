@@ -7,53 +7,30 @@ tables at any time, as every entry is written before what points to it, and writ
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from inanet.proto.engine import Event
-from inanet.proto.membership import ShardState, Tree
+from inanet.proto.engine import Event, row_is_sound
+from inanet.proto.membership import Job, ShardState, Tree
 from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan, TensorLayout
 from inanet.proto.reliability import Link, Timing
 from inanet.proto.sending import BURST
-from inanet.proto.slots import LEFT_UP, ShardColumn, TreeColumn
+from inanet.proto.slots import GROUP, LEFT_UP, ShardColumn, State, TreeColumn
 from inanet.proto.xagg import slotwork
+from inanet.proto.xagg.control import Header
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
-from inanet.wire.xagg import HEADER_BYTES, Kind
+from inanet.wire.xagg import HEADER_BYTES, Kind, header_tag
 from inanet.xdp.gate import Gate
 from inanet.xdp.libbpf import RingBuffer
 from inanet.xdp.memory import EVENT, HOP, KernelCount, KernelEvent, SharedMemory
+from inanet.xdp.road import Road
 
-#: packets that the program may send to a parent before a round has shown that they arrive
-PROBATION = 256
-#: kinds of packets that change no slot and no table
-_HARMLESS = (Kind.CREDIT, Kind.PROBE)
-
-
-@dataclass(slots=True)
-class Road:
-    """Whether what the program sends to a parent gets there: on some drivers it vanishes without a word."""
-
-    link: Link
-    #: packets that the program had sent before to whoever was the parent then
-    before: int
-    #: times that the parent has asked for something that the program had sent
-    missed: int = 0
-    arrives: bool | None = None
-
-    def limit(self, sent: int) -> int:
-        """How many packets the program may have sent: few before the first round has shown that they arrive."""
-        if self.arrives is None:
-            return min(sent + self.link.room, max(sent, self.before + PROBATION))
-        return sent + self.link.room if self.arrives else sent
-
-    def judge(self, sent: int) -> None:
-        """At the end of a round, when whatever was lost has been asked for again."""
-        tried = sent - self.before
-        if self.arrives is None and tried:
-            self.arrives = self.missed * 2 < tried
+_MASK32 = 0xFFFFFFFF
+_HEADER_WORDS = HEADER_BYTES // 4
 
 
 class OffloadedNode(Node):
@@ -78,6 +55,8 @@ class OffloadedNode(Node):
         #: packets to the parent that have been put on the account of the link, by row of the tree
         self._accounted: dict[int, int] = {}
         self._roads: dict[int, Road] = {}
+        #: since when a batch is in the slot engine, with the gate closed
+        self._ingesting: float | None = None
 
     def fileno(self) -> int:
         """Readable when the program has reported something."""
@@ -161,18 +140,19 @@ class OffloadedNode(Node):
             link = tree.up
             if link is None:
                 continue
-            fresh = sent - self._accounted.get(tree.row, 0)
-            if fresh:
-                self._accounted[tree.row] = sent
-                link.sent(fresh, now)
             road = self._roads.get(tree.row)
             if road is None or road.link is not link:
                 road = self._roads[tree.row] = Road(link, sent)
-            route["up_limit"] = sent if self._is_behind(tree) else road.limit(sent)
+            road.settle(sent - self._accounted.get(tree.row, sent), now)
+            self._accounted[tree.row] = sent
+            road.look(sent)
+            behind = self._is_behind(tree)
+            route["ends_held"] = behind
+            route["up_limit"] = road.limit(sent, half=behind)
 
     def _is_behind(self, tree: Tree) -> bool:
-        """Whether user space still has something to send to the parent: what is newer must not overtake it, or the
-        parent would ask for it as soon as it hears that the group has ended (R6).
+        """Whether user space still has something to send to the parent: the end of a group must not overtake it, or the
+        parent would ask for what it has not got yet (R6).
         """
         offsets = np.empty(BURST, np.int64)
         for state in tree.lineup():
@@ -217,6 +197,19 @@ class OffloadedNode(Node):
         """As for any node."""
         with self._gate:
             super().add_layout(job_id, layout, last_round)
+        self._greet(job_id, layout, last_round)
+
+    def _greet(self, job_id: int, layout: TensorLayout, last_round: int) -> None:
+        """Ask parents whose link-layer address is not known for something that they answer: it is known before data comes."""
+        job, greeted = self._jobs[job_id], set()
+        for shard in layout.shards:
+            state = job.shards.get(shard.shard)
+            if state is None or state.tree.up is None or state.tree.row in greeted:
+                continue
+            greeted.add(state.tree.row)
+            if not self._routes[state.tree.row]["parent_ifindex"]:
+                round_ = (last_round + 1) & _MASK32
+                self._say(state, state.tree.up, Kind.READY, down=False, round_=round_)
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
         """As for any node."""
@@ -234,21 +227,120 @@ class OffloadedNode(Node):
             super().fail_round(job_id, round_, tensors, now)
 
     def receive(self, batch: PacketBatch, now: float) -> None:
-        """As for any node. The gate stays open for batches of nothing but credit."""
-        if self._is_harmless(batch):
-            super().receive(batch, now)
+        """As for any node. The gate is closed while the batch is in the slot engine, and open again for what follows:
+        what comes while it is closed is user space's, and would keep it closed.
+        """
+        if self._has_rows(batch):
+            self._ingesting = now
+            self._gate.__enter__()
         else:
-            with self._gate:
-                # a packet may speak of a round that the program has opened
-                self._hear(now)
-                super().receive(batch, now)
+            self._hear(now)
+        try:
+            super().receive(batch, now)
+        finally:
+            self._ingested()
         self._settle(now)
 
     @staticmethod
-    def _is_harmless(batch: PacketBatch) -> bool:
+    def _has_rows(batch: PacketBatch) -> bool:
+        """Whether there may be something for the slots in a batch: other packets change no table before they are acted on."""
         if len(batch) == 0 or int(batch.lengths.min()) < HEADER_BYTES:
-            return False
-        return bool(np.isin(batch.arena[batch.offsets + 1] & 0xF, _HARMLESS).all())
+            return True
+        return bool(((batch.arena[batch.offsets + 1] & 0xF) <= Kind.RESTART).any())
+
+    def _ingested(self) -> None:
+        """The slot engine is done with a batch: before anything else, the program may go on."""
+        now, self._ingesting = self._ingesting, None
+        if now is None:
+            return
+        for tree in self._trees():
+            # what has been completed just now goes first
+            self._routes[tree.row]["ends_held"] = 1
+        self._gate.__exit__(None, None, None)
+        # a packet may speak of a round that the program has opened
+        self._hear(now)
+
+    def _on_event(self, code: int, state: ShardState, a: int, b: int, now: float) -> None:
+        self._ingested()
+        if code in (Event.RESTART, Event.AMNESIA):
+            with self._gate:
+                super()._on_event(code, state, a, b, now)
+        else:
+            super()._on_event(code, state, a, b, now)
+
+    def _on_control(
+        self, h: Header, batch: PacketBatch, arena: NDArray[np.int32], index: int, now: float
+    ) -> None:
+        self._ingested()
+        super()._on_control(h, batch, arena, index, now)
+
+    def _return_credit(self) -> None:
+        self._ingested()
+        super()._return_credit()
+
+    def _open_for(self, state: ShardState, round_: int) -> bool:
+        with self._gate:
+            return super()._open_for(state, round_)
+
+    def _send_again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> bool:
+        slot = state.slot0 + fragment
+        if self.memory.round[slot] == state.round:
+            holds = self.memory.state[slot]
+            if holds == State.RESULT:
+                # the program does not write to it any more
+                return super()._send_again(state, child, link, fragment, now)
+            if holds == State.SENT and child < 0 and self._is_whole(state, slot):
+                # at most, the program puts its result there
+                return self._again(state, child, link, fragment, now)
+        with self._gate:
+            return super()._send_again(state, child, link, fragment, now)
+
+    def _is_whole(self, state: ShardState, slot: int) -> bool:
+        """Whether neither header nor payload of a row was damaged in memory, or is being written."""
+        words = self.memory.rows[slot, :_HEADER_WORDS].view(np.uint32).tolist()
+        tag = header_tag(tuple(words[:-1]), state.job.plan.key)
+        return tag == words[-1] and bool(row_is_sound(self.memory.rows, slot))
+
+    def _on_lost(self, state: ShardState, child: int, link: Link, h: Header, bits: Any, now: float) -> None:
+        super()._on_lost(state, child, link, h, bits, now)
+        road = self._roads.get(state.tree.row)
+        if child < 0 and road is not None and road.arrives is None and self._is_running(state, h.round):
+            first = state.slot0 + h.gradient * GROUP
+            slots = slice(first, min(first + GROUP, state.slot0 + state.shard.count))
+            ours = self.memory.round[slots] == h.round
+            left = (self.memory.logged[slots] & LEFT_UP != 0) & ours
+            asked = np.unpackbits(bits, bitorder="little")[: len(left)] != 0
+            road.heard(int(left.sum()), int((left & asked).sum()))
+
+    def _heal(self, state: ShardState, fragment: int, now: float) -> None:
+        with self._gate:
+            super()._heal(state, fragment, now)
+
+    def _on_open(self, state: ShardState, child: int, link: Link, h: Header, bits: Any, now: float) -> None:
+        with self._gate:
+            super()._on_open(state, child, link, h, bits, now)
+
+    def _on_restart(self, state: ShardState, h: Header, now: float) -> None:
+        with self._gate:
+            super()._on_restart(state, h, now)
+
+    def _send_rows(self, link: Link, offsets: NDArray[np.int64], now: float) -> Transmission | None:
+        burst = super()._send_rows(link, offsets, now)
+        for road in self._roads.values():
+            if burst is not None and road.link is link:
+                road.ours += len(burst)
+        return burst
+
+    def _credit(self, job: Job, tree: Tree, link: Link, taken: int, *, down: bool) -> None:
+        """Children may send as much as the parent takes, and a quarter of a window in any case: what is complete then
+        finds room in the parent's window, instead of waiting for user space.
+        """
+        road = None if down else self._roads.get(tree.row)
+        if road is not None and road.arrives is not False:
+            granted = job.plan.window or min(link.window, 64)
+            room = road.link.room if road.arrives else 0
+            taken -= max(0, granted - max(room, granted // 4))
+        super()._credit(job, tree, link, taken, down=down)
 
     def on_timer(self, now: float) -> None:
         """As for any node."""

@@ -95,11 +95,13 @@ struct outcome {
 	int done;
 	int sound;
 	int again;
+	/* it may leave without user space */
+	int emit;
 };
 
 /* The slot is complete with this packet: stamped for its next hop in memory and in the packet. Under the slot's lock. */
 static __always_inline void complete(struct concern *c, struct outcome *o, void *base, __u64 slot, __u64 group, int root,
-				     int emit, struct xagg_row *row, struct xagg_row *packet)
+				     struct xagg_row *row, struct xagg_row *packet)
 {
 	void *words = base + slot * 4, *bytes = base + slot;
 	__u32 kind = root ? K_RESULT : K_DATA, tree = c->tree & (MAX_TREES - 1);
@@ -112,11 +114,12 @@ static __always_inline void complete(struct concern *c, struct outcome *o, void 
 		return;
 	}
 	o->again = BYTE(logged) & bit;
-	if (!o->again) {
-		if (__sync_fetch_and_add(left, -1) == 1)
-			kind |= 0x10;
-		BYTE(logged) |= emit ? bit | bit << 2 : bit;
+	if (!o->again && __sync_fetch_and_add(left, -1) == 1) {
+		kind |= 0x10;
+		if (!root && READ(tables.routes[tree].ends_held))
+			o->emit = 0;
 	}
+	BYTE(logged) |= o->emit ? bit | bit << 2 : bit;
 	stamp(row, c, kind, root ? 0 : (__u32)tables.trees[tree][TREE_BIT], c->attempt);
 	o->sum += copy_header(row, packet);
 	BYTE(state) = root ? S_RESULT : S_SENT;
@@ -124,7 +127,7 @@ static __always_inline void complete(struct concern *c, struct outcome *o, void 
 
 /* Admit and fold. Under the slot's lock. */
 static __always_inline void fold(struct frame *f, struct outcome *o, void *base, __u64 slot, __u64 group, int root,
-				 int emit, struct xagg_row *row, struct xagg_row *packet)
+				 struct xagg_row *row, struct xagg_row *packet)
 {
 	struct concern *c = &f->concern;
 	void *words = base + slot * 4, *bytes = base + slot;
@@ -164,7 +167,7 @@ static __always_inline void fold(struct frame *f, struct outcome *o, void *base,
 	WORD(bitmap) |= host;
 	o->done = ((present | host) & live) == live;
 	if (o->done)
-		complete(c, o, base, slot, group, root, emit, row, packet);
+		complete(c, o, base, slot, group, root, row, packet);
 	else if (o->first)
 		fold_copy(row, packet);
 	else
@@ -172,7 +175,7 @@ static __always_inline void fold(struct frame *f, struct outcome *o, void *base,
 }
 
 /* What follows from it: counters, reports, the emission log, and whether the packet leaves. */
-static __always_inline int follow(struct frame *f, struct outcome *o, void *base, int root, int emit)
+static __always_inline int follow(struct frame *f, struct outcome *o, void *base, int root)
 {
 	struct concern *c = &f->concern;
 	__u32 tree = c->tree & (MAX_TREES - 1), row = c->row & (MAX_SHARDS - 1);
@@ -201,13 +204,12 @@ static __always_inline int follow(struct frame *f, struct outcome *o, void *base
 		report(f->cpu, E_CORRUPT_SLOT, row, c->fragment, 0);
 		return CONSUMED;
 	}
-	if (o->again) {
+	if (!o->again)
+		append(f, row, c->slot0, c->fragment, !root, base);
+	else if (!o->emit)
 		report(f->cpu, root ? E_AGAIN_DOWN : E_AGAIN_UP, row, c->fragment, 0);
-		return CONSUMED;
-	}
-	append(f, row, c->slot0, c->fragment, !root, base);
-	if (!emit) {
-		f->wake = 1;
+	if (!o->emit) {
+		f->wake |= !o->again;
 		return CONSUMED;
 	}
 	leaves(f, tree, root ? TO_GROUP : TO_PARENT);
@@ -221,7 +223,7 @@ __noinline int contribute(struct frame *f, struct xagg_row *packet)
 	__u64 at, group;
 	struct outcome o = { .reason = D_OK };
 	struct xagg_row *row;
-	int root, emit;
+	int root;
 	__u64 *lock;
 	void *base;
 
@@ -242,12 +244,12 @@ __noinline int contribute(struct frame *f, struct xagg_row *packet)
 	if (at >= geometry.capacity || group >= geometry.groups)
 		return PASS;
 	root = tables.trees[tree][TREE_IS_ROOT] != 0;
-	emit = may_leave(f, tree, root ? TO_GROUP : TO_PARENT);
+	o.emit = may_leave(f, tree, root ? TO_GROUP : TO_PARENT);
 	if (!acquire(lock))
 		return PASS;
-	fold(f, &o, base, at, group, root, emit, row, packet);
+	fold(f, &o, base, at, group, root, row, packet);
 	release(lock);
-	return o.pass ? PASS : follow(f, &o, base, root, emit);
+	return o.pass ? PASS : follow(f, &o, base, root);
 }
 
 /* A result from the parent takes the slot over and goes on downwards (R4). */

@@ -22,7 +22,7 @@ from inanet.lab import enter
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.xdp.libbpf import attached_program
-from inanet.xdp.node import PROBATION
+from inanet.xdp.road import PROBATION
 from tests.client.agent import run_all
 from tests.phy.spaces import Space, cable, open_spaces
 

@@ -5,9 +5,11 @@ from contextlib import ExitStack
 
 import pytest
 
+from inanet.proto.node import Node
 from inanet.proto.plan import ExponentMode
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.xdp.memory import Mode, SharedMemory
+from inanet.xdp.node import OffloadedNode
 from tests.proto.test_impairment import ALL_FIVE, impaired
 from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 from tests.xdp.virtual import KernelDevice, KernelFabric
@@ -69,8 +71,50 @@ def test_bits_do_not_depend_on_the_kernel(
             stats = node.stats()
             # the kernel does the folding: user space opens rounds and does what is rare
             assert stats["xdp_contributions_in"] > 0.5 * stats["contributions_in"]
-            assert stats["xdp_forwarded"] > 0
+            assert stats["xdp_forwarded"] > 0.5 * stats["fragments_completed"]
     assert forwarded(fabric) > 100
+
+
+def test_most_is_forwarded_by_the_kernel_whatever_has_to_be_repaired(load: Load) -> None:
+    """Small windows and losses: user space has to send part of it, and the kernel gets the rest back at once."""
+    spec = spec_of(256 * 900, mode=ExponentMode.CARRIED)
+    fabric = KernelFabric(load, "native", TREE, ONE_EACH, window=128, wrap=impaired(3, **ALL_FIVE))
+    for round_ in range(2):
+        fabric.all_reduce(spec, float_arrays(256 * 900, 4, seed=round_))
+    fabric.settle()
+    for name in ("a0", "a1"):
+        stats = fabric.nodes[name].stats()
+        assert stats["fragments_completed"] > 1800
+        assert stats["xdp_forwarded"] > 0.75 * stats["fragments_completed"]
+        assert stats["xdp_contributions_in"] > 0.95 * stats["contributions_in"]
+
+
+def test_the_gate_is_closed_for_the_engine_and_not_for_what_follows(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it is closed, all that comes is user space's: nothing that takes long, or comes often, may close it."""
+    seen: dict[str, list[bool]] = {}
+
+    def watch(where: type, name: str) -> None:
+        plain = getattr(where, name)
+
+        def watched(self: OffloadedNode, *arguments: object, **options: object) -> object:
+            if isinstance(self, OffloadedNode):
+                seen.setdefault(name, []).append(bool(self.shared.tables["closed"][0]))
+            return plain(self, *arguments, **options)
+
+        monkeypatch.setattr(where, name, watched)
+
+    for name in ("_again", "_return_credit", "_sink", "_on_sent", "_on_done", "_on_credit"):
+        watch(Node, name)
+    fabric = KernelFabric(load, "native", TREE, ONE_EACH, wrap=impaired(5, **ALL_FIVE))
+    rounds(fabric, ExponentMode.CARRIED, 2)
+    fabric.settle()
+    assert set(seen) == {"_again", "_return_credit", "_sink", "_on_sent", "_on_done", "_on_credit"}
+    assert {name: sum(closed) for name, closed in seen.items() if any(closed)} == {}
+    for node in fabric.nodes.values():
+        if isinstance(node, OffloadedNode):
+            assert node.shared.tables["closed"][0] == 0
 
 
 def test_an_aggregator_dies_in_the_middle_of_a_round(load: Load) -> None:

@@ -16,7 +16,7 @@ from inanet.proto.reliability import Link, Timing
 from inanet.wire.endpoint import endpoint
 from inanet.xdp.attach import Unavailable
 from inanet.xdp.memory import COUNTS, KernelCount, Mode
-from inanet.xdp.node import PROBATION, Road
+from inanet.xdp.road import PROBATION, SAMPLE, Road
 from tests.xdp.conftest import lacking
 
 
@@ -136,6 +136,34 @@ def test_a_road_is_tried_before_it_is_trusted() -> None:
     lost.judge(PROBATION)
     assert lost.arrives is False
     assert lost.limit(300) == 300
+
+
+def test_a_parent_that_takes_more_than_user_space_has_sent_proves_the_road() -> None:
+    link = Link("ps", 1, 1, window=4000, taken=7)
+    road = Road(link, 0, ours=100)
+    for taken, proven in ((107, None), (107 + 128, None), (107 + 129, True)):
+        link.taken = taken
+        road.look(PROBATION)
+        assert road.arrives is proven
+    asked = Road(link, 0)
+    asked.heard(100, 50)
+    asked.heard(SAMPLE - 1, 0)
+    assert asked.arrives is None
+    asked.heard(100, 49)
+    assert asked.arrives is True
+
+
+def test_user_space_and_the_program_share_a_link_that_both_need() -> None:
+    link = Link("ps", 1, 1, window=100)
+    road = Road(link, 0, arrives=True)
+    assert road.limit(0, half=True) == 50
+    assert link.room == 50
+    link.sent(50, 1.0)
+    assert link.room == 0
+    # of its half it has used 20
+    road.settle(20, 2.0)
+    assert link.room == 30
+    assert road.limit(20) == 50
 
 
 def test_the_drop_in_of_the_documentation(tmp_path: Path) -> None:
