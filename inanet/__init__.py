@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inanet.client.handle import Handle as Handle
     from inanet.client.job import Job as Job
     from inanet.client.job import connect as connect
+    from inanet.client.sparse import sparse_group as sparse_group
     from inanet.control.errors import AgentUnavailable as AgentUnavailable
     from inanet.control.errors import FabricError as FabricError
     from inanet.control.errors import InaError as InaError
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
     from inanet.control.errors import RoundTimeout as RoundTimeout
     from inanet.control.errors import WorkerLostError as WorkerLostError
 
-_CLIENT = {"Handle": "inanet.client.handle", "Job": "inanet.client.job", "connect": "inanet.client.job"}
+_CLIENT = {
+    "Handle": "inanet.client.handle",
+    "Job": "inanet.client.job",
+    "connect": "inanet.client.job",
+    "sparse_group": "inanet.client.sparse",
+}
 _ERRORS = (
     "AgentUnavailable",
     "FabricError",

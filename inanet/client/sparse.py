@@ -1,0 +1,313 @@
+"""Sparse jobs: keys and values pushed and pulled through Zebra.
+
+>>> with sparse_group(workers=2, shards=2, optimiser=Sgd(0.1)) as group:
+...     group.use_hot(hot_keys)                       # summed by the switch; all others by their PS shard
+...     group.push_all([(keys0, grads0), (keys1, grads1)])
+...     weights = group.jobs[0].pull(keys0)
+
+Training is bulk synchronous: the k-th push of a rank is summed with the k-th push of every other rank, and a pull that a
+rank asks for after its k-th push sees exactly the first k pushes of all ranks. Threads, one per rank, may call
+:meth:`SparseJob.push_pull`; a single thread uses :meth:`SparseGroup.push_all`.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from inanet.client.stations import Machine, Stations
+from inanet.control.errors import RoundTimeout
+from inanet.phy.device import Device
+from inanet.phy.fault import FaultInjector
+from inanet.phy.memory import MemoryNetwork
+from inanet.phy.udp import UdpDevice
+from inanet.proto.zebra.hot import OnlineIdentifier, counted
+from inanet.proto.zebra.membership import (
+    DEFAULT_SHIFT,
+    EMPTY,
+    F32,
+    PACKET_BYTES,
+    HotSet,
+    Job,
+    Sharding,
+    fixed,
+)
+from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
+from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
+from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.worker import IterationDone, Pulled, Stalled, ZebraWorker
+from inanet.switch.endpoint import SwitchEndpoint
+from inanet.wire.batch import I64, U64
+
+#: what carries packets: queues of this process, or UDP sockets on the loopback interface
+Phy = Literal["memory", "udp"]
+_GROUP = 1
+
+
+class SparseJob:
+    """One rank of a sparse job. Made by :func:`sparse_group`."""
+
+    def __init__(self, group: "SparseGroup", rank: int, worker: ZebraWorker) -> None:
+        self.rank = rank
+        self.worker = worker
+        self._group = group
+        self._pushed = 0
+        self._values: dict[int, F32] = {}
+        self._stalled: Stalled | None = None
+
+    def push(
+        self, keys: ArrayLike, values: ArrayLike, *, wait: bool = True, timeout: float | None = None
+    ) -> None:
+        """Add gradients of distinct keys: ``keys`` uint64[n], ``values`` float32[n, width] (or [n] if the width is 1).
+
+        Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``.
+        Raises ``ValueError`` for arguments that make no sense, before anything is sent, and
+        :class:`~inanet.control.errors.RoundTimeout` saying who is waited for.
+        """
+        found = np.asarray(keys, np.uint64), np.asarray(values, np.float32)
+        self._group.do(lambda now: self.worker.push(*found, now))
+        self._pushed += 1
+        if wait:
+            self.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the last push is part of a finished iteration. Raises as :meth:`push`."""
+        number = self._pushed
+        self._group.wait_for(lambda: self.worker.done >= number, self, timeout)
+
+    def pull(self, keys: ArrayLike, *, timeout: float | None = None) -> F32:
+        """Values of keys (uint64[n], repetitions allowed) after all pushes of this rank: float32[n, width].
+
+        Raises :class:`~inanet.control.errors.RoundTimeout` saying who is waited for.
+        """
+        wanted = np.asarray(keys, np.uint64)
+        ticket = self._group.do(lambda now: self.worker.pull(wanted, now))
+        self._group.wait_for(lambda: ticket in self._values, self, timeout)
+        return self._values.pop(ticket)
+
+    def push_pull(
+        self,
+        keys: ArrayLike,
+        values: ArrayLike,
+        pull_keys: ArrayLike | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> F32:
+        """:meth:`push`, then :meth:`pull` of the same keys or of ``pull_keys``. Needs a thread for every rank."""
+        self.push(keys, values, wait=False)
+        return self.pull(keys if pull_keys is None else pull_keys, timeout=timeout)
+
+    def heard(self, event: Any) -> None:
+        """Take an event of the worker."""
+        if isinstance(event, Pulled):
+            self._values[event.ticket] = event.values
+        elif isinstance(event, Stalled):
+            self._stalled = event
+        elif isinstance(event, IterationDone):
+            self._stalled = None
+
+    def why(self) -> str:
+        """Who is waited for, as far as it is known."""
+        stalled = self._stalled
+        return "; ".join(stalled.waiting_for) if stalled is not None else "other ranks have not pushed yet"
+
+
+class SparseGroup:
+    """All ranks of a sparse job, its switch and its PS shards, in this process."""
+
+    def __init__(
+        self, job: Job, machines: Mapping[str, Machine], devices: Mapping[str, Device], timeout: float
+    ) -> None:
+        self.job = job
+        self.timeout = timeout
+        made = machines.values()
+        self.workers = [machine for machine in made if isinstance(machine, ZebraWorker)]
+        self.shards = [machine for machine in made if isinstance(machine, ParameterShard)]
+        switch = machines.get("switch")
+        program = switch.program if isinstance(switch, SwitchEndpoint) else None
+        self.program = program if isinstance(program, ZebraProgram) else None
+        self.jobs = [SparseJob(self, worker.rank, worker) for worker in self.workers]
+        self.hot = EMPTY
+        self._stations = Stations({name: (machine, devices[name]) for name, machine in machines.items()})
+
+    # ------------------------------------------------------------ hot keys
+
+    def use_hot(self, keys: ArrayLike, *, shift: int = DEFAULT_SHIFT) -> HotSet:
+        """Have the switch sum these keys (uint64[k], hottest first), from the first iteration or the one after next on.
+
+        Gradients travel as integers of 2^-shift. Raises ``ValueError`` when they do not fit into the switch, and without one.
+        """
+        if self.program is None:
+            raise ValueError("this job has no switch: nothing can be hot")
+        hot = fixed(self.hot.version + 1, np.asarray(keys, np.uint64), shift)
+        self.program.prepare(self.job.number, hot)
+        first = not any(
+            worker.done or job._pushed for worker, job in zip(self.workers, self.jobs, strict=True)
+        )
+        everyone: list[ZebraWorker | ParameterShard] = [*self.workers, *self.shards]
+        for machine in everyone:
+            machine.prepare(hot)
+        self.shards[0].announce(hot.version)
+        if first:
+            for worker in self.workers:
+                worker.start(hot.version)
+        self.hot = hot
+        return hot
+
+    def updates(self) -> tuple[U64, I64]:
+        """Keys and how often each was updated since this was last asked, by switch and shards together."""
+        parts = [shard.updates() for shard in self.shards]
+        if self.program is not None:
+            parts.append(self.program.updates(self.job.number))
+        return counted(*parts)
+
+    def identify(self, identifier: OnlineIdentifier) -> bool:
+        """Online identification: where it is due and the hot keys have changed enough, use others. Whether it did."""
+        if not identifier.due(self.workers[0].done):
+            return False
+        found = identifier.decide(self.hot.keys, *self.updates())
+        if found is not None:
+            self.use_hot(found)
+        return found is not None
+
+    # ---------------------------------------------------------- iterations
+
+    def push_all(
+        self, gradients: Sequence[tuple[ArrayLike, ArrayLike]], timeout: float | None = None
+    ) -> None:
+        """One iteration: a push of every rank, by rank. Raises as :meth:`SparseJob.push`."""
+        if len(gradients) != len(self.jobs):
+            raise ValueError(f"{len(self.jobs)} ranks push, gradients are of {len(gradients)}")
+        for job, (keys, values) in zip(self.jobs, gradients, strict=True):
+            job.push(keys, values, wait=False)
+        for job in self.jobs:
+            job.wait(timeout)
+
+    def do(self, action: Callable[[float], Any]) -> Any:
+        """Do something with a machine."""
+        return self._stations.do(action, self._listen)
+
+    def wait_for(self, until: Callable[[], bool], job: SparseJob, timeout: float | None) -> None:
+        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
+        patience = self.timeout if timeout is None else timeout
+        if not self._stations.wait(until, self._listen, time.monotonic() + patience):
+            missing = self.program.missing(self.job.number) if self.program is not None else []
+            raise RoundTimeout(
+                f"not finished after {patience:g} s: {job.why()}",
+                job=str(self.job.number),
+                rank=job.rank,
+                round=job.worker.done + 1,
+                ranks=tuple(missing),
+            )
+
+    def _listen(self, name: str, event: Any) -> None:
+        if name.startswith("worker"):
+            self.jobs[int(name.removeprefix("worker"))].heard(event)
+
+    def stats(self) -> dict[str, dict[str, int]]:
+        """Counters of every machine, by its name."""
+        found = {f"worker{worker.rank}": worker.stats() for worker in self.workers}
+        found |= {f"shard{shard.number}": shard.stats() for shard in self.shards}
+        return found | ({"switch": self.program.stats()} if self.program is not None else {})
+
+    def in_network_share(self) -> float:
+        """Part of all contributions that the switch has summed."""
+        hot = sum(worker.hot_pairs for worker in self.workers)
+        total = hot + sum(worker.cold_pairs for worker in self.workers)
+        return hot / total if total else 0.0
+
+    def model(self) -> tuple[U64, F32]:
+        """All keys that were ever pushed, ascending, and their values float32[n, width]."""
+        parts = [shard.store.items() for shard in self.shards]
+        keys = np.concatenate([k for k, _ in parts])
+        order: NDArray[np.int64] = np.argsort(keys)
+        return keys[order], np.concatenate([v for _, v in parts])[order]
+
+    def close(self) -> None:
+        """Close all devices."""
+        self._stations.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def sparse_group(
+    workers: int,
+    shards: int = 1,
+    *,
+    width: int = 1,
+    optimiser: Optimiser | None = None,
+    initial: Initial = zeros,
+    switch: bool = True,
+    floats: bool = False,
+    sharding: Sharding = "hash",
+    registers: int = 32,
+    packet_bytes: int = PACKET_BYTES,
+    budget: int = DEFAULT_BUDGET,
+    phy: Phy = "memory",
+    impair: float = 0.0,
+    seed: int = 0,
+    timing: Timing | None = None,
+    timeout: float = 60.0,
+) -> SparseGroup:
+    """A sparse job in this process: ``workers`` ranks, ``shards`` PS shards, and a switch unless ``switch=False``.
+
+    ``width`` float32 values per key; ``optimiser`` turns sums of gradients into values (:mod:`inanet.proto.zebra.store`; by
+    default they are added up) that begin as ``initial`` says. Hot gradients travel as integers, or, with ``floats``, as
+    floats that the switch adds by tables. ``registers`` of the switch, ``budget`` bytes in all. ``phy``: "memory", or
+    "udp" for sockets on 127.0.0.1. ``impair`` loses, repeats and reorders packets with this probability each, from ``seed``.
+    ``timeout`` seconds are the default for pushes and pulls.
+    """
+    names = [f"worker{rank}" for rank in range(workers)] + [f"shard{number}" for number in range(shards)]
+    devices = _devices([*names, *(["switch"] if switch else [])], phy, impair, seed)
+    at = {name: device.endpoint for name, device in devices.items()}
+    job = Job(
+        1,
+        tuple(at[f"worker{rank}"] for rank in range(workers)),
+        tuple(at[f"shard{number}"] for number in range(shards)),
+        at.get("switch", 0),
+        int(np.random.default_rng(seed).integers(2**63)),
+        width,
+        packet_bytes,
+        registers,
+        sharding,
+        floats,
+    )
+    timing = timing or Timing(first=0.02, least=0.005)
+    machines: dict[str, Machine] = {
+        f"worker{rank}": ZebraWorker(job, rank, timing) for rank in range(workers)
+    }
+    for number in range(shards):
+        machines[f"shard{number}"] = ParameterShard(job, number, optimiser or Sum(), initial, timing)
+    if switch:
+        program = ZebraProgram(budget=budget, timing=timing)
+        program.add_job(job, _GROUP)
+        machines["switch"] = SwitchEndpoint(program, {_GROUP: job.workers})
+    return SparseGroup(job, machines, devices, timeout)
+
+
+def _devices(names: Sequence[str], phy: Phy, impair: float, seed: int) -> dict[str, Device]:
+    network = MemoryNetwork()
+    made: dict[str, Device] = {}
+    for number, name in enumerate(names):
+        device: Device = network.open() if phy == "memory" else UdpDevice()
+        if impair:
+            device = FaultInjector(
+                device,
+                seed * 1009 + number,
+                time.monotonic,
+                drop=impair,
+                duplicate=impair,
+                reorder=impair,
+            )
+        made[name] = device
+    return made

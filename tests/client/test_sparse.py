@@ -1,0 +1,112 @@
+"""The sparse API: ranks in threads and in one thread, over memory and sockets, with and without faults."""
+
+import threading
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from inanet.client.sparse import Phy, SparseGroup, sparse_group
+from inanet.control.errors import RoundTimeout
+from inanet.proto.zebra.hot import OnlineIdentifier
+from inanet.proto.zebra.store import Sgd
+
+KEYS = np.arange(0, 400, 2, dtype=np.uint64)
+
+
+def gradients(ranks: int, seed: int) -> list[tuple[NDArray[np.uint64], NDArray[np.float32]]]:
+    rng = np.random.default_rng(seed)
+    out = []
+    for _ in range(ranks):
+        keys = np.sort(rng.choice(KEYS, 150, replace=False))
+        out.append((keys, (rng.integers(-512, 512, (150, 2)) / 256).astype(np.float32)))
+    return out
+
+
+def total(pushed: list[tuple[NDArray[np.uint64], NDArray[np.float32]]]) -> NDArray[np.float32]:
+    out = np.zeros((400, 2), np.float32)
+    for keys, values in pushed:
+        out[keys.astype(np.int64)] += values
+    return out[KEYS.astype(np.int64)]
+
+
+@pytest.mark.parametrize(("phy", "impair"), [("memory", 0.0), ("memory", 0.05), ("udp", 0.02)])
+def test_pulled_is_what_was_pushed(phy: Phy, impair: float) -> None:
+    with sparse_group(3, 2, width=2, phy=phy, impair=impair, seed=4) as group:
+        group.use_hot(KEYS[:100])
+        pushed = []
+        for iteration in range(3):
+            now = gradients(3, iteration)
+            group.push_all(now)
+            pushed += now
+        for job in group.jobs:
+            assert (job.pull(KEYS) == total(pushed)).all()
+        assert 0.4 < group.in_network_share() < 0.6
+        keys, values = group.model()
+        assert (values == total(pushed)[np.isin(KEYS, keys)]).all()
+
+
+def test_a_thread_for_every_rank() -> None:
+    with sparse_group(3, 2, width=2) as group:
+        group.use_hot(KEYS[:50])
+        mine, found = gradients(3, 9), {}
+
+        def rank(number: int) -> None:
+            found[number] = group.jobs[number].push_pull(*mine[number], KEYS)
+
+        threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert all((found[number] == total(mine)).all() for number in range(3))
+
+
+def test_an_optimiser_and_its_first_values() -> None:
+    with sparse_group(
+        2, 1, optimiser=Sgd(0.5), initial=lambda keys, width: np.ones((len(keys), width), np.float32)
+    ) as group:
+        group.use_hot([3])
+        for _ in range(2):
+            group.push_all([([3, 4], [1.0, 2.0]), ([3], [1.0])])
+        assert group.jobs[1].pull([4, 3, 5, 3]).ravel().tolist() == [-1.0, -1.0, 1.0, -1.0]
+
+
+def test_who_is_waited_for_is_said() -> None:
+    with sparse_group(2, 1) as group:
+        with pytest.raises(RoundTimeout, match=r"rank 0, round 1.*other ranks have not pushed") as caught:
+            group.jobs[0].push([1], [1.0], timeout=0.05)
+        assert caught.value.ranks == (1,)
+        group.jobs[1].push([1], [1.0])
+        assert group.jobs[0].pull([1])[0, 0] == 2.0
+
+
+def run_shifting(group: SparseGroup, identifier: OnlineIdentifier) -> list[int]:
+    changed = []
+    for iteration in range(12):
+        # what is hot moves after half the time
+        keys = np.arange(20, dtype=np.uint64) + (0 if iteration < 6 else 1000)
+        group.push_all([(keys, np.ones(20)), (keys, np.ones(20))])
+        if group.identify(identifier):
+            changed.append(iteration)
+    return changed
+
+
+def test_online_identification_follows_what_is_hot() -> None:
+    with sparse_group(2, 2) as group:
+        identifier = OnlineIdentifier(after=3, threshold=0.2, step=10)
+        assert run_shifting(group, identifier) == [2, 8]
+        assert set(group.hot.keys.tolist()) == set(range(1000, 1020))
+        assert group.workers[0].hot.version == 2
+        found = group.jobs[0].pull(np.r_[0:20, 1000:1020])
+        assert (found == 12.0).all()
+
+
+def test_hot_keys_need_a_switch_that_holds_them() -> None:
+    with sparse_group(1, 1, switch=False) as group, pytest.raises(ValueError, match="no switch"):
+        group.use_hot([1])
+    with (
+        sparse_group(1, 1, budget=1000) as group,
+        pytest.raises(ValueError, match="make the hot set smaller"),
+    ):
+        group.use_hot(np.arange(1000))
