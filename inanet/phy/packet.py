@@ -76,6 +76,8 @@ class PacketDevice(SocketDevice):
 
     headroom = 28
     max_message = MAX_PAYLOAD
+    #: most packets of a super-frame
+    segments = SEGMENTS
 
     def __init__(
         self,
@@ -102,9 +104,13 @@ class PacketDevice(SocketDevice):
             self._own = [self._kernel.endpoint]
             attach(sock, udp_filter(self._own))
             sock.bind((interface, ETH_P_IP))
-            self._table = _PacketTable(SUPERFRAMES, SEGMENTS, self._kernel.endpoint, self._interface.hardware)
+            self._table = self._make_table()
             super().__init__(
-                sock, ReceiveTable(SUPERFRAMES, FRAME_BYTES), self._table, SEGMENTS, self._kernel.endpoint
+                sock,
+                ReceiveTable(SUPERFRAMES, FRAME_BYTES),
+                self._table,
+                self.segments,
+                self._kernel.endpoint,
             )
         except BaseException:
             self._kernel.close()
@@ -130,13 +136,20 @@ class PacketDevice(SocketDevice):
             )
         hardware = self._neighbours.find(transmission.destination)
         if hardware is None:
-            taken = self._kernel.send(transmission, start)
+            taken = self._send_through_kernel(transmission, start)
             self._counts["tx_packets"] += taken
             self._counts["tx_bytes"] += taken * transmission.length
             self._counts["tx_through_kernel"] += taken
             return taken
         self._table.address(transmission.destination, hardware)
         return super().send(transmission, start)
+
+    def _make_table(self) -> FrameTable:
+        return _PacketTable(SUPERFRAMES, SEGMENTS, self._kernel.endpoint, self._interface.hardware)
+
+    def _send_through_kernel(self, transmission: Transmission, start: int) -> int:
+        """Send so that the kernel resolves the destination."""
+        return self._kernel.send(transmission, start)
 
     def _unpack(self, count: int) -> PacketBatch:
         table = self._in

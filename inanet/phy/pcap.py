@@ -3,7 +3,7 @@
 Classic pcap, microseconds, link type 101 (the record starts with the IP header). Devices hand over
 payloads, so IPv4 and UDP headers are made up: right addresses, lengths and IPv4 checksum, and a UDP
 checksum of zero, which means "none". Devices without ports (raw IPv4, port 0) get an IPv4 header of
-protocol 253 only.
+protocol 253 only. What is a whole IPv4 packet already (:mod:`inanet.phy.whole`) is recorded as it is.
 """
 
 import os
@@ -84,8 +84,8 @@ def write_records(
 ) -> None:
     """Capture records of all packets, one behind the other, into ``out``.
 
-    ``headers`` is 28 for UDP and 20 for raw IPv4; ``stamp`` the record's seconds and microseconds. Record
-    headers are little-endian, whatever the machine; everything inside the packet is big-endian.
+    ``headers`` is 28 for UDP, 20 for raw IPv4 and 0 for packets that have theirs; ``stamp`` the record's
+    seconds and microseconds. Record headers are little-endian, whatever the machine; everything inside the packet is big-endian.
     """
     at = 0
     for i in range(len(offsets)):
@@ -97,7 +97,8 @@ def write_records(
                 out[at + word * 4 + j] = np.uint8(value >> np.uint64(8 * j) & np.uint64(0xFF))
         at += 16
         protocol = _UDP_PROTOCOL if headers > _IP_BYTES else IP_PROTOCOL
-        _put_ip_header(out, at, total, sources[i], destinations[i], protocol)
+        if headers:
+            _put_ip_header(out, at, total, sources[i], destinations[i], protocol)
         if protocol == _UDP_PROTOCOL:
             _put_big_endian(out, at + 20, sources[i] & np.uint64(0xFFFF), 2)
             _put_big_endian(out, at + 22, destinations[i] & np.uint64(0xFFFF), 2)
@@ -114,7 +115,8 @@ class PcapWriter(Wrapper):
 
     ``clock`` gives wall time in seconds since 1970. With ``max_bytes`` the file is rotated before it would
     grow beyond that: the full one becomes ``path.1``, the one before ``path.2``, and so on up to ``keep``
-    of them; older ones are deleted. Sent packets are recorded when the device has taken them. Raises
+    of them; older ones are deleted. Sent packets are recorded when the device has taken them. ``whole``:
+    the device's packets are whole IPv4 packets. Raises
     ``OSError`` when the file cannot be written and ``ValueError`` for a limit that holds no packet.
     """
 
@@ -126,6 +128,7 @@ class PcapWriter(Wrapper):
         *,
         max_bytes: int | None = None,
         keep: int = 1,
+        whole: bool = False,
     ) -> None:
         super().__init__(device)
         smallest = _FILE_HEADER_BYTES + _RECORD_HEADER_BYTES + _SNAPLEN
@@ -137,7 +140,7 @@ class PcapWriter(Wrapper):
         self._clock = clock
         self._max_bytes = max_bytes
         self._keep = keep
-        self._headers = _IP_BYTES + (_UDP_BYTES if device.endpoint & 0xFFFF else 0)
+        self._headers = 0 if whole else _IP_BYTES + (_UDP_BYTES if device.endpoint & 0xFFFF else 0)
         self._own = np.uint64(device.endpoint)
         self._open()
 
