@@ -85,7 +85,8 @@ def write_records(
     """Capture records of all packets, one behind the other, into ``out``.
 
     ``headers`` is 28 for UDP, 20 for raw IPv4 and 0 for packets that have theirs; ``stamp`` the record's
-    seconds and microseconds. Record headers are little-endian, whatever the machine; everything inside the packet is big-endian.
+    seconds and microseconds. Record headers are little-endian, whatever the machine; everything inside
+    the packet is big-endian.
     """
     at = 0
     for i in range(len(offsets)):
