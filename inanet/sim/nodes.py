@@ -101,7 +101,8 @@ class Host(Node):
 
 
 class Switch(Node):
-    """Forwards by destination. What is sent to ``address`` goes through ``program``.
+    """Forwards by destination. What is sent to ``address`` goes through ``program``, and so does, wherever it is bound, what
+    is sent to UDP port :attr:`through`.
 
     ``congestion`` maps sources to the destination whose queue a program shall heed for their packets (for a worker of
     ATP: its PS); a packet that was marked before counts as congested as well.
@@ -121,7 +122,12 @@ class Switch(Node):
         self.congestion = dict(congestion or {})
         self.drops = np.zeros(DROP_CODES, np.int64)
         self.groups: dict[int, tuple[int, ...]] = {}
+        #: addresses of other switches with programs: these know their neighbours, so what goes on to one of them comes
+        #: from this switch
+        self.peers: frozenset[int] = frozenset()
         self.unroutable = 0
+        #: 0: none; packets to this port are whole IPv4 packets
+        self.through = 0
         self._verdicts = Verdicts(PROGRAM_BATCH)
         #: neighbour towards a destination, and those towards the members of a multicast group; set by the network
         self.route: Callable[[int, int], str | None] = lambda source, destination: None
@@ -131,7 +137,8 @@ class Switch(Node):
         """Forward, or send through the program, what has arrived; each with the neighbour it came from."""
         mine: list[Burst] = []
         for neighbour, burst in arrivals:
-            if self.program is not None and burst.destination == self.address:
+            bound = burst.destination
+            if self.program is not None and (bound == self.address or bound & 0xFFFF == self.through != 0):
                 mine.append(burst)
             else:
                 self.forward(burst, now, neighbour)
@@ -161,6 +168,7 @@ class Switch(Node):
         assert self.program is not None
         whole = batch_of(bursts)
         marked = np.concatenate([burst.marked for burst in bursts])
+        bound = np.repeat([burst.destination for burst in bursts], [len(burst) for burst in bursts])
         for first in range(0, len(whole), PROGRAM_BATCH):
             part = slice(first, first + PROGRAM_BATCH)
             batch = PacketBatch(whole.arena, whole.offsets[part], whole.lengths[part], whole.sources[part])
@@ -172,7 +180,7 @@ class Switch(Node):
             verdicts.mark[:count] = 0
             verdicts.passes[:count] = 1
             self.program.process(batch, self._congested(batch, marked[part], now), verdicts, now)
-            self._leave(batch, marked[part] | (verdicts.mark[:count] == 1), now)
+            self._leave(batch, bound[part], marked[part] | (verdicts.mark[:count] == 1), now)
         self._spill(now)
 
     def _congested(self, batch: PacketBatch, marked: Any, now: float) -> Any:
@@ -183,7 +191,7 @@ class Switch(Node):
                 heed[batch.sources == source] = 1
         return heed
 
-    def _leave(self, batch: PacketBatch, marked: Any, now: float) -> None:
+    def _leave(self, batch: PacketBatch, bound: Any, marked: Any, now: float) -> None:
         """Send what was judged, packets with the same fate and length together."""
         verdicts, count = self._verdicts, len(batch)
         np.add.at(self.drops, verdicts.reason[:count][verdicts.action[:count] == Action.DROP], 1)
@@ -193,6 +201,7 @@ class Switch(Node):
                 verdicts.target[:count].tolist(),
                 verdicts.length[:count].tolist(),
                 batch.sources.tolist(),
+                bound.tolist(),
                 strict=True,
             )
         )
@@ -201,26 +210,27 @@ class Switch(Node):
             last = first + 1
             while last < count and ways[last] == ways[first]:
                 last += 1
-            action, target, length, source = ways[first]
+            action, target, length, source, destination = ways[first]
             if action != Action.DROP:
                 data = rows_of(batch.arena, batch.offsets[first:last], length)
+                if action == Action.PASS:
+                    target = destination
                 self._send(action, target, source, data, marked[first:last].copy(), now)
             first = last
 
     def _send(self, action: int, target: int, source: int, data: Any, marked: Any, now: float) -> None:
         if action == Action.REPLY:
             self.forward(Burst(self.address, source, data, marked), now)
-        elif action == Action.UNICAST:
-            self.forward(Burst(source, target, data, marked), now)
+        elif action in (Action.UNICAST, Action.PASS):
+            shown = self.address if target in self.peers else source
+            self.forward(Burst(shown, target, data, marked), now)
         elif action == Action.GROUP:
             members = self.groups[target]
             # results of the switch come from the switch, a PS's pass through as its own
             shown = self.address if source in members else source
             for member in members:
-                self.forward(Burst(shown, member, data, marked), now)
-        else:
-            # nobody but the program is at this address
-            self.unroutable += len(data)
+                to_peer = self.address if member in self.peers else shown
+                self.forward(Burst(to_peer, member, data, marked), now)
 
     def _spill(self, now: float) -> None:
         assert self.program is not None

@@ -12,7 +12,7 @@ byte   field      bits
 5      operation  8    how values combine, :class:`Operation`
 6      ring       16   RingID
 8      message    32   MsgID, increases by one for the life of a ring, modulo 2**32
-12     length     16   MsgLen: packets of the message, the same for all messages of a ring
+12     length     16   MsgLen: packets of the message, the same for all messages of a ring; the step, if it is plain
 14     rank       16   position of the sender on its ring
 16     aggregated 16   0 as sent; a switch that has summed the message says over how many ranks
 18     --         16   0
@@ -30,6 +30,8 @@ import numpy as np
 
 #: the paper's InetTag
 TAG = 0x494E4554
+#: ``"RING"``: a message for the neighbour alone, which switches leave as it is
+PLAIN_TAG = 0x52494E47
 VERSION = 1
 HEADER_BYTES = 24
 #: bytes of a packet's payload, the path MTU of the paper's queue pairs
@@ -82,11 +84,12 @@ class Header:
     operation: Operation = Operation.ADD
     aggregated: int = 0
     epoch: int = 0
+    tag: int = TAG
 
     def encode(self) -> bytes:
         """The 24 bytes."""
         row = np.zeros(1, HEADER)
-        row["tag"], row["version"], row["operation"] = TAG, VERSION, self.operation
+        row["tag"], row["version"], row["operation"] = self.tag, VERSION, self.operation
         row["ring"], row["message"], row["length"] = self.ring, self.message, self.length
         row["rank"], row["aggregated"] = self.rank, self.aggregated
         row["epoch"] = self.epoch
@@ -105,7 +108,7 @@ def decode(data: bytes) -> Header:
     if len(data) < HEADER_BYTES:
         raise NoHeader(f"{len(data)} bytes are no INA header of {HEADER_BYTES}")
     row = np.frombuffer(data[:HEADER_BYTES], HEADER)[0]
-    if int(row["tag"]) != TAG or int(row["version"]) != VERSION:
+    if int(row["tag"]) not in (TAG, PLAIN_TAG) or int(row["version"]) != VERSION:
         raise NoHeader(f"tag {int(row['tag']):#x}, version {int(row['version'])}: no INA header")
     if int(row["operation"]) not in Operation.__members__.values():
         raise NoHeader(f"operation {int(row['operation'])} does not exist")
@@ -117,6 +120,7 @@ def decode(data: bytes) -> Header:
         operation=Operation(int(row["operation"])),
         aggregated=int(row["aggregated"]),
         epoch=int(row["epoch"]),
+        tag=int(row["tag"]),
     )
 
 

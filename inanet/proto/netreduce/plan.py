@@ -93,7 +93,7 @@ class RingAt:
     ring: int
     ranks: int
     children: tuple[Child, ...]
-    sizes: Sizes = Sizes()
+    sizes: Sizes = field(default_factory=Sizes)
     epoch: int = 0
     above: Above | None = None
     hosts: tuple[int, ...] = ()

@@ -1,0 +1,305 @@
+"""A worker of a NetReduce job: rounds in, packets out, results in, rounds done.
+
+All workers of a ring begin the same rounds in the same order. What the ring does is decided when it is connected: in mode
+``auto`` a first message of zeros goes round, and what arrives is either a sum, or the predecessor's own message; then no
+switch serves the ring, and the job runs as ring all-reduce on the same queue pairs.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
+from inanet.proto.netreduce import flow, plain
+from inanet.proto.netreduce.flow import MessageWindow, NotAggregated
+from inanet.proto.netreduce.pipes import Pipe
+from inanet.proto.netreduce.plain import PlainRing
+from inanet.proto.netreduce.ring import Member, RingBroken, zeros
+from inanet.proto.netreduce.tensors import Agreement, Round
+from inanet.proto.plan import TensorSpec
+from inanet.proto.roce import (
+    ChannelAdapter,
+    Completion,
+    Event,
+    Peer,
+    ProtectionDomain,
+    QueuePair,
+    Received,
+    Status,
+)
+from inanet.proto.switched.source import Tensor
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.drops import Drop
+from inanet.wire.endpoint import show
+from inanet.wire.netreduce import HEADER_BYTES, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The ring cannot go on, and no round that runs will end: ``reason`` is a sentence with what to do."""
+
+    job: int
+    reason: str
+
+
+class NetReduceWorker:
+    """``endpoint`` is the host's address and the UDP source port of its packets; ``numbers`` are the queue pair numbers
+    towards the predecessor and the successor, ``psn`` the first sequence number of both.
+
+    With ``raw`` floats are summed as float32 and not under block exponents. Nothing heard for ``silent`` seconds is
+    reported.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        endpoint: int,
+        *,
+        numbers: tuple[int, int] = (0x11, 0x12),
+        psn: int = 0,
+        raw: bool = False,
+        silent: float = 5.0,
+    ) -> None:
+        self.member = member
+        self.raw = raw
+        self._silent = silent
+        sizes = member.sizes
+        self._plain_at = flow.inbox_bytes(sizes)
+        self._inbox = zeros(self._plain_at + plain.inbox_bytes(sizes, member.hosts))
+        self._domain = ProtectionDomain()
+        region = self._domain.register(self._inbox)
+        #: this host's ends, to be told to the predecessor and to the successor
+        self.inlet = Peer(endpoint, numbers[0], psn, region.key, region.base)
+        self.outlet = Peer(endpoint, numbers[1], psn)
+        self._adapter = ChannelAdapter(endpoint >> 16)
+        self._pairs: tuple[QueuePair, QueuePair] | None = None
+        self._pipe: Pipe | None = None
+        #: whether the first message has told what the ring does
+        self._settled = member.mode != "auto"
+        self._agreement = Agreement(member.job, sizes.message_bytes - HEADER_BYTES)
+        self._tensors: dict[int, Tensor] = {}
+        self._rounds: deque[Round] = deque()
+        self._expected: deque[tuple[Round, int]] = deque()
+        self._events: list[NodeEvent | Broken] = []
+        self._heard: float | None = None
+        self._broken = False
+        #: acknowledgements to come that are of messages before the ring became a plain one
+        self._stale = 0
+        self._messages = 0
+
+    def connect(self, successor: Peer, predecessor: Peer) -> None:
+        """Connect to the successor's inlet and the predecessor's outlet."""
+        attributes = self.member.attributes
+        inward = QueuePair(self.inlet, predecessor, domain=self._domain, attributes=attributes)
+        outward = QueuePair(self.outlet, successor, attributes=attributes)
+        for pair in (inward, outward):
+            pair.connect()
+            self._adapter.add(pair)
+        # as many as there are places in the inbox: each is posted again when it has been used
+        inward.post_receive(count=2 * self.member.sizes.window * 2 * self.member.hosts)
+        self._pairs = inward, outward
+        if self.member.mode == "ring":
+            self._pipe = self._plain()
+        else:
+            self._pipe = MessageWindow(self.member, outward, self._inbox[: self._plain_at])
+        if not self._settled:
+            self._pipe.buffer()[:] = 0
+            self._pipe.send(Operation.ADD)
+
+    def _plain(self) -> PlainRing:
+        assert self._pairs is not None
+        return PlainRing(self.member, self._pairs[1], self._inbox[self._plain_at :], self._plain_at)
+
+    # ---------------------------------------------------------------- rounds
+
+    @property
+    def mode(self) -> str | None:
+        """``switch`` or ``ring``, once it is known."""
+        if not self._settled or self._pipe is None:
+            return None
+        return "ring" if isinstance(self._pipe, PlainRing) else "switch"
+
+    def add_tensor(self, tensor: int, spec: TensorSpec) -> None:
+        """Make a tensor known under a number, the same on all workers. Raises ``ValueError`` for what cannot be summed."""
+        self._tensors[tensor] = Tensor(tensor, spec, self.member.ranks)
+
+    def drop_tensor(self, tensor: int) -> None:
+        """Forget a tensor; rounds of it that have begun go on."""
+        self._tensors.pop(tensor, None)
+
+    def begin(self, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float) -> None:
+        """Start this host's part in a round. ``arrays`` are 1-D, one per local rank, overwritten by the result.
+
+        Raises ``ValueError`` for arrays that do not suit the tensor, ``KeyError`` for a tensor that is not known.
+        """
+        values = self.member.sizes.values
+        self._rounds.append(Round(self._tensors[tensor], round_, arrays, values, raw=self.raw))
+        if self._heard is None:
+            self._heard = now
+        self._turn(now)
+
+    def give_up(self, round_: int) -> None:
+        """A round has failed for everybody: its messages go on, its arrays are left alone from now on."""
+        for one in self._rounds:
+            if one.source.round == round_:
+                one.source.detach()
+
+    def _turn(self, now: float) -> None:
+        """Send what may leave, take what is there, end what is done."""
+        pipe = self._pipe
+        if pipe is None or self._broken or not self._settled:
+            return
+        busy = True
+        while busy:
+            for result in pipe.results():
+                one, number = self._expected.popleft()
+                one.take(self._agreement, number, result.values)
+            self._advance(now)
+            busy = self._send(pipe)
+
+    def _advance(self, now: float) -> None:
+        """Open, feed and end rounds, in order."""
+        ahead: set[int] = set()
+        for one in list(self._rounds):
+            source = one.source
+            tensor = source.tensor.tensor
+            if not source.opened and tensor not in ahead:
+                source.open()
+            if source.opened:
+                one.advance(self._agreement, now)
+            if source.finished and not ahead:
+                self._finish(one)
+            else:
+                ahead.add(tensor)
+        if not self._rounds:
+            self._heard = None
+
+    def _send(self, pipe: Pipe) -> bool:
+        """Messages of the oldest rounds as far as the window reaches; whether results may have come with that."""
+        before = pipe.received
+        for one in self._rounds:
+            while pipe.room > 0 and one.can_send(self._agreement):
+                operation, number = one.put(self._agreement, pipe.buffer())
+                self._expected.append((one, number))
+                pipe.send(operation)
+                self._messages += 1
+            if not one.has_sent(self._agreement):
+                break
+        return pipe.received > before
+
+    def _finish(self, one: Round) -> None:
+        self._rounds.remove(one)
+        source = one.source
+        source.finish()
+        job, tensor = self.member.job, source.tensor
+        if source.refusal is not None:
+            self._events.append(Refused(job, source.round, tensor.tensor, *source.refusal))
+        else:
+            self._events.append(RoundDone(job, source.round, tensor.tensor, tensor.format.overflow))
+
+    # ---------------------------------------------------------------- packets
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        """Take whole IPv4 packets."""
+        self._adapter.receive(batch, now)
+        if self._rounds:
+            self._heard = now
+        self._listen(now)
+
+    def _listen(self, now: float) -> None:
+        """See what the queue pairs say."""
+        for pair, event in self._adapter.events():
+            if self._broken:
+                return
+            try:
+                self._hear(pair, event)
+            except NotAggregated as error:
+                if self._settled:
+                    self._break(str(error))
+                    return
+                self._fall_back()
+            except RingBroken as error:
+                self._break(str(error))
+                return
+        self._turn(now)
+
+    def _fall_back(self) -> None:
+        """No switch serves the ring."""
+        assert self._pipe is not None
+        self._stale = self._pipe.sent - self._pipe.completed
+        self._pipe, self._settled = self._plain(), True
+
+    def _hear(self, pair: QueuePair, event: Event) -> None:
+        assert self._pairs is not None
+        assert self._pipe is not None
+        if isinstance(event, Received):
+            pair.post_receive()
+            self._pipe.arrived(event.immediate)
+            if not self._settled:
+                # the first message, and it is a sum
+                self._pipe.results()
+                self._settled = True
+        elif isinstance(event, Completion) and event.status is Status.SUCCESS:
+            if self._stale:
+                self._stale -= 1
+            else:
+                self._pipe.acknowledged(event.wr_id)
+        else:
+            inward = pair is self._pairs[0]
+            name = f"job {self.member.job}, ring {self.member.ring}, rank {self.member.rank}"
+            other = (self.member.rank + (-1 if inward else 1)) % self.member.hosts
+            raise RingBroken(
+                f"{name}: the connection {'from' if inward else 'to'} rank {other} ({show(pair.remote.endpoint)}) is gone:"
+                f" {event}; start the ring again in its next epoch, without the host that does not answer"
+            )
+
+    def _break(self, reason: str) -> None:
+        self._broken = True
+        self._events.append(Broken(self.member.job, reason))
+
+    def transmit(self, now: float) -> list[Transmission]:
+        """Packets of both queue pairs."""
+        return self._adapter.transmit(now)
+
+    # ---------------------------------------------------------------- time
+
+    def timer(self) -> float | None:
+        """When :meth:`on_timer` wants to be called next."""
+        times = [self._adapter.timer()]
+        if self._rounds and self._heard is not None and not self._broken:
+            times.append(self._heard + self._silent)
+        return min((at for at in times if at is not None), default=None)
+
+    def on_timer(self, now: float) -> None:
+        """Repeat what is not acknowledged, report silence."""
+        self._adapter.on_timer(now)
+        if self._rounds and self._heard is not None and now - self._heard >= self._silent:
+            self._events.append(PeerSilent(self.member.job, "ring", now - self._heard))
+            self._heard = now
+        self._listen(now)
+
+    def events(self) -> list[NodeEvent | Broken]:
+        """What happened since the last call. ``Refused`` has local rank -1 where another host holds the NaN or Inf."""
+        events, self._events = self._events, []
+        return events
+
+    # ---------------------------------------------------------------- figures
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start: messages, and those of both queue pairs together."""
+        totals: dict[str, int] = {}
+        for pair in self._pairs or ():
+            for name, value in pair.stats().items():
+                totals[name] = totals.get(name, 0) + value
+        return {"messages_sent": self._messages, **totals}
+
+    def drops_by_reason(self) -> dict[str, int]:
+        """Packets dropped since the start, by the label of every reason."""
+        return {
+            reason.label: count
+            for reason in Drop
+            if (count := self._adapter.drops_by_reason().get(reason.label, 0))
+        }
