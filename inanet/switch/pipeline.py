@@ -4,8 +4,9 @@ Its stages are ``parse`` and ``filter`` (the ports find packets and refuse forei
 program's kernels), ``mark`` and ``forward`` (queues and ports). Python runs once per batch in each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,6 +14,7 @@ from inanet.proto.program import Action, Verdicts
 from inanet.switch import arrange
 from inanet.switch.egress import EgressQueue
 from inanet.switch.occupancy import Occupancy
+from inanet.switch.port import SwitchPort
 from inanet.switch.registers import Hardware, RegisterFile
 from inanet.switch.registration import Registration, check_ports
 from inanet.wire.batch import I64, U8, U64, PacketBatch
@@ -232,3 +234,18 @@ class Pipeline:
             "programs": {one.name: one.program.stats() for one in self.registrations},
             "occupancy": self.occupancy.samples(),
         }
+
+    def stats_with(
+        self, ports: Iterable[SwitchPort], past: Mapping[str, int] = MappingProxyType({})
+    ) -> dict[str, object]:
+        """:meth:`stats`, the counters of ``ports`` by their names, and drops by reason.
+
+        Drops count those at ports too, also at former ones, whose counters have been added up in ``past``.
+        """
+        drops = self.drops_by_reason()
+        counted = {port.name: port.counters() for port in ports}
+        for reason, counter in ((Drop.KERNEL_OVERFLOW, "kernel_overflow"), (Drop.INJECTED, "injected")):
+            lost = sum(counters.get(counter, 0) for counters in (*counted.values(), past))
+            if lost:
+                drops[reason.label] = lost
+        return {**self.stats(), "drops": drops, "ports": counted}

@@ -276,13 +276,7 @@ class UdpSwitch:
 
     def stats(self) -> dict[str, object]:
         """See :class:`~inanet.switch.port.Switch`."""
-        drops = self.pipeline.drops_by_reason()
-        ports = {port.name: port.counters() for port in self.ports}
-        for reason, counter in ((Drop.KERNEL_OVERFLOW, "kernel_overflow"), (Drop.INJECTED, "injected")):
-            lost = sum(counters.get(counter, 0) for counters in (*ports.values(), self._past))
-            if lost:
-                drops[reason.label] = lost
-        return {**self.pipeline.stats(), "drops": drops, "ports": ports}
+        return self.pipeline.stats_with(self.ports, self._past)
 
     def close(self) -> None:
         """Close all ports; figures stay readable."""
