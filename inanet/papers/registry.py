@@ -54,6 +54,10 @@ _GOAT_SCALE = (
 _A2TP_SCALE = (
     "the paper's testbed with rates, slots, windows and queues divided by 10; milliseconds instead of seconds"
 )
+_ZEBRA_DATA = (
+    "real: the sources of Python's standard library, 38,000 samples; generated: the paper's parameters and shares, 400 "
+    "million updates"
+)
 _ALL = (
     Entry(
         "a2tp-fig2",
@@ -142,6 +146,30 @@ _ALL = (
         "sending rate every 10 ms while the receiver's bandwidth drops from 60 to 20 Gbit/s and returns",
         "the paper's rates; a model of the port around the negotiator itself, TCP Reno beside it",
         "inanet.papers.xagg_rates:run",
+    ),
+    Entry(
+        "zebra-fig4",
+        "Zebra",
+        "Fig. 4",
+        "share of all updates that the hottest parameters have",
+        _ZEBRA_DATA,
+        "inanet.papers.zebra_hot:fig4",
+    ),
+    Entry(
+        "zebra-fig9",
+        "Zebra",
+        "Fig. 9",
+        "precision and Kendall tau of hot parameters found in a sample, against its size",
+        _ZEBRA_DATA,
+        "inanet.papers.zebra_hot:fig9",
+    ),
+    Entry(
+        "zebra-table2",
+        "Zebra",
+        "Table II",
+        "precision of hot parameters found after 10 of 200 iterations",
+        _ZEBRA_DATA,
+        "inanet.papers.zebra_hot:table2",
     ),
 )
 ENTRIES: Mapping[str, Entry] = MappingProxyType({entry.name: entry for entry in _ALL})

@@ -1,0 +1,210 @@
+"""Sparse data: libsvm files, CSV click logs, and a corpus that is on every machine, Python's standard library.
+
+A sample has a label, 0 or 1, and features: 64-bit keys with values. Words of source code are distributed as words are, a few
+very often and most hardly ever (Zipf), which is what Zebra lives on.
+"""
+
+import csv
+import hashlib
+import re
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.control.exits import Exit, Failure
+
+#: lines of a sample of the corpus
+LINES = 8
+#: name by which commands take the corpus for a data set
+CORPUS = "corpus"
+_WORD = re.compile(r"[A-Za-z_]\w*")
+_LIBSVM = re.compile(r"\S+(\s+\d+:\S+)+\s*(#.*)?$")
+#: columns of a click log that are its label, in the order of preference
+_LABELS = ("label", "click", "clicked", "target", "y")
+#: directories of the standard library that are not the library itself
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+
+
+class BadData(Failure):
+    """A data set cannot be read; the message names file and line."""
+
+    code = Exit.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """``n`` samples: features of sample *i* are entries ``start[i]`` to ``start[i + 1]`` of ``keys`` uint64 and ``values``
+    float32, its keys distinct; ``labels`` float32[n], 0 or 1.
+    """
+
+    name: str
+    start: NDArray[np.int64]
+    keys: NDArray[np.uint64]
+    values: NDArray[np.float32]
+    labels: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: NDArray[np.int64]) -> "Samples":
+        """Some samples, in the order of ``rows`` int64."""
+        lengths = self.start[rows + 1] - self.start[rows]
+        start = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        entries = np.arange(start[-1]) + np.repeat(self.start[rows] - start[:-1], lengths)
+        return Samples(self.name, start, self.keys[entries], self.values[entries], self.labels[rows])
+
+    def batches(self, size: int) -> Iterator["Samples"]:
+        """``size`` samples at a time, in order; what is left at the end makes no batch."""
+        for first in range(0, len(self) - size + 1, size):
+            yield self.take(np.arange(first, first + size))
+
+    def shuffled(self, seed: int) -> "Samples":
+        """The same in an order that is drawn."""
+        return self.take(np.random.default_rng(seed).permutation(len(self)))
+
+
+def load(source: str) -> Samples:
+    """The corpus for ``"corpus"``, else a file: libsvm, or a CSV with a label column and categories.
+
+    Raises :class:`BadData`.
+    """
+    if source == CORPUS:
+        return corpus()
+    path = Path(source)
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as lines:
+            first = next((line for line in lines if line.strip() and not line.startswith("#")), None)
+            if first is None:
+                raise BadData(f"{source} has no samples")
+            lines.seek(0)
+            return _libsvm(source, lines) if _LIBSVM.match(first) else _clicks(source, lines, first)
+    except OSError as error:
+        raise BadData(f"cannot read {source}: {error.strerror}; '{CORPUS}' needs no file") from error
+
+
+def _label(source: str, number: int, text: str) -> float:
+    try:
+        return float(float(text) > 0)
+    except ValueError:
+        raise BadData(f"{source}, line {number}: {text!r} is no label; labels are numbers") from None
+
+
+def _libsvm(source: str, lines: Iterable[str]) -> Samples:
+    start, keys, values, labels = [0], [], [], []
+    for number, line in enumerate(lines, 1):
+        fields = line.partition("#")[0].split()
+        if not fields:
+            continue
+        labels.append(_label(source, number, fields[0]))
+        row: dict[int, float] = {}
+        for field in fields[1:]:
+            key, _, value = field.partition(":")
+            try:
+                row[int(key)] = float(value)
+            except ValueError:
+                raise BadData(f"{source}, line {number}: {field!r} is not index:value") from None
+        if row and not 0 <= min(row) <= max(row) < 1 << 64:
+            raise BadData(f"{source}, line {number}: an index does not fit into 64 bits")
+        keys += row.keys()
+        values += row.values()
+        start.append(len(keys))
+    return Samples(
+        source,
+        np.array(start, np.int64),
+        np.array(keys, np.uint64),
+        np.array(values, np.float32),
+        np.array(labels, np.float32),
+    )
+
+
+def _clicks(source: str, lines: Iterable[str], first: str) -> Samples:
+    """Every column but the label's is a category: its key is a hash of column and value. Empty cells are no feature."""
+    rows = csv.reader(lines, delimiter="\t" if "\t" in first else ",")
+    names = [name.strip().lower() for name in next(rows)]
+    column = next((names.index(name) for name in _LABELS if name in names), None)
+    if column is None:
+        raise BadData(f"{source}: its first line names no label column; one must be {', '.join(_LABELS)}")
+    start, words, labels = [0], [], []
+    for number, row in enumerate(rows, 2):
+        if not row:
+            continue
+        if len(row) != len(names):
+            raise BadData(f"{source}, line {number}: {len(row)} columns, the first line has {len(names)}")
+        labels.append(_label(source, number, row[column]))
+        words += [f"{names[i]}={cell}" for i, cell in enumerate(row) if cell and i != column]
+        start.append(len(words))
+    return Samples(
+        source,
+        np.array(start, np.int64),
+        _hashed(words),
+        np.ones(len(words), np.float32),
+        np.array(labels, np.float32),
+    )
+
+
+def _hashed(words: list[str]) -> NDArray[np.uint64]:
+    """64-bit keys of words, the same on every machine."""
+    known: dict[str, int] = {}
+    for word in words:
+        if word not in known:
+            known[word] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
+    return np.array([known[word] for word in words], np.uint64)
+
+
+@lru_cache(maxsize=1)
+def _sources() -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Words of the standard library, hashed, and the sample that each is in."""
+    words: list[str] = []
+    sample: list[int] = []
+    count = 0
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        if _NOT_LIBRARY & set(path.relative_to(root).parts):
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
+            found = _WORD.findall(line)
+            words += found
+            sample += [count + number // LINES] * len(found)
+        count = sample[-1] + 1 if sample else 0
+    if not words:
+        raise BadData(f"there are no sources in {root}; give a libsvm or CSV file instead")
+    return _hashed(words), np.array(sample, np.int64)
+
+
+@lru_cache(maxsize=2)
+def corpus(*, pairs: bool = True) -> Samples:
+    """The standard library's sources: a sample is 8 lines, its features are the words and, with ``pairs``, the pairs of
+    neighbouring words in them; its label whether they have a ``return``, which is no feature itself.
+    """
+    return of_words(*_sources(), pairs)
+
+
+def of_words(words: NDArray[np.uint64], sample: NDArray[np.int64], pairs: bool) -> Samples:
+    """Samples of hashed words uint64[n], which are in samples int64[n], ascending."""
+    answer = words == _hashed(["return"])[0]
+    labelled = np.unique(sample[answer])
+    words, sample = words[~answer], sample[~answer]
+    keys, owner = words, sample
+    if pairs:
+        inside = sample[1:] == sample[:-1]
+        mixed = (words[:-1] * np.uint64(0x9E3779B97F4A7C15) ^ words[1:]) * np.uint64(0xBF58476D1CE4E5B9)
+        keys = np.concatenate([words, mixed[inside]])
+        owner = np.concatenate([sample, sample[1:][inside]])
+    order = np.lexsort((keys, owner))
+    keys, owner = keys[order], owner[order]
+    first = np.ones(len(keys), np.bool_)
+    first[1:] = (keys[1:] != keys[:-1]) | (owner[1:] != owner[:-1])
+    keys, owner = keys[first], owner[first]
+    present, start = np.unique(owner, return_index=True)
+    return Samples(
+        CORPUS,
+        np.concatenate([start, [len(keys)]]).astype(np.int64),
+        keys,
+        np.ones(len(keys), np.float32),
+        np.isin(present, labelled).astype(np.float32),
+    )
