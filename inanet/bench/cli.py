@@ -2,9 +2,29 @@
 
 import json
 import re
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from typing import Any
 
 import click
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+
+
+def _say(text: str) -> None:
+    """Progress, beside the results."""
+    click.echo(f"# {text}", err=True)
+
+
+def _show(result: dict[str, Any], as_json: bool, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
+    """The object that a benchmark returned, or its ``table``; exit status 1 if something is wrong in it."""
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        for line in table(result):
+            click.echo(line)
+    if not result["ok"]:
+        raise SystemExit(1)
 
 
 @click.group()
@@ -17,7 +37,7 @@ def bench() -> None:
     "--size", default=97, show_default=True, type=click.IntRange(1, 1024), help="MiB of float32 values."
 )
 @click.option("--repetitions", "-n", default=5, show_default=True, type=click.IntRange(1, 100))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def kernels(size: int, repetitions: int, as_json: bool) -> None:
     """Time of every kernel per 256-element fragment, on one core, memcpy beside them."""
     from inanet.bench.kernels import Bench
@@ -38,13 +58,13 @@ def kernels(size: int, repetitions: int, as_json: bool) -> None:
 )
 @click.option("--seed", default=1, show_default=True, type=click.IntRange(0), help="Of places and roundings.")
 @click.option("--repetitions", "-n", default=3, show_default=True, type=click.IntRange(1, 100))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def scheduler(workers: tuple[int, ...], seed: int, repetitions: int, as_json: bool) -> None:
     """GOAT's scheduler in fat-trees: seconds, cost, bound of the relaxation, overshoot of the rounding."""
     from inanet.bench.scheduler import GROWTH, run, sizes_for, table
 
     result = run(sizes_for(workers) if workers else GROWTH, seed, repetitions)
-    click.echo(json.dumps(result) if as_json else "\n".join(table(result)))
+    _show(result, as_json, table)
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
@@ -71,7 +91,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> in
     "--rounds", default=1000, show_default=True, type=click.IntRange(0), help="Rounds of a small tensor."
 )
 @click.option("--workers", default=2, show_default=True, type=click.IntRange(2, 8), help="Ranks.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def growth(as_json: bool, **options: int) -> None:
     """What grows with bytes, and that nothing grows with rounds: time and memory; then the marks."""
     from inanet.bench.growth import Options, run, table
@@ -79,11 +99,7 @@ def growth(as_json: bool, **options: int) -> None:
     if options["begin"] < 4:
         raise click.BadParameter("sizes begin at one value of 4 B", param_hint="-b")
     result = run(Options(**options))
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    for line in table(result):
-        click.echo(line)
+    _show(result, as_json, table)
 
 
 def _several_bytes(
@@ -119,19 +135,13 @@ def _several_bytes(
     "--mode", default="carried", show_default=True, type=click.Choice(("carried", "prologue", "fixed"))
 )
 @click.option("--system", default="xagg", show_default=True, type=click.Choice(("xagg",)))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def allreduce(as_json: bool, system: str, check: int, **options: object) -> None:
     """All-reduce through daemons on this machine, as nccl-tests measures it."""
     from inanet.bench.allreduce import Options, run, table
 
     result = run(Options(check=bool(check), **options))  # type: ignore[arg-type]
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        for line in table(result):
-            click.echo(line)
-    if not result["ok"]:
-        raise SystemExit(1)
+    _show(result, as_json, table)
 
 
 @bench.command()
@@ -163,26 +173,19 @@ def allreduce(as_json: bool, system: str, check: int, **options: object) -> None
 @click.option(
     "--plot", type=click.Path(dir_okay=False, writable=True), help="Draw the rows into this PNG file."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: object) -> None:
     """Every peer and every system in one run, repetitions interleaved; then the marks, met or missed."""
     from inanet.bench.compare import Wanted, run, table
 
-    def say(text: str) -> None:
-        click.echo(f"# {text}", err=True)
-
     if plot is not None:
         # found missing now, not after the run
         from inanet.bench.plot import draw
-    chosen = Wanted(say=say, **wanted)  # type: ignore[arg-type]
+    chosen = Wanted(say=_say, **wanted)  # type: ignore[arg-type]
     result = run(replace(chosen, sizes=sizes) if sizes else chosen)
     if plot is not None:
         draw(result["rows"], plot)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    for line in table(result):
-        click.echo(line)
+    _show(result, as_json, table)
 
 
 @bench.command()
@@ -193,7 +196,7 @@ def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: o
 @click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--calibrate", is_flag=True, help="Measure this machine's costs first, and keep them.")
 @click.option("--negotiate", is_flag=True, help="Nodes of fabrics negotiate their rates.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def plan(
     topologies: tuple[str, ...], size: int, repetitions: int, calibrate: bool, negotiate: bool, as_json: bool
 ) -> None:
@@ -201,21 +204,14 @@ def plan(
     from inanet.bench.plan import TOPOLOGIES, run, table
     from inanet.control.costs import load
 
-    def say(text: str) -> None:
-        click.echo(f"# {text}", err=True)
-
     if calibrate:
         from inanet.bench.calibration import calibrate as measure
 
-        costs = measure(say)
+        costs = measure(_say)
     else:
         costs = load()
-    result = run(topologies or TOPOLOGIES, size, repetitions, costs, say, negotiate)
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    for line in table(result):
-        click.echo(line)
+    result = run(topologies or TOPOLOGIES, size, repetitions, costs, _say, negotiate)
+    _show(result, as_json, table)
 
 
 @bench.command("torch")
@@ -228,24 +224,18 @@ def plan(
 )
 @click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(1), help="Steps in each.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def torch_(places: tuple[str, ...], repetitions: int, steps: int, as_json: bool) -> None:
     """DistributedDataParallel through the fabric and by Gloo: step times, losses, bits."""
     from inanet.bench.torch import run, table
 
-    result = run(places, repetitions, steps, lambda text: click.echo(f"# {text}", err=True))
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        for line in table(result):
-            click.echo(line)
-    if not result["ok"]:
-        raise SystemExit(1)
+    result = run(places, repetitions, steps, _say)
+    _show(result, as_json, table)
 
 
 @bench.command()
 @click.option("-n", "repetitions", default=50, show_default=True, type=click.IntRange(1), help="Repetitions.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def control(repetitions: int, as_json: bool) -> None:
     """Delays of rate negotiation and deployment, over the loopback and with 0.5 ms a link, the paper's beside them."""
     from inanet.bench.control import run, table
@@ -254,12 +244,8 @@ def control(repetitions: int, as_json: bool) -> None:
     # the coordinator is in this process; what it has to say is of no interest here
     logs.configure("error", "plain")
 
-    result = run(repetitions, lambda text: click.echo(f"# {text}", err=True))
-    if as_json:
-        click.echo(json.dumps(result))
-        return
-    for line in table(result):
-        click.echo(line)
+    result = run(repetitions, _say)
+    _show(result, as_json, table)
 
 
 @bench.command()
@@ -273,19 +259,13 @@ def control(repetitions: int, as_json: bool) -> None:
     type=click.FloatRange(0.01, 60),
     help="Measured for each row.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def switch(only: str, seconds: float, as_json: bool) -> None:
     """Gradient through every program of the emulated switch, on one core; ports of frames need root."""
     from inanet.bench.switch import run, table
 
-    result = run(seconds, only, lambda text: click.echo(f"# {text}", err=True))
-    if as_json:
-        click.echo(json.dumps(result))
-    else:
-        for line in table(result):
-            click.echo(line)
-    if not result["ok"]:
-        raise SystemExit(1)
+    result = run(seconds, only, _say)
+    _show(result, as_json, table)
 
 
 @bench.command()
@@ -295,7 +275,7 @@ def switch(only: str, seconds: float, as_json: bool) -> None:
 @click.option("--seconds", default=3.0, show_default=True, type=click.FloatRange(0.01), help="Per path.")
 @click.option("--samples", default=2000, show_default=True, type=click.IntRange(2), help="Of the latency.")
 @click.option("--repetitions", "-n", default=3, show_default=True, type=click.IntRange(1, 100))
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@_json
 def xdp(as_json: bool, size: int, seconds: float, samples: int, repetitions: int) -> None:
     """The aggregator in the kernel: alone, over a virtual cable, beside user space and TCP. Needs root."""
     from inanet.bench.xdp import run, show

@@ -17,6 +17,7 @@ from inanet.bench.measure import median
 from inanet.bench.peers.rank import Team
 from inanet.control.exits import Exit, Failure
 from inanet.demo.fabric import Fabric, python, python_environment
+from inanet.lab.namespaces import Unprivileged, require_privileges
 
 #: seconds that ranks may take to start (importing torch) and to answer
 _START = 120.0
@@ -39,9 +40,9 @@ def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[st
             failure = Failure(f"{package} is not installed: pip install 'inanet[{extra}]'")
             failure.code = Exit.MISSING
             raise failure
-    lab_here = os.geteuid() == 0 and importlib.util.find_spec("pyroute2") is not None
-    if "lab" in places and not lab_here:
-        raise Failure("shaped links need root and the 'net' extra: pip install 'inanet[net]'")
+    missing = _missing_for_labs()
+    if "lab" in places and missing is not None:
+        raise missing
     result: dict[str, Any] = {"schema": 1, "ok": True, "rows": [], "skipped": [], "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory(prefix="inanet-torch-") as name:
         digits = Path(name) / "digits.npz"
@@ -52,12 +53,12 @@ def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[st
                 result["rows"] += _time(team, "local", repetitions, steps)
                 say("local: training the digits")
                 result |= _train(team)
-        if "lab" in places or (not places and lab_here):
+        if "lab" in places or (not places and missing is None):
             say(f"lab: {TOPOLOGY}")
             with _lab(digits) as team:
                 result["rows"] += _time(team, "lab", repetitions, steps)
         elif not places:
-            result["skipped"].append("lab: needs root and the 'net' extra")
+            result["skipped"].append(f"lab: {missing}")
     for place in ("local", "lab"):
         key = "communication_seconds" if place == "local" else "step_seconds"
         result[f"ratio_to_gloo_{place}"] = _ratio(result["rows"], place, "mlp", key)
@@ -81,6 +82,19 @@ def _local(directory: Path, digits: Path) -> Iterator[Team]:
         stack.callback(team.close)
         team.wait_ready(_START)
         yield team
+
+
+def _missing_for_labs() -> Failure | None:
+    """Why there can be no lab here: exit status 5 without pyroute2, 4 without the privileges."""
+    if importlib.util.find_spec("pyroute2") is None:
+        failure = Failure("pyroute2 is not installed: pip install 'inanet[net]'")
+        failure.code = Exit.MISSING
+        return failure
+    try:
+        require_privileges()
+    except Unprivileged as error:
+        return error
+    return None
 
 
 @contextmanager

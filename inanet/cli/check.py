@@ -1,6 +1,7 @@
-"""``ina check``: what a daemon's ``--check`` does, for any daemon's file, also as JSON."""
+"""``ina check``: what a daemon's ``--check`` does, for any daemon's file, also as JSON; and networks' files."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -9,8 +10,14 @@ import click
 from inanet.control.config import MODELS, PROGRAMS, Role, detect_role, load
 from inanet.control.config_file import ConfigError, Problem, find_file, read_toml
 from inanet.control.exits import explain
+from inanet.lab.model import load as load_network
 
 SCHEMA = 1
+
+
+def _is_network(data: Mapping[str, Any]) -> bool:
+    """Whether a file describes a network: daemons have no hosts or trunks, and at most one ``[switch]``."""
+    return "host" in data or "trunk" in data or isinstance(data.get("switch"), list)
 
 
 @click.command()
@@ -21,7 +28,8 @@ SCHEMA = 1
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def check(context: click.Context, config: str, role: Role | None, as_json: bool) -> None:
-    """Validate a daemon's configuration file, all errors at once. Exit code 0 if it can be used, 2 if not.
+    """Validate a configuration file of a daemon, or of a network for 'ina lab' and 'ina plan', all errors at
+    once. Exit code 0 if it can be used, 2 if not.
 
     Opens nothing, so it works on any machine; what it cannot know (interfaces, other nodes) shows when the
     daemon starts.
@@ -29,8 +37,10 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
     report: dict[str, Any] = {"schema": SCHEMA, "ok": True, "file": config, "role": role, "errors": []}
     try:
         report["file"] = str(find_file(config))
-        report["role"] = role or detect_role(read_toml(find_file(config)))
-        effective = load(config, role)
+        data = read_toml(find_file(config))
+        network = role is None and _is_network(data)
+        report["role"] = "network" if network else role or detect_role(data)
+        effective = load_network(find_file(config)) if network else load(config, role)
     except (ConfigError, OSError) as error:
         code, message = explain(error)
         problems = error.problems if isinstance(error, ConfigError) else [Problem("", message)]
@@ -42,4 +52,7 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
         report["config"] = effective.model_dump(mode="json")
         click.echo(json.dumps(report, indent=2))
     else:
-        click.echo(f"{report['file']}: a valid configuration for {PROGRAMS[report['role']]}")
+        purpose = (
+            "network for ina lab and ina plan" if network else f"configuration for {PROGRAMS[report['role']]}"
+        )
+        click.echo(f"{report['file']}: a valid {purpose}")

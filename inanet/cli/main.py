@@ -29,7 +29,7 @@ class Entry:
 COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
         "bench": Entry("inanet.bench.cli:bench", "Measure kernels and collectives on this machine."),
-        "check": Entry("inanet.cli.check:check", "Validate a daemon's configuration file."),
+        "check": Entry("inanet.cli.check:check", "Validate a configuration file, a daemon's or a network's."),
         "demo": Entry("inanet.demo.cli:demo", "Train a small model through daemons on this machine."),
         "doctor": Entry("inanet.cli.doctor:doctor", "Find out what on this machine would be in the way."),
         "keys": Entry("inanet.cli.keys:keys", "Certificates for control connections over TLS."),

@@ -5,6 +5,7 @@ import pytest
 from inanet.bench import torch as bench
 from inanet.bench.peers.rank import Team
 from inanet.control.exits import Exit, Failure
+from inanet.lab.namespaces import Unprivileged
 
 
 class Scripted(Team):
@@ -42,4 +43,19 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(Failure, match=r"torch is not installed: pip install 'inanet\[torch\]'") as refused:
         bench.run((), 1, 1, lambda _: None)
+    assert refused.value.code is Exit.MISSING
+
+
+def test_a_lab_that_cannot_be_had_is_refused_with_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unprivileged() -> None:
+        raise Unprivileged("run it as root")
+
+    monkeypatch.setattr(bench, "require_privileges", unprivileged)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    with pytest.raises(Failure, match="run it as root") as refused:
+        bench.run(("lab",), 1, 1, lambda _: None)
+    assert refused.value.code is Exit.PERMISSION
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "pyroute2" else object())
+    with pytest.raises(Failure, match=r"pip install 'inanet\[net\]'") as refused:
+        bench.run(("lab",), 1, 1, lambda _: None)
     assert refused.value.code is Exit.MISSING

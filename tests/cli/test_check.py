@@ -27,6 +27,27 @@ def test_shipped_files_are_recognised(role: Role, capsys: pytest.CaptureFixture[
         assert report["config"]["timing"]["retransmit"] == "20 ms"
 
 
+@pytest.mark.parametrize("file", sorted((CONFIGS / "lab").glob("*.toml")), ids=lambda file: file.stem)
+def test_files_of_networks_are_recognised(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: a valid network for ina lab and ina plan\n"
+    assert main(["check", str(file), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["ok"], report["role"], report["config"]["name"]) == (True, "network", file.stem)
+
+
+def test_errors_of_a_network_are_those_of_a_network(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "x.toml"
+    file.write_text('name = "x"\nsummary = "x"\n[[switch]]\nname = "s"\n[[host]]\nname = "h"\nswitch = "t"\n')
+    assert main(["check", str(file)]) == 2
+    assert "host 'h': there is no switch 't'; allowed: s" in capsys.readouterr().err
+    file.write_text('name = "x"\nsummary = "x"\n[[switch]]\nname = "s"\n')
+    assert main(["check", str(file)]) == 2
+    assert "at least one [[host]]" in capsys.readouterr().err
+
+
 def test_another_role_finds_the_sections_foreign(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(CONFIGS / "worker.toml"), "--role", "agg", "--json"]) == 2
     report = json.loads(capsys.readouterr().out)
