@@ -203,7 +203,7 @@ class RingFabric:
         """Run until a condition holds. Raises :class:`~inanet.testing.fabric.Stuck` when it never will."""
         stop = self.clock.now + deadline
         while not until():
-            if self.turn():
+            if self.turn() or until():
                 continue
             times = [worker.timer() for workers in self.workers.values() for worker in workers]
             times += [device.timer() for device in self.devices.values()]

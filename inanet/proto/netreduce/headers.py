@@ -41,6 +41,8 @@ class Out(NamedTuple):
 
 _u8, _i64 = types.uint8[::1], types.int64[::1]
 OUT: Any = types.NamedTuple((_u8, _i64, _i64, _i64, _i64), Out)
+#: way to the switch above
+UP_WAY = -1
 #: way of a notice of the connection in row *r*: ``NOTICE_WAY - r``; of virtual connection *v*: ``-1 - v``
 NOTICE_WAY = -(1 << 20)
 
@@ -182,7 +184,8 @@ def send_translated(
         store(out.arena, at + FIRST_HEAD + 6, shape[Shape.RING], 2)
         store(out.arena, at + FIRST_HEAD + 8, message, 4)
         store(out.arena, at + FIRST_HEAD + 12, length, 2)
-        store(out.arena, at + FIRST_HEAD + 14, shape[Shape.NUMBER], 2)
+        # who contributes; results come from the one switch above
+        store(out.arena, at + FIRST_HEAD + 14, shape[Shape.NUMBER] if way == UP_WAY else 0, 2)
         store(out.arena, at + FIRST_HEAD + 16, aggregated, 2)
         store(out.arena, at + FIRST_HEAD + 18, 0, 2)
         store(out.arena, at + FIRST_HEAD + 20, shape[Shape.EPOCH], 4)

@@ -18,6 +18,7 @@ from inanet.proto.netreduce.headers import (
     NOTICE_WAY,
     OUT,
     PLAIN_HEAD,
+    UP_WAY,
     Out,
     copy,
     send_notice,
@@ -141,7 +142,7 @@ def send_down(
         for child in range(shape[Shape.CHILDREN]):
             send_translated(
                 out,
-                -1 - (child + 1),
+                UP_WAY - (child + 1),
                 virtual,
                 (child + 1) * FIRST_HEAD,
                 message,
@@ -194,7 +195,7 @@ def send_sum(
     if shape[Shape.UP]:
         send_translated(
             out,
-            -1,
+            UP_WAY,
             virtual,
             0,
             message,

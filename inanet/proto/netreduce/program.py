@@ -94,7 +94,7 @@ class NetReduceProgram:
             for number, child in enumerate(plan.children)
         ]
         if plan.above is not None:
-            self._row(ring, plan.above.back, Kind.PARENT, 0, plan.ranks, plan.above.number)
+            self._row(ring, plan.above.back, Kind.PARENT, 0, plan.ranks, 0)
         if ends:
             for row, child in zip(rows, plan.children, strict=True):
                 if child.connection.destination in plan.hosts:
@@ -235,7 +235,7 @@ class NetReduceProgram:
 
     def _notice(self, packet: bytes) -> bool:
         """Headers of a first packet whose receiver may be here; whether it is."""
-        array = np.frombuffer(packet, np.uint8)
+        array = np.frombuffer(bytearray(packet), np.uint8)
         if len(packet) != TEMPLATE_BYTES + 4 or not is_sound(array, 0, len(packet)):
             return False
         try:
@@ -331,7 +331,8 @@ def _shape(plan: RingAt, ends: int) -> I64:
     )
     shape[Shape.CHILDREN], shape[Shape.RANKS] = len(plan.children), plan.ranks
     shape[Shape.BELOW] = plan.ranks_below
-    shape[Shape.UP] = plan.above is not None
+    if plan.above is not None:
+        shape[Shape.UP], shape[Shape.NUMBER] = 1, plan.above.number
     shape[Shape.OVER_SWITCHES] = plan.over_switches
     shape[Shape.ENDS] = ends
     return shape

@@ -87,7 +87,10 @@ def check(
     try:
         header = decode(data[:HEADER_BYTES].tobytes())
     except NoHeader as error:
-        raise RingBroken(f"{name}: rank {member.predecessor} sent no message of a ring: {error}") from None
+        raise RingBroken(
+            f"{name}: rank {member.predecessor} sent no message where one was due ({error}): all workers must agree on mode,"
+            " epoch and sizes"
+        ) from None
     expected = (
         PLAIN_TAG if plain else TAG,
         *(member.ring, member.epoch, member.predecessor, message & 0xFFFFFFFF, operation, length),
