@@ -157,6 +157,14 @@ class Coordination:
             _log.warning(
                 "plan sent again", job=event.name, peer=event.node, held=event.held, version=event.version
             )
+        elif isinstance(event, events.RootMissed):
+            _log.warning(
+                "parameter server missed",
+                job=event.name,
+                peer=event.node,
+                seconds=event.seconds,
+                reason=event.reason,
+            )
         elif isinstance(event, events.RoundLost):
             _log.warning("round failed", job=event.name, round=event.round, reason=event.message)
         elif isinstance(event, events.JobOver):

@@ -87,6 +87,17 @@ class PlanRepeated:
 
 
 @dataclass(frozen=True, slots=True)
+class RootMissed:
+    """A job's parameter server ``node`` is gone; the job waits ``seconds`` for it to come back."""
+
+    job: int
+    name: str
+    node: str
+    seconds: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoundLost:
     """A round of a job failed on all ranks."""
 
@@ -124,6 +135,7 @@ ControlEvent = (
     | PlanChosen
     | PlanChanged
     | PlanRepeated
+    | RootMissed
     | RoundLost
     | JobOver
     | StatsReceived

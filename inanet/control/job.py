@@ -8,9 +8,10 @@ changes when everything before it is finished and confirmed.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from inanet.control.collectives import Collectives, JobLost
-from inanet.control.events import ControlEvent, JobOver, PlanChanged, PlanRepeated, RoundLost
+from inanet.control.events import ControlEvent, JobOver, PlanChanged, PlanRepeated, RootMissed, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Holding, Mark
 from inanet.control.messages import (
@@ -33,6 +34,7 @@ from inanet.control.sentences import clip, show_ranks
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.settling import Settling
 from inanet.control.topology import Topology, TopologyError
+from inanet.control.vacancies import Vacancies
 from inanet.proto.plan import NodePlan
 
 
@@ -98,6 +100,7 @@ class Job:
         self._receivers = receivers
         self._next_nonce = next_nonce
         self._ending: tuple[float, JobLost] | None = None
+        self._vacancies = Vacancies(settings.resume)
         self._holding = Holding(self.collectives.ledger, settings.hold)
         #: (holder, tensor) still to be ready before workers get the plan they wait for
         self._gate: set[tuple[str, int]] = set()
@@ -306,8 +309,10 @@ class Job:
     def _holder_lost(self, name: str, why: str) -> None:
         self._holding.discard(name)
         if name in self.topology.roots:
-            raise JobLost("root_lost", f"job {self.name!r}: parameter server {name!r} was lost: {why}")
-        if name in self.planner.nodes():
+            if self._vacancies.lose(name, why, self._now):
+                self.collectives.ledger.forgive(name)
+                self.log.append(RootMissed(self.number, self.name, name, self._vacancies.seconds, why))
+        elif name in self.planner.nodes():
             self._drop_holder(name, f"aggregator {name!r} was lost: {why}")
 
     def dismiss(self, name: str, reason: str) -> None:
@@ -324,12 +329,35 @@ class Job:
         self.dismiss(name, reason)
         self.collectives.holder_lost(name)
 
-    # ---------- aggregators return
+    def _root_late(self, name: str, why: str) -> NoReturn:
+        raise JobLost("root_lost", f"job {self.name!r}: parameter server {name!r} was lost: {why}")
+
+    # ---------- servers return
+
+    def _root_returned(self, hello: Hello) -> None:
+        """A parameter server is back, with nothing: it gets slots, and its children send what they have again (R4)."""
+        name = hello.name
+        self.hellos[name] = hello
+        for tensor in self.collectives.book:
+            rounds = [r.number for r in self.collectives.ledger if tensor.layout.spec in r.specs.values()]
+            tensor.last_round = min(rounds, default=self.collectives.ledger.newest + 1) - 1
+            tensor.waiting.add(name)
+            self._gate.add((name, tensor.layout.tensor))
+        parents = {
+            (tree.tree, child): "" if parent == name else parent
+            for tree in self.planner.trees
+            for child, parent in tree.parents.items()
+        }
+        self._advance(f"parameter server {name} came back", parents)
+        for tensor in self.collectives.book:
+            self.collectives.tell(name, tensor)
 
     def holder_returned(self, hello: Hello, now: float) -> None:
         """An aggregator the plan does without is connected again; it comes back in when no round is on its
         way.
         """
+        if self._vacancies.fill(hello.name):
+            self._guard(now, lambda: self._root_returned(hello))
         if hello.name in self.absent:
             self.hellos[hello.name] = hello
             self._holding.add(hello.name)
@@ -338,7 +366,12 @@ class Job:
     @property
     def _may_hold(self) -> bool:
         """Whether this is no moment in which hosts wait for something else, or for nothing."""
-        return not self._held_back and self._ending is None and not self.collectives.farewell
+        return (
+            not self._held_back
+            and not self._vacancies
+            and self._ending is None
+            and not self.collectives.farewell
+        )
 
     def _hold(self, mark: Mark | None) -> None:
         if mark is not None:
@@ -371,6 +404,7 @@ class Job:
             times.append(self._ending[0])
         if self._gate:
             times.append(self._gate_deadline)
+        times.append(self._vacancies.timer())
         return min((at for at in times if at is not None), default=None)
 
     def on_timer(self, now: float) -> None:
@@ -383,6 +417,10 @@ class Job:
             raise self._ending[1]
         if self._holding.is_late(self._now):
             self._release()
+        if late := self._vacancies.late(self._now):
+            self._root_late(
+                late[0], f"{late[1]}, and it did not come back within {self._vacancies.seconds:g} s"
+            )
         if self._gate and self._now >= self._gate_deadline:
             self._do_without({name for name, _ in self._gate})
 
@@ -390,6 +428,8 @@ class Job:
         """Workers wait for slots that are not made."""
         for name in sorted(names):
             why = f"it did not make slots within {self._settings.silence:g} s"
+            if name in self.topology.roots:
+                self._root_late(name, why)
             self._holder_lost(name, why)
 
     def _fail(self, lost: JobLost) -> None:

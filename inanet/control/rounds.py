@@ -123,6 +123,13 @@ class RoundLedger:
         elif number in self._rounds:
             self._confirmed_early.setdefault(number, set()).add(root)
 
+    def forgive(self, root: str) -> None:
+        """A parameter server is gone, and with it what it would have confirmed."""
+        for number in list(self._settling):
+            self.confirm(root, number)
+        for round_ in self._rounds.values():
+            round_.roots -= {root}
+
     def tidy(self, round_: Round) -> None:
         """Close the round if nobody has anything more to do with it."""
         if round_.failure is not None:

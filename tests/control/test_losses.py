@@ -9,6 +9,7 @@ from inanet.control.messages import (
     JobEnded,
     JobFailed,
     Layout,
+    LayoutReady,
     Leave,
     PeerSilent,
     Ping,
@@ -228,13 +229,48 @@ def test_an_aggregator_may_leave(nodes: Nodes) -> None:
     assert parents(nodes)["w0"] == "ps"
 
 
-def test_a_lost_parameter_server_ends_the_job(nodes: Nodes) -> None:
+def test_a_parameter_server_that_stays_away_ends_the_job(nodes: Nodes) -> None:
     nodes.kill("ps")
+    nodes.wait(nodes.settings.resume - 0.1)
+    assert not nodes.got("w0", JobFailed)
+    nodes.wait(0.2)
     failed = nodes.last("w0", JobFailed)
     assert (failed.error, failed.message) == (
         "root_lost",
-        "job 'train': parameter server 'ps' was lost: its connection closed",
+        "job 'train': parameter server 'ps' was lost: its connection closed, and it did not come back within 15 s",
     )
+
+
+@pytest.mark.parametrize("finished", [(), ("w0",), ("w0", "w1", "w2", "w3")], ids=len)
+def test_a_parameter_server_that_comes_back_gets_slots_and_everything_again(
+    nodes: Nodes, finished: tuple[str, ...]
+) -> None:
+    """Whether nobody has the result of the round yet, somebody, or all, without the root's confirmation."""
+    nodes.begin(1, SPEC)
+    nodes.finish(1)
+    nodes.begin(2, SPEC)
+    nodes.finish(2, finished)
+    before = nodes.plans["w0"].version
+    nodes.kill("ps")
+    nodes.clear()
+    nodes.deaf.add("ps")
+    nodes.join("ps")
+    assert nodes.last("ps", Layout).last_round == (2 if len(finished) == 4 else 1)
+    # who sends to it must send again; a worker under an aggregator has a parent that knows everything
+    assert [plan.attach for plan in nodes.got("a0", Plan)] == [(0,)]
+    assert not nodes.got("w0", Plan), "workers wait until it has slots"
+    nodes.say("ps", LayoutReady(job=JOB, tensor=nodes.last("ps", Layout).layout.tensor))
+    assert [(plan.plan.version, plan.attach) for plan in nodes.got("w0", Plan)] == [(before + 1, ())]
+    nodes.deaf.clear()
+    nodes.finish(2)
+    nodes.begin(3, SPEC)
+    nodes.finish(3)
+    # the aggregators can still come and go as before
+    nodes.kill("a0")
+    nodes.join("a0")
+    nodes.wait(60)
+    assert nodes.plans["w0"].placements[0].parent.name == "a0"
+    assert not nodes.got("w0", JobFailed)
 
 
 def test_a_root_that_makes_no_slots_after_a_restart_ends_the_job() -> None:

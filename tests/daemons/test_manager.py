@@ -1,0 +1,138 @@
+"""A fabric whose coordinator is a daemon of its own: nodes register, jobs are planned, any of them may be killed."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import inanet
+from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
+from inanet.demo.process import Process
+from inanet.demo.topology import NodeSpec
+from tests.client.agent import run_all
+from tests.daemons.test_fabric import LARGE, Expected, contributions, in_the_middle, shared, start
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+NODES = ("ps", "agg0", "worker0", "worker1", "worker2", "worker3")
+MANAGER = """
+[node]
+name = "manager"
+state_file = "epoch.json"
+[log]
+format = "plain"
+[control]
+listen = "unix:{directory}/control.sock"
+[fabric]
+expect = {expect}
+[planning]
+plan = "tree"
+"""
+
+
+class Managed(Fabric):
+    """A fabric with a manager, which is started with the PS, because that waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1, command=self._managed)
+        self.manager: Process | None = None
+
+    def start_manager(self) -> None:
+        file = self.directory / "manager.toml"
+        file.write_text(MANAGER.format(directory=self.directory, expect=json.dumps(NODES)))
+        self.manager = self.spawn(
+            "manager", python("daemons.manager", "--config", str(file)), python_environment()
+        )
+
+    def _managed(self, node: NodeSpec, config: Path) -> Sequence[str]:
+        if node.role == "ps":
+            if self.manager is None:
+                self.start_manager()
+            address = f"unix:{self.directory}/control.sock"
+            config.write_text(
+                f'[node]\nname = "ps"\nlisten = "127.0.0.1:0"\n[log]\nformat = "plain"\n'
+                f'[control]\ncoordinator = "{address}"\n'
+            )
+        return daemon_command(node, config)
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Managed]:
+    with Managed() as running:
+        yield running
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as opened:
+        yield opened
+
+
+def join(fabric: Fabric, stack: ExitStack, job: str) -> list[inanet.Job]:
+    def connect(rank: int) -> inanet.Job:
+        return inanet.connect(
+            job, rank=rank, world=4, local_world=1, socket=fabric.worker_socket(rank), timeout=60
+        )
+
+    return [stack.enter_context(joined) for joined in run_all(connect, 4)]
+
+
+def test_nodes_register_and_a_job_is_planned(fabric: Managed, stack: ExitStack) -> None:
+    jobs = join(fabric, stack, "first")
+    values = contributions(20_000)
+    bits = Expected(20_000).after(values)
+    for handle in start(jobs, values):
+        handle.wait()
+    assert {value.tobytes() for value in values} == {bits}
+    log = (fabric.directory / "manager.log").read_text()
+    for name in NODES:
+        assert f"peer={name}" in log
+    assert "plan chosen" in log
+    assert json.loads((fabric.directory / "epoch.json").read_text()) == {"schema": 1, "epoch": 1}
+
+
+@pytest.mark.parametrize("victim", ["manager", "ps"])
+def test_a_job_outlives_its_manager_and_its_parameter_server(
+    fabric: Managed, stack: ExitStack, victim: str
+) -> None:
+    jobs = join(fabric, stack, victim)
+    values = contributions(LARGE // 16)
+    expected = Expected(LARGE // 16)
+    arrays = shared(jobs, values)
+    handles = in_the_middle(jobs, arrays)
+    if victim == "manager":
+        assert fabric.manager is not None
+        fabric.manager.kill()
+        fabric.start_manager()
+    else:
+        fabric.processes["ps"].kill()
+        fabric.restart("ps")
+    for handle in handles:
+        handle.wait()
+    bits = expected.after(values)
+    assert all(array.tobytes() == bits for array in arrays)
+    values = contributions(5000)
+    for handle in start(jobs, values):
+        handle.wait()
+    assert len({value.tobytes() for value in values}) == 1
+
+
+def test_the_manager_gives_up_with_the_names_of_those_who_did_not_come(tmp_path: Path) -> None:
+    file = tmp_path / "manager.toml"
+    text = MANAGER.format(directory=tmp_path, expect='["ps", "agg0"]')
+    file.write_text(text.replace("[fabric]", 'join_timeout = "300 ms"\n[fabric]'))
+    done = subprocess.run(
+        python("daemons.manager", "--config", str(file)),
+        env=python_environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1
+    assert "joined 0 of 2, missing: ps, agg0: gave up after 0.3 s" in done.stderr
+    assert not os.path.exists(tmp_path / "control.sock")
