@@ -52,7 +52,12 @@ _GOAT_SCALE = (
     "64 MB, 221 MB per worker; means over three seeded placements"
 )
 _A2TP_SCALE = (
-    "the paper's testbed with rates, slots, windows and queues divided by 10; milliseconds instead of seconds"
+    "the paper's testbed with rates, slots, windows and queues divided by 5; milliseconds instead of seconds"
+)
+_TRAINING_SCALE = f"{_A2TP_SCALE}; iterations 100 times shorter"
+_LEAF_SPINE_SCALE = (
+    "12 racks of 2 servers instead of 48: servers, jobs, memory and core capacity divided by 24; rates, slots and queues "
+    "by 5; iterations 300 times shorter"
 )
 _ZEBRA_DATA = (
     "real: the sources of Python's standard library, 38,000 samples; generated: the paper's parameters and shares, 400 "
@@ -68,12 +73,92 @@ _ALL = (
         "inanet.papers.a2tp_testbed:fig2",
     ),
     Entry(
+        "a2tp-fig5",
+        "A2TP",
+        "Fig. 5",
+        "the least threshold H by the model, against flows, for 450 and 900 slots",
+        "the paper's",
+        "inanet.papers.a2tp_threshold:fig5",
+    ),
+    Entry(
+        "a2tp-fig7",
+        "A2TP",
+        "Fig. 7",
+        "total throughput of two jobs against the straggling level, and against slots",
+        _A2TP_SCALE,
+        "inanet.papers.a2tp_sweep:fig7",
+    ),
+    Entry(
+        "a2tp-fig7a",
+        "A2TP",
+        "Fig. 7(a)",
+        "total throughput of two jobs against the straggling level",
+        _A2TP_SCALE,
+        "inanet.papers.a2tp_sweep:fig7a",
+    ),
+    Entry(
+        "a2tp-fig7b",
+        "A2TP",
+        "Fig. 7(b)",
+        "total throughput of two jobs against slots, 100 to 50 % of the measured PTA",
+        _A2TP_SCALE,
+        "inanet.papers.a2tp_sweep:fig7b",
+    ),
+    Entry(
+        "a2tp-fig9",
+        "A2TP",
+        "Fig. 9",
+        "iterations of a job beside a straggling one, four models",
+        _TRAINING_SCALE,
+        "inanet.papers.a2tp_training:fig9",
+    ),
+    Entry(
+        "a2tp-fig10",
+        "A2TP",
+        "Fig. 10",
+        "mean iteration of 1 to 8 jobs on eight servers",
+        _TRAINING_SCALE,
+        "inanet.papers.a2tp_training:fig10",
+    ),
+    Entry(
         "a2tp-fig11",
         "A2TP",
         "Fig. 11",
         "estimated straggling degree against what the straggler can send",
         _A2TP_SCALE,
         "inanet.papers.a2tp_testbed:fig11",
+    ),
+    Entry(
+        "a2tp-fig12",
+        "A2TP",
+        "Fig. 12",
+        "total throughput of 2 and 8 jobs against the threshold H",
+        _A2TP_SCALE,
+        "inanet.papers.a2tp_threshold:fig12",
+    ),
+    Entry(
+        "a2tp-fig13",
+        "A2TP",
+        "Fig. 13",
+        "mean iteration in a leaf-spine network, against jobs and against memory",
+        _LEAF_SPINE_SCALE,
+        "inanet.papers.a2tp_datacenter:fig13",
+    ),
+    Entry(
+        "a2tp-fig13a",
+        "A2TP",
+        "Fig. 13(a)",
+        "mean iteration in a leaf-spine network, 160 to 320 jobs",
+        _LEAF_SPINE_SCALE,
+        "inanet.papers.a2tp_datacenter:fig13a",
+    ),
+    Entry(
+        "a2tp-fig13b",
+        "A2TP",
+        "Fig. 13(b)",
+        "mean iteration in a leaf-spine network, 1 to 3 MB of memory",
+        _LEAF_SPINE_SCALE,
+        "inanet.papers.a2tp_datacenter:fig13b",
     ),
     Entry(
         "goat-fig2",
@@ -162,6 +247,14 @@ _ALL = (
         "precision and Kendall tau of hot parameters found in a sample, against its size",
         _ZEBRA_DATA,
         "inanet.papers.zebra_hot:fig9",
+    ),
+    Entry(
+        "zebra-fig10",
+        "Zebra",
+        "Fig. 10",
+        "recirculations per packet with random and heat-based layout, and with packaging",
+        "hot sets of the paper's sizes; pairs per packet and registers, which it does not give, are swept",
+        "inanet.papers.zebra_layout:fig10",
     ),
     Entry(
         "zebra-table2",
