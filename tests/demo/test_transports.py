@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from inanet.demo.configuration import NodeSpec
-from inanet.demo.fabric import Fabric, daemon_command
+from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
 from inanet.demo.run import Session
 from inanet.demo.training import Recipe
 from tests.demo.test_end_to_end import Watch
@@ -30,7 +31,9 @@ def _private_temporary_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
 
-def train(transport: str, listen: Callable[[int], str], prefix: Callable[[int], list[str]]) -> set[str]:
+def train(
+    digits: Path, transport: str, listen: Callable[[int], str], prefix: Callable[[int], list[str]]
+) -> set[str]:
     """Digests of the workers' weights; node ``i`` listens at ``listen(i)``, its command line begins with
     ``prefix(i)``.
     """
@@ -49,7 +52,7 @@ def train(transport: str, listen: Callable[[int], str], prefix: Callable[[int], 
 
     with Fabric(topology=TREE, command=command) as fabric:
         session = Session(fabric, RECIPE, Watch(), fabric.require_alive)
-        session.prepare()
+        session.digits = str(digits)
         digests, _ = session.train()
         assert fabric.shutdown() == []
         stats = fabric.stats()
@@ -59,37 +62,50 @@ def train(transport: str, listen: Callable[[int], str], prefix: Callable[[int], 
 
 
 @pytest.fixture(scope="module")
-def over_udp(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data set, which all trainings read."""
+    path = tmp_path_factory.mktemp("digits") / "digits.npz"
+    subprocess.run(python("inanet.demo.digits", str(path)), env=python_environment(), check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def over_udp(digits: Path) -> set[str]:
     """What the training gives over UDP on loopback; skips where nothing can be compared with it."""
     if os.geteuid() != 0:
         lacking("raw sockets, TUN interfaces and namespaces need root")
-    digests = train("udp", lambda index: "127.0.0.1:0", lambda index: [])
+    digests = train(digits, "udp", lambda index: "127.0.0.1:0", lambda index: [])
     assert len(digests) == 1
     return digests
 
 
 @needs_root
 @pytest.mark.parametrize("transport", ["rawip", "packet"])
-def test_on_loopback(over_udp: set[str], transport: str) -> None:
-    assert train(transport, lambda index: f"127.0.1.{index + 1}:0", lambda index: []) == over_udp
+def test_on_loopback(digits: Path, over_udp: set[str], transport: str) -> None:
+    assert train(digits, transport, lambda index: f"127.0.1.{index + 1}:0", lambda index: []) == over_udp
 
 
 @needs_root
-def test_tun_through_a_forwarding_host(over_udp: set[str], stack: ExitStack) -> None:
+def test_tun_through_a_forwarding_host(digits: Path, over_udp: set[str], stack: ExitStack) -> None:
     (space,) = open_spaces(stack, 1)
     space.run(lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
-    assert train("tun", lambda index: f"10.79.0.{index + 1}:0", lambda index: entering(space)) == over_udp
+    assert (
+        train(digits, "tun", lambda index: f"10.79.0.{index + 1}:0", lambda index: entering(space))
+        == over_udp
+    )
 
 
 @needs_root
-def test_packet_between_hosts(over_udp: set[str], stack: ExitStack) -> None:
+def test_packet_between_hosts(digits: Path, over_udp: set[str], stack: ExitStack) -> None:
     """Each node in a namespace of its own, a switch between them."""
     spaces = open_spaces(stack, len(NAMES))
     (middle,) = open_spaces(stack, 1)
     for index, space in enumerate(spaces):
         cable(middle, f"m{index}", space, "eth0", None, f"10.78.0.{index + 1}")
     middle.run(lambda: middle.bridge("br0", [f"m{index}" for index in range(len(NAMES))]))
-    digests = train("packet", lambda index: f"10.78.0.{index + 1}:0", lambda index: entering(spaces[index]))
+    digests = train(
+        digits, "packet", lambda index: f"10.78.0.{index + 1}:0", lambda index: entering(spaces[index])
+    )
     assert digests == over_udp
 
 

@@ -106,7 +106,7 @@ def received(fabric: VirtualFabric) -> int:
 
 @pytest.mark.parametrize("lagging", [False, True], ids=["at once", "lagging"])
 @pytest.mark.parametrize("parents", [CHAIN, COMB], ids=["chain", "comb"])
-@pytest.mark.parametrize("seed", range(9))
+@pytest.mark.parametrize("seed", range(6))
 def test_losses_in_any_order_at_any_point(parents, seed, lagging):
     """Up to four aggregators die and the root restarts, in any order, parents before or after their children."""
     rng = random.Random(seed)
