@@ -34,14 +34,23 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         await follow("ps", config, config.control.coordinator, context)
         return
     from inanet.aio.coordination import Coordination
+    from inanet.aio.serving import serve_switches
     from inanet.aio.station import Station, open_device
     from inanet.control.settings import settings_of
 
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)
     station = Station("ps", config, device, lambda: coordination.pump())
-    member = station.member(station.identity())
-    settings = settings_of(config.control, fabric(config, context), negotiate=config.node.rate_negotiation)
+    assert config.topology is not None
+    switches = config.topology.switches
+    follower, services = await serve_switches(station) if switches else (None, {})
+    member = station.member(station.identity(services=services), follower=follower)
+    settings = settings_of(
+        config.control,
+        fabric(config, context),
+        negotiate=config.node.rate_negotiation,
+        switches=switches,
+    )
     coordination = Coordination(settings, member, station.driver.kick, keys=config.control.tls_keys())
     context.stats = station.figures
     context.health = station.healthy

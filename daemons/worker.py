@@ -35,7 +35,11 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
         keys=config.control.tls_keys(),
     )
     server = LocalServer(
-        Path(config.local.socket), backend, mode=config.local.mode, users=_user_ids(config.local.allow_users)
+        Path(config.local.socket),
+        backend,
+        mode=config.local.mode,
+        users=_user_ids(config.local.allow_users),
+        system=config.local.system,
     )
     context.stats = station.figures
     context.health = station.healthy

@@ -8,10 +8,14 @@ from typing import Any
 
 import structlog
 
+from inanet.aio.uplink import Uplink
 from inanet.control.config_switch import Port, SwitchConfig
 from inanet.control.exits import Failure
+from inanet.control.member import Identity, Member
 from inanet.control.observe.metrics import Sample
+from inanet.control.services import Service
 from inanet.switch.egress import EgressQueue
+from inanet.switch.following import SwitchFollower, offer
 from inanet.switch.occupancy import Occupancy
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Faults, PortOptions, Switch, SwitchPort
@@ -201,10 +205,29 @@ class SwitchDriver:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = float("inf")
+        self._reading: set[int] = set()
         self._writing: set[int] = set()
-        for port in switch.ports:
-            self._loop.add_reader(port.fileno(), self._readable, port)
+        self.follow()
+
+    def follow(self) -> None:
+        """Watch ports that have come since."""
+        for port in self.switch.ports:
+            if port.fileno() not in self._reading:
+                self._watch_port(port)
         self._arm()
+
+    def leave(self, port: SwitchPort) -> None:
+        """A port is about to be closed."""
+        fd = port.fileno()
+        self._reading.discard(fd)
+        self._loop.remove_reader(fd)
+        if fd in self._writing:
+            self._writing.discard(fd)
+            self._loop.remove_writer(fd)
+
+    def _watch_port(self, port: SwitchPort) -> None:
+        self._reading.add(port.fileno())
+        self._loop.add_reader(port.fileno(), self._readable, port)
 
     def _readable(self, port: SwitchPort) -> None:
         for _ in range(READ_BUDGET):
@@ -274,3 +297,41 @@ class SwitchDriver:
         if self._timer is not None:
             self._timer.cancel()
         self.switch.close()
+
+
+def join_fabric(config: SwitchConfig, driver: SwitchDriver) -> Uplink | None:
+    """The switch's way to the coordinator that ``[control]`` names: jobs come and go with its plans.
+
+    None if there is no coordinator. Of two programs of one system the first serves its jobs.
+    """
+    control, switch = config.control, driver.switch
+    if control.coordinator is None:
+        return None
+    where = switch.endpoints()
+    entries = {entry.system: entry for entry in reversed(config.switch.programs)}
+    registrations = {one.name: one for one in switch.pipeline.registrations}
+    services = {}
+    for system, entry in entries.items():
+        has = offer(registrations[entry.title], entry.job_slots)
+        services[system] = Service(
+            endpoint=where[entry.title], slots=has.slots, own=has.own, quota=has.quota, values=has.values
+        )
+    programs = {system: entry.title for system, entry in entries.items()}
+    follower = SwitchFollower(switch, programs, driver.follow, driver.leave)
+    identity = Identity(
+        name=config.node.name,
+        role="switch",
+        token=control.secret(),
+        endpoint=next(iter(where.values()), endpoint(str(config.switch.address), 0)),
+        rx_window=1 << 16,
+        services=services,
+    )
+    patience = control.join_timeout
+    return Uplink(
+        Member(follower, identity),
+        str(control.coordinator),
+        join=patience,
+        resume=patience,
+        wake=lambda: None,
+        keys=control.tls_keys(),
+    )

@@ -24,6 +24,7 @@ from inanet.control.config_fields import (
     Name,
     Rate,
     Span,
+    SystemName,
     between,
     span,
 )
@@ -32,6 +33,7 @@ from inanet.control.config_manager import ManagerConfig
 from inanet.control.config_sections import Impair, Log, Metrics, Section
 from inanet.control.config_switch import SwitchConfig
 from inanet.control.config_topology import Topology
+from inanet.proto.systems import TREES
 
 Role: TypeAlias = Literal["worker", "agg", "ps", "switch", "manager"]
 #: The programs, by role.
@@ -60,7 +62,7 @@ class Node(Section):
     transport: Literal["udp", "rawip", "packet", "tun"] = "udp"
     #: asked of the kernel for each data socket; what it grants limits the windows of the senders
     receive_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 4 << 20
-    send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 128 << 10
+    send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 512 << 10
     #: sent at most, in bits per second, IP and Ethernet headers counted; not set: as fast as the network takes it
     rate: Rate | None = None
     #: sent at once after a pause, if ``rate`` is set; not set: what the rate carries in 1 ms, at least two
@@ -89,6 +91,8 @@ class Local(Section):
     mode: FileMode = 0o600
     #: user names or ids that may connect; empty: everybody whom ``mode`` lets in
     allow_users: Annotated[tuple[str | int, ...], Field(strict=False)] = ()
+    #: what carries jobs that do not choose themselves; all but ``xagg`` need a switch that runs it
+    system: SystemName = TREES
     #: processors that sum and convert; empty: all that this process may use
     cpus: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
 

@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from inanet.control import units
 from inanet.control.addresses import HostPort, parse_host_port
+from inanet.proto.systems import NAMES
 
 #: Where the coordinator listens unless told otherwise.
 COORDINATOR_PORT = 7400
@@ -37,6 +38,15 @@ def check_name(text: object) -> str:
             f"{text!r} is not a name; allowed: 1 to 128 letters, digits and ._:@+-, a letter or digit first"
         )
     return text
+
+
+def _system(text: object) -> str:
+    if text not in NAMES:
+        raise ValueError(f"{text!r} is no system; allowed: {', '.join(NAMES)}")
+    return str(text)
+
+
+SystemName = Annotated[str, PlainValidator(_system)]
 
 
 def _one_or_many(value: object) -> object:

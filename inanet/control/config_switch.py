@@ -9,10 +9,20 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, ValidationInfo, field_validator
 
 from inanet.control.addresses import HostPort, is_loopback
-from inanet.control.config_fields import Bytes, Name, Probability, Rate, Span, between, span
+from inanet.control.config_control import Control
+from inanet.control.config_fields import (
+    Bytes,
+    CoordinatorAddress,
+    Name,
+    Probability,
+    Rate,
+    Span,
+    between,
+    span,
+)
 from inanet.control.config_file import SeveralErrors
 from inanet.control.config_sections import Impair, Log, Metrics, Section
-from inanet.switch.programs import SYSTEMS
+from inanet.proto.systems import SYSTEMS
 
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", re.ASCII)
@@ -80,9 +90,10 @@ class SwitchNode(Section):
     name: Name = Field(default_factory=lambda: os.uname().nodename, description="the switch's name")
 
 
-class Drain(Section):
-    """``[control]``: the switch has no coordinator."""
+class SwitchControl(Control):
+    """``[control]``: with a coordinator, jobs come from there as well as from this file."""
 
+    coordinator: CoordinatorAddress | None = None
     #: how long what waits at the ports may still be sent after SIGTERM
     drain_timeout: Span = span("1 s")
 
@@ -162,6 +173,9 @@ class ProgramEntry(Section):
     age: Span = span("1 s")
     #: UDP ports of its packets; the system's unless given
     udp_ports: PortRange | None = None
+    #: slots that a job may have which comes from the coordinator: of its own, or of the shared ones at a time; not set:
+    #: as many as it asks for
+    job_slots: Annotated[int, Field(ge=1)] | None = None
     #: whether raw frames (ethertype 0x0700) are its packets too
     raw: bool | None = None
     jobs: Annotated[tuple[SwitchJob, ...], Field(strict=False)] = ()
@@ -302,7 +316,7 @@ class SwitchConfig(Section):
     log: Log = Log()
     metrics: Metrics = Metrics()
     impair: Impair = Impair()
-    control: Drain = Drain()
+    control: SwitchControl = SwitchControl()
     switch: Switch = Field(description="the section with ports and programs")
 
     @field_validator("switch")

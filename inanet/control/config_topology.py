@@ -40,6 +40,8 @@ class Topology(Section):
     workers: Annotated[tuple[Worker, ...], Field(strict=False)] = Field(
         description="the worker nodes, e.g. [{ name = 'w0', parent = 'ps' }]"
     )
+    #: names of switches that jobs may choose a system on, in order of preference
+    switches: Annotated[tuple[Name, ...], Field(strict=False)] = ()
     #: ``configured``: the trees as they stand here; else the planner's cheapest of a kind, over the same nodes
     plan: Literal["configured", "auto", "ps", "sharded", "tree", "sharded-tree"] = "configured"
     #: what the planner reckons with: the size of a tensor, and rates of the nodes' links

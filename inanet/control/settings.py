@@ -47,9 +47,8 @@ class Settings:
     #: where groups are taken from, and their port
     group_range: IPv4Network = GROUP_RANGE
     group_port: int = GROUP_PORT
-    #: switches that jobs may use, in order of preference, and the parameter server beside this coordinator
+    #: switches that jobs may use, in order of preference
     switches: tuple[str, ...] = ()
-    root: str = ""
     #: packets that a worker may have in flight towards a switch, and slots that it gets where they are its job's own
     switch_window: int = 512
     #: nodes are told how fast they may send; a worker whose loss in a period exceeds the share is given less
@@ -70,6 +69,7 @@ def settings_of(
     negotiate: bool,
     evaluate: bool = False,
     expected: tuple[str, ...] = (),
+    switches: tuple[str, ...] = (),
 ) -> Settings:
     """The settings that a ``[control]`` section means. Raises ``OSError`` if its token file has vanished."""
     return Settings(
@@ -86,6 +86,7 @@ def settings_of(
         loss_threshold=control.loss_threshold,
         evaluate=evaluate,
         expected=expected,
+        switches=switches,
         heartbeat=control.heartbeat,
     )
 

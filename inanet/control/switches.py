@@ -85,6 +85,12 @@ class SwitchedFabric:
         """The first switch that runs the system."""
         return next((s for s in self._settings.switches if self._service(s, self.system) is not None), None)
 
+    def _root(self) -> str | None:
+        """A parameter server for it."""
+        needs = [EXPONENTS, *([self.system] if SYSTEMS[self.system].frame else [])]
+        servers = [name for name, hello in self._nodes().items() if hello.role != "switch"]
+        return next((s for s in servers if all(self._service(s, need) is not None for need in needs)), None)
+
     def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
         """See :class:`~inanet.control.topology.Fabric`."""
         words = []
@@ -92,17 +98,17 @@ class SwitchedFabric:
             there = [name for name in self._settings.switches if name in connected]
             names = listing(there or self._settings.switches)
             words.append(f"a switch that runs {self.system} ({names}{' does not' if there else ''})")
-        needs = [EXPONENTS, *([self.system] if SYSTEMS[self.system].frame else [])]
-        if any(self._service(self._settings.root, need) is None for need in needs):
-            words.append(f"parameter server {self._settings.root}")
+        if self._root() is None:
+            words.append("a parameter server that serves jobs on switches")
         if not self._numbers.left:
             words.append(f"one of {len(_NUMBERS)} jobs on switches to end")
         return tuple(words)
 
     def arrange(self, workers: Mapping[str, Hello], connected: Collection[str]) -> Arrangement:
         """See :class:`~inanet.control.topology.Fabric`."""
-        switch, root = self._switch(), self._settings.root
+        switch, root = self._switch(), self._root()
         assert switch is not None
+        assert root is not None
         topology = Topology(
             roots=(root,), aggregators={switch: root}, workers=dict.fromkeys(workers, (switch,)), whole=True
         )

@@ -10,9 +10,8 @@ from inanet.control.exits import Exit, Failure
 from inanet.demo import report
 from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.demo.run import Options, Outcome, run
+from inanet.proto.systems import NAMES, TREES
 
-#: Systems this version can run.
-SYSTEMS = ("xagg",)
 #: What shells make of a command that Ctrl-C ended.
 INTERRUPTED = 130
 #: The recorded gradients of a run take 77 kB a step.
@@ -21,18 +20,18 @@ MAX_STEPS = 2000
 
 def known_system(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Refuse systems that this version does not have."""
-    if value not in SYSTEMS:
-        raise click.BadParameter(f"{value!r} is not in this version; it has: {', '.join(SYSTEMS)}.")
+    if value not in NAMES:
+        raise click.BadParameter(f"{value!r} is not in this version; it has: {', '.join(NAMES)}.")
     return value
 
 
 @click.command()
 @click.option(
     "--system",
-    default="xagg",
+    default=TREES,
     show_default=True,
     callback=known_system,
-    help=f"Which system aggregates: {', '.join(SYSTEMS)}.",
+    help=f"Which system aggregates: {', '.join(NAMES)}.",
 )
 @click.option("--workers", type=click.IntRange(1, 16), default=4, show_default=True, help="Worker daemons.")
 @click.option(
@@ -57,7 +56,8 @@ def known_system(context: click.Context, parameter: click.Parameter, value: str)
 def demo(system: str, workers: int, steps: int, seed: int, impair: float, as_json: bool) -> None:
     """Train a classifier of handwritten digits, data-parallel, through daemons on this machine.
 
-    Starts WORKERS ina-worker, two ina-agg and one ina-ps on 127.0.0.1 without privileges, trains, repeats the
+    Starts WORKERS ina-worker, two ina-agg (or one ina-switch, for systems that sum in a switch) and one ina-ps on
+    127.0.0.1 without privileges, trains, repeats the
     training in a single process and compares. Exit status 0 if both agree within the stated bound, 1 if not.
     """
     if importlib.util.find_spec("sklearn") is None:

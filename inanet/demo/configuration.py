@@ -7,6 +7,7 @@ from typing import Any
 from inanet.control.config import MODELS, Role
 from inanet.control.config_file import validate, write_toml
 from inanet.demo.topology import NodeSpec, section
+from inanet.proto.systems import TREES
 
 #: How long a daemon may finish what runs after SIGTERM; the demo stops daemons that have nothing left to do.
 DRAIN_TIMEOUT = "3 s"
@@ -18,12 +19,18 @@ def worker_socket(directory: Path, name: str) -> Path:
 
 
 def configurations(
-    directory: Path, nodes: Iterable[NodeSpec], impair: float, seed: int, downlink: str = "unicast"
+    directory: Path,
+    nodes: Iterable[NodeSpec],
+    impair: float,
+    seed: int,
+    downlink: str = "unicast",
+    system: str = TREES,
 ) -> dict[str, str]:
     """TOML by node name: data on kernel-chosen ports of 127.0.0.1, everything else in ``directory``.
 
     Every node loses, duplicates, reorders and corrupts arriving packets with probability ``impair`` each,
-    repeatably for a ``seed``, and independently of the other nodes. ``downlink`` is how results go out.
+    repeatably for a ``seed``, and independently of the other nodes. ``downlink`` is how results go out; a switch
+    runs ``system``.
     """
     nodes = list(nodes)
     coordinator = f"unix:{directory / 'control.sock'}"
@@ -32,7 +39,7 @@ def configurations(
     for index, node in enumerate(nodes):
         role: Role = node.role
         sections: dict[str, Any] = {
-            "node": {"name": node.name, "listen": "127.0.0.1:0"},
+            "node": {"name": node.name, "listen": "127.0.0.1:0"} if role != "switch" else {"name": node.name},
             "log": {"format": "plain"},
             "impair": {"seed": seed * len(nodes) + index, **faults},
             "control": {
@@ -42,6 +49,8 @@ def configurations(
         }
         if role == "worker":
             sections["local"] = {"socket": str(worker_socket(directory, node.name))}
+        if role == "switch":
+            sections["switch"] = {"programs": [{"system": system, "udp_ports": "0"}]}
         if role == "ps":
             sections["topology"] = section(nodes)
             sections["control"]["downlink"] = downlink

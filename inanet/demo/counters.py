@@ -9,8 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Self
 
-from inanet.wire.xagg import ROW_BYTES
-
 #: Environment variable with the path of the file.
 STATS_VARIABLE = "INA_STATS_FILE"
 
@@ -29,6 +27,10 @@ class Counters:
     """contributions added to a slot that already held one"""
     leaf_contributions: int = 0
     """fragments of this host's own tensors, each counted when first sent"""
+    leaf_bytes: int = 0
+    """bytes of the packets that those were first sent in"""
+    collisions: int = 0
+    """packets that found another fragment in their slot at a switch"""
     retransmissions: int = 0
     drops: dict[str, int] = field(default_factory=dict)
     """packets dropped by reason (:class:`inanet.wire.drops.Drop`)"""
@@ -37,6 +39,7 @@ class Counters:
     def from_json(cls, text: str) -> Self:
         """Counters from a daemon's file; keys this class does not know are left out, missing ones are 0."""
         values = json.loads(text)
+        values["collisions"] = sum(one.get("collisions", 0) for one in values.get("programs", {}).values())
         numbers = {name: int(values.get(name, 0)) for name in cls.__slots__ if name != "drops"}
         drops = {str(reason): int(count) for reason, count in values.get("drops", {}).items() if count}
         return cls(**numbers, drops=drops)
@@ -72,6 +75,8 @@ class Traffic:
     the way"""
     retransmissions: int
     drops: dict[str, int]
+    slot_collisions: int | None = None
+    """packets that found another fragment in their slot at a switch; ``None`` without one"""
 
 
 def traffic(stats: Mapping[str, Counters]) -> Traffic:
@@ -82,8 +87,9 @@ def traffic(stats: Mapping[str, Counters]) -> Traffic:
     contributions = workers.leaf_contributions
     return Traffic(
         bytes_into_ps=ps.rx_bytes,
-        bytes_without_ina=contributions * ROW_BYTES,
+        bytes_without_ina=workers.leaf_bytes,
         in_network_share=1 - ps.contributions_in / contributions if contributions else 0.0,
         retransmissions=everybody.retransmissions,
         drops=dict(sorted(everybody.drops.items())),
+        slot_collisions=everybody.collisions if any(name.startswith("switch") for name in stats) else None,
     )

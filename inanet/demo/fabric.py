@@ -26,8 +26,9 @@ from inanet.control.exits import Failure
 from inanet.demo.configuration import configurations, worker_socket
 from inanet.demo.counters import STATS_VARIABLE, Counters, total
 from inanet.demo.process import Process, end_all, script
-from inanet.demo.topology import ROLES, NodeSpec, two_level
+from inanet.demo.topology import ROLES, NodeSpec, switched, two_level
 from inanet.demo.topology import topology as tree
+from inanet.proto.systems import TREES
 
 #: Seconds a daemon may take to start. The first one compiles the kernels if their cache is cold.
 START_PATIENCE = 180.0
@@ -38,7 +39,12 @@ GLANCE = 0.1
 #: Room for the longest file name used in the directory.
 LONGEST_NAME = 24
 
-_MODULES = {"worker": "daemons.worker", "agg": "daemons.aggregator", "ps": "daemons.ps"}
+_MODULES = {
+    "worker": "daemons.worker",
+    "agg": "daemons.aggregator",
+    "ps": "daemons.ps",
+    "switch": "daemons.switch",
+}
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 
 #: Command line for a node, given the path of its configuration file.
@@ -116,23 +122,27 @@ class Fabric:
         impair: float = 0.0,
         seed: int = 0,
         downlink: str = "unicast",
+        system: str = TREES,
         command: Command = daemon_command,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). On every hop
+        """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). A ``system`` other than XAgg
+        has a switch that runs it, ``switch0``, instead of aggregators. On every hop
         packets are lost, duplicated, reordered and corrupted with probability ``impair`` each, repeatably
         for a ``seed``. ``downlink`` is that of the PS's [control]. ``check`` is called at least every :data:`GLANCE` seconds while this class waits and
         may raise to give up. Raises ``ValueError`` for a topology that is no tree.
         """
-        nodes = (
-            two_level(workers, aggregators) if topology is None else [NodeSpec(*pair) for pair in topology]
-        )
+        if topology is not None:
+            nodes = [NodeSpec(*pair) for pair in topology]
+        else:
+            nodes = two_level(workers, aggregators) if system == TREES else switched(workers)
         self.topology = tree(nodes)
         self.nodes = {node.name: node for node in nodes}
         self.processes: dict[str, Process] = {}
         self._impair = impair
         self._seed = seed
         self._downlink = downlink
+        self.system = system
         self._command = command
         self._check = check
         self._starts: dict[str, int] = {}
@@ -241,12 +251,12 @@ class Fabric:
 
     def _start_all(self) -> None:
         for name, text in configurations(
-            self.directory, self.nodes.values(), self._impair, self._seed, self._downlink
+            self.directory, self.nodes.values(), self._impair, self._seed, self._downlink, self.system
         ).items():
             self._config(name).write_text(text)
         # The PS first and alone: it is where the others report, and if the kernels' cache is cold it fills
         # it for them.
-        for names in (("ps",), ("agg", "worker")):
+        for names in (("ps",), ("agg", "switch", "worker")):
             self._start([node for node in self.nodes.values() if node.role in names])
 
     def _config(self, name: str) -> Path:

@@ -100,6 +100,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "steps": outcome.options.steps,
         "steps_per_second": outcome.steps_per_second,
         "drops": traffic.drops,
+        "slot_collisions": traffic.slot_collisions,
         "system": outcome.options.system,
         "workers": outcome.options.workers,
         "impair": outcome.options.impair,
@@ -145,6 +146,8 @@ def rows(outcome: Outcome) -> list[tuple[str, str, str]]:
         ("in-network share", f"{traffic.in_network_share:.1%}", "summed before the PS"),
         ("retransmissions", str(traffic.retransmissions), ""),
     ]
+    if traffic.slot_collisions is not None:
+        lines.append(("slot collisions", str(traffic.slot_collisions), "packets, at the switch"))
     lines += [(f"dropped, {reason}", str(count), "packets") for reason, count in traffic.drops.items()]
     lines.append(("seconds", f"{outcome.seconds:.1f}", ""))
     return lines

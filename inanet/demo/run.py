@@ -15,6 +15,7 @@ from inanet.demo.fabric import GLANCE, Fabric, python, python_environment
 from inanet.demo.process import Process
 from inanet.demo.trainer import Task
 from inanet.demo.training import Recipe
+from inanet.proto.systems import TREES
 
 AGGREGATORS = 2
 #: Seconds without a line from any training process after which the run is given up.
@@ -43,7 +44,7 @@ class Options:
     steps: int = 200
     seed: int = 1
     impair: float = 0.0
-    system: str = "xagg"
+    system: str = TREES
 
     @property
     def recipe(self) -> Recipe:
@@ -100,12 +101,18 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     file is left.
     """
     started = time.monotonic()
+    between = f"{AGGREGATORS} ina-agg" if options.system == TREES else f"1 ina-switch ({options.system})"
     show.stage(
-        f"starting {options.workers} ina-worker, {AGGREGATORS} ina-agg, 1 ina-ps on 127.0.0.1 "
+        f"starting {options.workers} ina-worker, {between}, 1 ina-ps on 127.0.0.1 "
         "(compiles the kernels if this is the first time)"
     )
     with Fabric(
-        options.workers, AGGREGATORS, impair=options.impair, seed=options.seed, check=check
+        options.workers,
+        AGGREGATORS,
+        impair=options.impair,
+        seed=options.seed,
+        system=options.system,
+        check=check,
     ) as fabric:
         session = Session(fabric, options.recipe, show, check)
         show.stage("reading scikit-learn's digits")
@@ -167,6 +174,7 @@ class Session:
                 rank=rank,
                 socket=str(self.fabric.worker_socket(rank)),
                 digits=self.digits,
+                system=self.fabric.system,
                 averages=self.averages if rank == 0 else None,
             )
             for rank in range(workers)

@@ -1,7 +1,7 @@
 """Which nodes a fabric on one machine has: a list of (name, parent), the root's parent being ``None``.
 
-A node's role is in its name: ``worker0`` and so on run training processes, ``agg0`` aggregates, ``ps`` is
-the root.
+A node's role is in its name: ``worker0`` and so on run training processes, ``agg0`` aggregates, ``switch0`` is a
+switch, ``ps`` is the root.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from inanet.control.config import Role
 from inanet.control.topology import Topology
 
 #: The roles, leaves first: the order in which a fabric is taken down.
-ROLES: tuple[Role, ...] = ("worker", "agg", "ps")
+ROLES: tuple[Role, ...] = ("worker", "agg", "switch", "ps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,15 @@ def two_level(workers: int, aggregators: int) -> list[NodeSpec]:
     return nodes
 
 
+def switched(workers: int) -> list[NodeSpec]:
+    """Workers around one switch, and a PS."""
+    return [
+        NodeSpec("ps", None),
+        NodeSpec("switch0", "ps"),
+        *(NodeSpec(f"worker{index}", "ps") for index in range(workers)),
+    ]
+
+
 def section(nodes: Iterable[NodeSpec]) -> dict[str, Any]:
     """The ``[topology]`` section of the PS's configuration.
 
@@ -59,6 +68,7 @@ def section(nodes: Iterable[NodeSpec]) -> dict[str, Any]:
         "roots": roots,
         "aggregators": [{"name": n.name, "parent": n.parent} for n in nodes if n.role == "agg"],
         "workers": [{"name": n.name, "parent": n.parent} for n in nodes if n.role == "worker"],
+        "switches": [n.name for n in nodes if n.role == "switch"],
     }
 
 

@@ -17,6 +17,7 @@ import inanet
 from inanet.demo.digits import load
 from inanet.demo.model import F32, parameters
 from inanet.demo.training import Recipe, digest, train_worker
+from inanet.proto.systems import TREES
 
 #: Least seconds between two progress lines.
 REPORT_EVERY = 0.1
@@ -34,6 +35,7 @@ class Task:
     """Unix socket of its worker daemon"""
     digits: str
     """file written by :func:`inanet.demo.digits.save`"""
+    system: str = TREES
     averages: str | None = None
     """where to keep every step's averaged gradient for the audit, an npy file float32[steps, parameters]"""
 
@@ -82,7 +84,12 @@ def run(task: Task) -> None:
     digits = load(Path(task.digits))
     progress = _Progress(task)
     with inanet.connect(
-        JOB, rank=task.rank, world=task.recipe.parts, local_world=1, socket=task.socket
+        JOB,
+        rank=task.rank,
+        world=task.recipe.parts,
+        local_world=1,
+        socket=task.socket,
+        system=task.system,
     ) as job:
         started = time.monotonic()
         weights = train_worker(

@@ -24,6 +24,11 @@ class Machine(Protocol):
         """Endpoints of the multicast groups that must be received."""
         ...
 
+    @property
+    def lacking(self) -> int:
+        """Results that the round nearest to its end still lacks here; 0 to be read as soon as something comes."""
+        ...
+
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take a batch."""
         ...

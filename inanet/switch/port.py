@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
@@ -90,6 +90,9 @@ class SwitchPort(Protocol):
 
 class Switch(Protocol):
     """A switch as an event loop sees it."""
+
+    #: a :class:`~inanet.switch.pipeline.Pipeline`
+    pipeline: Any
 
     @property
     def ports(self) -> list[SwitchPort]:

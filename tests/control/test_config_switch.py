@@ -163,7 +163,7 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path, text: str, says: str
 
 def test_sections_of_other_daemons_are_named(tmp_path: Path) -> None:
     (problem,) = refused(tmp_path, "[switch]\n[topology]\n")
-    assert problem.startswith("topology: unknown section (only ina-ps has it)")
+    assert problem.startswith("topology: unknown section (only ina-ps and ina-manager have it)")
 
 
 @pytest.mark.parametrize(

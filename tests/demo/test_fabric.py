@@ -294,7 +294,7 @@ def test_configurations_are_what_the_daemons_take(tmp_path, impair):
         ([("ps", None), ("ps2", None), ("worker0", "ps")], "2 PS; a fabric has one"),
         ([("ps", None), ("worker0", "ps"), ("worker0", "ps")], "'worker0' stands there twice"),
         ([("ps", None), ("worker0", None)], "'worker0': the PS, and nobody else, has no parent"),
-        ([("ps", None), ("switch0", "ps")], "'switch0': names start with worker, agg, ps"),
+        ([("ps", None), ("router0", "ps")], "'router0': names start with worker, agg, switch, ps"),
     ],
 )
 def test_what_is_no_tree_is_refused_before_anything_starts(nodes, complaint):

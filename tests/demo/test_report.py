@@ -132,7 +132,7 @@ def test_sizes_for_people(count, text):
 
 def test_traffic_from_counters():
     """Four workers of 10 fragments each under two aggregators: the PS sees every fragment twice."""
-    stats = {f"worker{k}": Counters(leaf_contributions=10, retransmissions=1) for k in range(4)}
+    stats = {f"worker{k}": Counters(leaf_contributions=10, leaf_bytes=10_520, retransmissions=1) for k in range(4)}
     stats |= {f"agg{k}": Counters(contributions_in=20, drops={"injected": k}) for k in range(2)}
     stats["ps"] = Counters(rx_bytes=22_000, contributions_in=20, drops={"injected": 5, "duplicate": 1})
     found = traffic(stats)
@@ -140,7 +140,22 @@ def test_traffic_from_counters():
     assert found.bytes_without_ina == 40 * 1052
     assert found.in_network_share == 0.5
     assert found.retransmissions == 4
+    assert found.slot_collisions is None
     assert found.drops == {"duplicate": 1, "injected": 6}
+
+
+def test_traffic_of_a_fabric_with_a_switch():
+    """Four workers of 10 fragments each; the switch hands every sum on, and one contribution that found no slot."""
+    stats = {f"worker{k}": Counters(leaf_contributions=10, leaf_bytes=2750) for k in range(4)}
+    stats["ps"] = Counters(contributions_in=11)
+    stats["switch0"] = Counters.from_json(
+        '{"programs": {"atp": {"collisions": 1}}, "drops": {"injected": 2}, "rx_packets": 1}'
+    )
+    found = traffic(stats)
+    assert found.bytes_without_ina == 11_000
+    assert found.in_network_share == 1 - 11 / 40
+    assert found.slot_collisions == 1
+    assert found.drops == {"injected": 2}
 
 
 def test_traffic_of_a_fabric_that_carried_nothing():
@@ -242,7 +257,7 @@ def test_without_scikit_learn_the_extra_is_named(command, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--system", "atp"], "'atp' is not in this version; it has: xagg."),
+        (["--system", "dsync"], "'dsync' is not in this version; it has: xagg, switchml, atp, esa, a2tp."),
         (["--workers", "17"], "17 is not in the range 1<=x<=16"),
         (["--workers", "0"], "0 is not in the range"),
         (["--impair", "0.9"], "0.9 is not in the range"),

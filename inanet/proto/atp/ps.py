@@ -264,6 +264,11 @@ class ParameterServer:
             running.pull_at = float(left.min()) if len(waiting) else None
 
     @property
+    def lacking(self) -> int:
+        """0: workers wait for every answer."""
+        return 0
+
+    @property
     def groups(self) -> frozenset[int]:
         """None."""
         return frozenset()

@@ -223,6 +223,11 @@ class ExponentRoot:
         """Nothing waits here."""
 
     @property
+    def lacking(self) -> int:
+        """0: workers wait for every answer."""
+        return 0
+
+    @property
     def groups(self) -> frozenset[int]:
         """None."""
         return frozenset()
@@ -242,5 +247,6 @@ class ExponentRoot:
 
 def _transmission(destination: int, packets: list[bytes]) -> Transmission:
     size = len(packets[0])
-    arena = np.frombuffer(b"".join(packets), np.uint8)
+    # writable, as devices have it
+    arena = np.frombuffer(bytearray().join(packets), np.uint8)
     return Transmission(destination, arena, np.arange(len(packets), dtype=np.int64) * size, size)

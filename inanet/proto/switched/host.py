@@ -114,6 +114,11 @@ class SwitchedHost:
         """None: switches send to every worker by itself."""
         return frozenset()
 
+    @property
+    def lacking(self) -> int:
+        """0: a switch's window is short, and waits for answers."""
+        return 0
+
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take a batch."""
         if self._worker is None:

@@ -116,6 +116,11 @@ class RegisterFile:
         )
         self._free = [(shared, self.slots - shared)] if self.slots > shared else []
 
+    @property
+    def free(self) -> int:
+        """Slots that are neither shared nor given out."""
+        return sum(size for _, size in self._free)
+
     def take(self, job: int, count: int) -> int:
         """First slot of a share of ``count``. Raises :class:`OutOfRegisters` if they are not free in one piece."""
         for position, (start, size) in enumerate(self._free):
@@ -123,7 +128,7 @@ class RegisterFile:
                 self._free[position : position + 1] = [(start + count, size - count)] if size > count else []
                 return start
         raise OutOfRegisters(
-            f"job {job} asks for {count} slots of {self.slot_bytes} B; {sum(n for _, n in self._free)} of {self.slots}"
+            f"job {job} asks for {count} slots of {self.slot_bytes} B; {self.free} of {self.slots}"
             " are not given out: take fewer, share them, or raise the switch's register budget"
         )
 

@@ -1,0 +1,21 @@
+"""What a parameter server has for jobs on switches: machines at addresses of their own, and who tells them of jobs."""
+
+from inanet.aio.beside import Beside
+from inanet.aio.station import Station, open_device
+from inanet.control.services import EXPONENTS, Service
+from inanet.proto.switched.exponents import ExponentRoot
+from inanet.proto.switched.root import SwitchedRoot
+from inanet.proto.systems import SYSTEMS
+
+
+async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Service]]:
+    """Open machines for all systems beside a station's node; the follower of plans, and where the machines are."""
+    exponents = ExponentRoot()
+    made = {system: parts.make_server() for system, parts in SYSTEMS.items()}
+    servers = {system: server for system, server in made.items() if server is not None}
+    services = {}
+    for name, machine in {EXPONENTS: exponents, **servers}.items():
+        device = await open_device(station.config, station.driver.now, legacy=True)
+        station.beside.add(Beside(machine, device))
+        services[name] = Service(endpoint=device.endpoint)
+    return SwitchedRoot(station.node, exponents, servers), services

@@ -1,0 +1,89 @@
+"""A switch in a fabric: jobs come and go with the coordinator's plans."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inanet.proto.plan import NodePlan, Switched, TensorLayout
+from inanet.switch.port import Switch, SwitchPort
+from inanet.switch.programs import Job
+from inanet.switch.registration import Registration
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What jobs can have of a program: see :class:`inanet.control.services.Service`."""
+
+    slots: int
+    own: bool
+    quota: int
+    values: int
+
+
+def offer(registration: Registration, job_slots: int | None) -> Offer:
+    """``job_slots`` is what one job may have: its share where jobs have shares, its quota where they share."""
+    file = registration.program.file
+    if file.shared:
+        return Offer(file.shared, False, job_slots or 0, file.width)
+    return Offer(min(file.free, job_slots or file.free), True, 0, file.width)
+
+
+class SwitchFollower:
+    """See :class:`inanet.proto.machine.Follower`. ``programs`` are the names of programs by system; ``opened()`` is called
+    when the switch has more ports, ``closing(port)`` before one is closed.
+    """
+
+    def __init__(
+        self,
+        switch: Switch,
+        programs: Mapping[str, str],
+        opened: Callable[[], None] = lambda: None,
+        closing: Callable[[SwitchPort], None] = lambda _port: None,
+    ) -> None:
+        self._switch = switch
+        self._programs = programs
+        self._opened = opened
+        self._closing = closing
+        self._jobs: dict[int, Switched] = {}
+
+    @staticmethod
+    def _job(facts: Switched) -> Job:
+        slots = facts.slots if facts.own else None
+        return Job(facts.number, facts.workers, facts.ps, slots, facts.quota or None)
+
+    def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
+        """Serve a job from its first plan on. Raises ``MemoryError`` if that cannot be."""
+        facts = plan.switched
+        if facts is None or plan.job in self._jobs:
+            return
+        name = self._programs.get(facts.system)
+        if name is None:
+            raise MemoryError(f"it does not run {facts.system}")
+        try:
+            self._switch.serve(name, self._job(facts))
+        except (ValueError, OSError) as error:
+            raise MemoryError(str(error)) from error
+        self._jobs[plan.job] = facts
+        self._opened()
+
+    def drop_job(self, job_id: int) -> None:
+        """Free what a job has: slots, ports, its number."""
+        facts = self._jobs.pop(job_id, None)
+        if facts is not None:
+            self._switch.dismiss(self._programs[facts.system], self._job(facts), self._closing)
+
+    def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
+        """Tensors have no slots of their own."""
+
+    def drop_layout(self, job_id: int, tensor: int) -> None:
+        """Nothing to forget."""
+
+    def begin(
+        self, job_id: int, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float
+    ) -> None:
+        """A switch has no ranks."""
+
+    def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
+        """Fragments of a failed round go on to their end, or its job is over."""
