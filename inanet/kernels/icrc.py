@@ -1,19 +1,23 @@
-"""The invariant CRC of RoCEv2 packets, sixteen bytes a step.
+"""The invariant CRC of RoCEv2 packets, sixteen bytes a step, or sixty-four where the processor helps.
 
 The format is that of :mod:`inanet.wire.roce`: a packet is IPv4 without options, UDP, and InfiniBand's headers, payload and
 four bytes of CRC at its end. The CRC is Ethernet's (polynomial 0x04C11DB7, reflected), computed with sixteen tables of 256
 entries ("slicing": Kounavis and Berry, A Systematic Approach to Building High Performance Software-Based CRC Generators,
-2005), so that only four of sixteen look-ups wait for the step before.
+2005), so that only four of sixteen look-ups wait for the step before; payloads by :mod:`inanet.kernels.carryless` if possible.
 """
 
 import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
+from inanet.kernels.carryless import AVAILABLE, fold
+
 _POLYNOMIAL = 0xEDB88320
 _SLICES = 16
 #: state after eight bytes of ones, which stand for the local route header
 _SEED = 0xDEBB20E3
+#: blocks of 16 bytes that folding needs at least
+_FEWEST_BLOCKS = 4
 
 
 def _tables() -> NDArray[np.uint32]:
@@ -72,6 +76,30 @@ def advance(state: np.uint32, arena: NDArray[np.uint8], begin: np.uint64, end: n
     return state
 
 
+def _advance_folding(
+    state: np.uint32, arena: NDArray[np.uint8], begin: np.uint64, end: np.uint64
+) -> np.uint32:
+    """As :func:`advance`, five times as fast for payloads, on processors with carry-less multiplication."""
+    blocks = np.int64(end - begin) >> 4
+    if blocks < _FEWEST_BLOCKS:
+        return np.uint32(advance(state, arena, begin, end))
+    low, high = fold(np.int64(arena.ctypes.data + begin), blocks, np.uint64(state))
+    thirty_two = np.uint64(32)
+    state = _step4(np.uint32(0), np.uint32(low))
+    state = _step4(state, np.uint32(low >> thirty_two))
+    state = _step4(state, np.uint32(high))
+    state = _step4(state, np.uint32(high >> thirty_two))
+    return np.uint32(advance(state, arena, begin + (np.uint64(blocks) << np.uint64(4)), end))
+
+
+#: the faster one of both on this processor
+advance_fast = (
+    njit("uint32(uint32, uint8[::1], uint64, uint64)", cache=True, nogil=True)(_advance_folding)
+    if AVAILABLE
+    else advance
+)
+
+
 @njit("uint32(uint8[::1], int64, int64)", cache=True, nogil=True)
 def invariant_crc(arena: NDArray[np.uint8], at: int, length: int) -> np.uint32:
     """ICRC of the packet ``arena[at : at + length]``; ``length`` is 44 bytes or more, and a multiple of four."""
@@ -90,7 +118,7 @@ def invariant_crc(arena: NDArray[np.uint8], at: int, length: int) -> np.uint32:
             mask = np.uint32(0x000000FF)
         state = _step4(state, np.uint32(_word(arena, base) | mask))
         base += four
-    state = advance(state, arena, base, np.uint64(at + length - 4))
+    state = advance_fast(state, arena, base, np.uint64(at + length - 4))
     return np.uint32(~state)
 
 
