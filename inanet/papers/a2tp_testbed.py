@@ -1,33 +1,41 @@
-"""A2TP's testbed in the simulator: two jobs on one rack, one of them with a straggler.
+"""A2TP's testbed in the simulator: jobs on one rack, some of them with a straggler.
 
-Eleven servers around one switch with 450 slots; jobs A and B have four workers and a PS each, and aggregate without pause.
-Small packets keep a host at 53 Gbit/s of gradient. B's last worker is slowed down. Everything is divided by
-:data:`SCALE`: rates, slots, windows and queues; delays stay, so that a window is still what 450 slots were: one
-bandwidth-delay product of a job alone. Windows grow by one packet in a round trip, so they recover :data:`SCALE`
-times faster than in the testbed, and milliseconds show what takes hundredths of a second there.
+Eleven servers around one switch with 450 slots; a job has four workers and a PS, and aggregates without pause. Small packets
+keep a host at 53 Gbit/s of gradient; its link, and what the switch sends over it, is one of 100 Gbit/s. The last worker of a
+straggling job is slowed down.
+
+Rates, slots, windows and queues are divided by :data:`SCALE`; delays stay, so that a window is still what 450 slots were:
+one bandwidth-delay product of a job alone. One packet of ours stands for :data:`SCALE` there: ATP's window grows by one
+packet of ours in a round trip, as the 1500 B of its public code are five packets of its own; A2TP's grows by one as well.
 """
 
+import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from inanet.papers.claims import Claim
+from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.proto.a2tp.windows import PAPER
 from inanet.proto.a2tp.worker import A2tpWorker
 from inanet.proto.switched.window import Timing
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import OVERHEAD, SYSTEMS, Rack
 
-SCALE = 10
-SLOTS = 450 // SCALE
-#: What a host can do, Gbit/s of gradient, unscaled: small packets bound it (section 3.1).
-HOST = 53.0
+SCALE = 5
+#: The testbed's slots.
+ALL_SLOTS = 450
+#: What a host can do, Gbit/s of gradient, unscaled: small packets bound it (section 3.1); and the rate of a link.
+HOST, LINE = 53.0, 100.0
 #: Bytes of a packet on the wire, and of the values in it.
 PACKET, VALUES = 275 + OVERHEAD, 248
 RATE = HOST * 1e9 * PACKET / VALUES / SCALE
-#: Four of them, and the packets' own times, are the 17 us in which 450 slots are one window at 53 Gbit/s.
-DELAY = 3.4e-6
+#: Hosts poll in steps of a tick. Four hops of a tick each, half of it on the link, and the packets' own times are the 17 us
+#: in which 450 slots are one window at 53 Gbit/s.
+TICK = 3e-6
+#: A link's delay where events have their exact times and packets move in fours: Fig. 11 measures round trips.
+EXACT_DELAY = 3.4e-6
 #: 1 MB and 1000 cells of 80 B, as the public program has it.
 QUEUE, ECN = (1 << 20) // SCALE, 80_000 // SCALE
 #: Gbit/s that background traffic leaves to B's last worker.
@@ -35,17 +43,22 @@ STRAGGLER = 13.0
 #: ATP's public code repeats after 200 us; the defaults of the daemons, 10 ms and 5 ms, are hundreds of round trips here, and
 #: a round whose last fragment needs them would stand still.
 TIMING, PULL_AFTER = Timing(timeout=500e-6, silent=60.0), 200e-6
-#: int32 of a round, per worker.
-ROUND = 62 * 1600
+#: int32 of a round, per worker: 4 MB, scaled. An int32 travels as 8 bytes, since its sums are exact.
+ROUND = 31 * 3200
 #: Seconds between two looks.
-SAMPLE = 0.2e-3
+SAMPLE = 0.21e-3
 A, B, WORKERS = 1, 2, 4
 
 
-def _link(share: float = 1.0, *, port: bool = False) -> LinkSpec:
-    """A host's link; ``port``: the switch's side of it."""
-    queue, ecn = (QUEUE, ECN) if port else (None, None)
-    return LinkSpec(rate=RATE * share, delay=DELAY, queue=queue, ecn=ecn, overhead=OVERHEAD, grain=2)
+def _link(tick: float | None, share: float = 1.0) -> LinkSpec:
+    """What a host sends over."""
+    delay, grain = (EXACT_DELAY, 4) if tick is None else (tick / 2, 12)
+    return LinkSpec(rate=RATE * share, delay=delay, overhead=OVERHEAD, grain=grain)
+
+
+def _port(tick: float | None) -> LinkSpec:
+    """What the switch sends to a host over."""
+    return replace(_link(tick), rate=LINE * 1e9 / SCALE, queue=QUEUE, ecn=ECN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +81,65 @@ def watch(rack: Rack, seconds: float) -> list[Look]:
     return looks
 
 
-def build(system: str, jobs: Sequence[int], straggler: float) -> Rack:
-    """A rack with jobs of which B's last worker has a ``straggler`` share of a host's rate."""
+def build(
+    system: str,
+    jobs: Sequence[int],
+    stragglers: Mapping[int, float],
+    *,
+    slots: int = ALL_SLOTS,
+    threshold: float | None = None,
+    tick: float | None = TICK,
+) -> Rack:
+    """A rack with jobs. The last worker of those in ``stragglers`` has a share of a host's rate. ``slots`` are unscaled;
+    ``threshold`` is A2TP's H, by default the paper's; a longer ``tick`` makes delays longer, ``None`` is exact.
+    """
     made = SYSTEMS[system]
-    rack = Rack(made, slots=SLOTS, link=_link(), port=_link(port=True), timing=TIMING, pull_after=PULL_AFTER)
+    own = round(slots / SCALE)
+    rack = Rack(
+        made,
+        slots=own + len(jobs) if made.static else own,
+        link=_link(tick),
+        port=_port(tick),
+        timing=TIMING,
+        pull_after=PULL_AFTER,
+        tick=tick,
+    )
+    window = round(ALL_SLOTS / SCALE)
     for job in jobs:
-        links = {WORKERS - 1: _link(straggler)} if job == B else {}
-        # shares of a static system are equal, and do not depend on who is there
-        rack.add_job(job, WORKERS, SLOTS, slots=SLOTS // 2 if made.static else SLOTS, links=links)
+        links = {WORKERS - 1: _link(tick, stragglers[job])} if job in stragglers else {}
+        # shares of a static system are equal, rounded up, and do not depend on who is there
+        share = math.ceil(own / len(jobs)) if made.static else own
+        for worker in rack.add_job(job, WORKERS, window, slots=share, links=links):
+            if threshold is not None and isinstance(worker, A2tpWorker):
+                worker.windows.profile = replace(PAPER, threshold=threshold)
     return rack
 
 
-def _mean(looks: Sequence[Look], job: int) -> float:
+def mean(looks: Sequence[Look], job: int) -> float:
+    """Gbit/s of a job, over some looks."""
     return statistics.fmean(look.throughput[job] for look in looks)
 
 
+#: Seconds after which two jobs that begin together are counted, and for how long.
+SETTLED, COUNTED = 14 * SAMPLE, 10 * SAMPLE
+
+
+def throughputs(rack: Rack, settled: float = SETTLED, counted: float = COUNTED) -> dict[int, float]:
+    """Gbit/s of all jobs when they aggregate without pause, the beginning not counted."""
+    for job in rack.jobs:
+        rack.loop(job, ROUND)
+    rack.run(settled)
+    looks = watch(rack, counted)
+    return {job: mean(looks, job) for job in rack.jobs}
+
+
 #: Phases of Fig. 2, seconds: A alone and then with B; the first part of each is not counted.
-ALONE, ALONE_SKIPPED, BOTH, BOTH_SKIPPED = 1.2e-3, 0.6e-3, 4.0e-3, 2.4e-3
+ALONE, ALONE_SKIPPED, BOTH, BOTH_SKIPPED = 6 * SAMPLE, 3 * SAMPLE, 28 * SAMPLE, 14 * SAMPLE
 
 
-def contention(system: str) -> tuple[list[Look], dict[str, float]]:
+def contention(system: str, tick: float = TICK) -> tuple[list[Look], dict[str, float]]:
     """Fig. 2 for one system: all looks, and mean Gbit/s of A alone, of A and B together, with B's share of slots."""
-    rack = build(system, (A, B), STRAGGLER / HOST)
+    rack = build(system, (A, B), {B: STRAGGLER / HOST}, tick=tick)
     rack.loop(A, ROUND)
     alone = watch(rack, ALONE)
     rack.loop(B, ROUND)
@@ -98,9 +148,9 @@ def contention(system: str) -> tuple[list[Look], dict[str, float]]:
     port = rack.network.counters().get(f"switch-ps{A}", {})
     sent = rack.network.counters()[f"j{A}w0-switch"]["packets"]
     figures = {
-        "alone": _mean(alone[round(ALONE_SKIPPED / SAMPLE) :], A),
-        "A": _mean(counted, A),
-        "B": _mean(counted, B),
+        "alone": mean(alone[round(ALONE_SKIPPED / SAMPLE) :], A),
+        "A": mean(counted, A),
+        "B": mean(counted, B),
         "occupied": statistics.fmean(look.occupied[B] for look in counted),
         "beside_sums": max(0.0, port.get("packets", 0) / sent - 1.0),
         "marked": float(port.get("marked", 0)),
@@ -110,78 +160,104 @@ def contention(system: str) -> tuple[list[Look], dict[str, float]]:
 
 
 _SYSTEMS = ("switchml", "atp", "a2tp")
-_SWITCHML = (
-    "SwitchML's answers come from the switch, two delays away, ATP's from the PS, four: half of the slots are enough for "
-    "it where, as here, delays lie on the links and not in the hosts."
-)
+#: SwitchML with delays so long that its round trip is that of the others, whose answers come from a PS.
+LONG = "switchml, long"
 
 
 def _state(its: dict[str, float]) -> str:
     """What a job of the ATP family was held back by, in numbers."""
     return (
-        f"A's PS was sent {its['beside_sums']:.2f} packets for each fragment beside its sum; "
-        f"{its['marked']:.0f} were marked in front of it; at the end A's window was {its['window']:.0f} of {SLOTS}."
+        f"A's PS was sent {its['beside_sums']:.2f} packets for each fragment beside its sum; {its['marked']:.0f} were "
+        f"marked in front of it; at the end A's window was {its['window']:.0f} of {ALL_SLOTS // SCALE}."
     )
+
+
+def _claims(runs: dict[str, tuple[list[Look], dict[str, float]]]) -> list[Claim]:
+    its = {system: figures for system, (_, figures) in runs.items()}
+    loss = {system: reduction(figures["A"], figures["alone"]) for system, figures in its.items()}
+    halved = {system: reduction(its[system]["alone"], its["atp"]["alone"]) for system in ("switchml", LONG)}
+    switchml = (
+        "SwitchML's answers come from the switch, two delays away, ATP's from the PS, four: half of the slots are enough "
+        f"for it where delays lie on the links. Were its round trip as long as ATP's, it would be {halved[LONG]:.0f} "
+        "per cent below."
+    )
+    atp = (
+        "Windows halve at every round trip with a mark, and fragments of which some copies collide are waited for. "
+        + _state(its["atp"])
+    )
+    return [
+        Claim(
+            "A2TP: A's loss beside B, per cent",
+            2.0,
+            loss["a2tp"],
+            "<=",
+            reason="" if loss["a2tp"] <= 2.0 else _state(its["a2tp"]),
+        ),
+        Claim(
+            "ATP: A's loss beside B, per cent",
+            28.0,
+            loss["atp"],
+            "~",
+            0.25,
+            "" if abs(loss["atp"] - 28) <= 7 else atp,
+        ),
+        Claim(
+            "SwitchML: A alone below ATP's, per cent",
+            50.0,
+            halved["switchml"],
+            "~",
+            0.25,
+            "" if abs(halved["switchml"] - 50) <= 12.5 else switchml,
+        ),
+        Claim("A beside B: A2TP's throughput over ATP's", 1.0, its["a2tp"]["A"] / its["atp"]["A"], ">="),
+        Claim(
+            "slots that B holds: A2TP's share over ATP's",
+            1.0,
+            its["a2tp"]["occupied"] / its["atp"]["occupied"],
+            "<=",
+        ),
+    ]
 
 
 def fig2() -> Outcome:
     """Throughput of A beside a straggling B, under SwitchML, ATP and A2TP."""
     runs = {system: contention(system) for system in _SYSTEMS}
-    paper = {"switchml": 50.0, "atp": 28.0, "a2tp": 2.0}
-    rows, claims = [], []
-    for system, (_, its) in runs.items():
-        loss = 100 * (1 - its["A"] / its["alone"])
-        rows.append((system, its["alone"], its["A"], its["B"], loss, its["occupied"]))
-        if system == "a2tp":
-            reason = "" if loss <= paper[system] else _state(its)
-            claims.append(
-                Claim("A2TP: A's loss beside B, per cent", paper[system], loss, "<=", reason=reason)
-            )
-        elif system == "atp":
-            reason = "" if abs(loss - paper[system]) <= 0.25 * paper[system] else _state(its)
-            claims.append(Claim("ATP: A's loss beside B, per cent", paper[system], loss, "~", 0.25, reason))
-    halved = 100 * (1 - runs["switchml"][1]["alone"] / runs["atp"][1]["alone"])
-    claims.append(
-        Claim(
-            "SwitchML: A alone below ATP's, per cent",
-            paper["switchml"],
-            halved,
-            "~",
-            0.25,
-            "" if abs(halved - 50) <= 12.5 else _SWITCHML,
+    runs[LONG] = contention("switchml", 2 * TICK)
+    rows = tuple(
+        (
+            system,
+            its["alone"],
+            its["A"],
+            its["B"],
+            reduction(its["A"], its["alone"]),
+            its["occupied"],
         )
-    )
-    claims.append(
-        Claim(
-            "A beside B: A2TP's throughput over ATP's", 1.0, runs["a2tp"][1]["A"] / runs["atp"][1]["A"], ">="
-        )
-    )
-    claims.append(
-        Claim(
-            "slots that B holds: A2TP's share over ATP's", 1.0, _over(runs, "occupied", "a2tp", "atp"), "<="
-        )
+        for system, (_, its) in runs.items()
     )
     columns = ("system", "A alone", "A with B", "B", "A's loss, %", "slots of B")
     panels = (
         Panel("job A", "ms", "Gbit/s", {s: _curve(looks, A) for s, (looks, _) in runs.items()}),
         Panel("job B", "ms", "Gbit/s", {s: _curve(looks, B) for s, (looks, _) in runs.items()}),
+        Panel("slots that B holds", "ms", "share", {s: _held(looks, B) for s, (looks, _) in runs.items()}),
     )
-    return Outcome(tuple(claims), (Table("Gbit/s of gradient", columns, tuple(rows)),), panels, _NOTES)
-
-
-def _over(runs: dict[str, tuple[list[Look], dict[str, float]]], what: str, one: str, other: str) -> float:
-    return runs[one][1][what] / runs[other][1][what] if runs[other][1][what] else float("inf")
+    return Outcome(tuple(_claims(runs)), (Table("Gbit/s of gradient", columns, rows),), panels, NOTES)
 
 
 def _curve(looks: Sequence[Look], job: int) -> list[tuple[float, float]]:
-    return [(look.at * 1e3, look.throughput[job]) for look in looks]
+    return [(look.at * 1e3, look.throughput.get(job, 0.0)) for look in looks]
 
 
-_NOTES = (
+def _held(looks: Sequence[Look], job: int) -> list[tuple[float, float]]:
+    return [(look.at * 1e3, look.occupied.get(job, 0.0)) for look in looks]
+
+
+NOTES = (
     f"Rates, slots, windows and queues divided by {SCALE}, throughput scaled up again; delays as in the testbed.",
-    "Virtual milliseconds: A alone, then B beside it; the beginning of each phase is not counted.",
-    f"A window cannot fall below one packet, which is one slot in {SLOTS} here and one in {SLOTS * SCALE} in the testbed.",
+    f"Hosts send {HOST:.0f} Gbit/s of gradient at most, the switch {LINE:.0f} Gbit/s to each; all poll every "
+    f"{TICK * 1e6:.0f} us.",
+    "Virtual milliseconds, the beginning not counted.",
 )
+_EXACT = f"Events at their exact times, links of {EXACT_DELAY * 1e6} us, packets in fours."
 #: Gbit/s left to the straggler in Fig. 11; the paper names the throughput of 22 and no straggler at all.
 LEFT = (53.0, 40.0, 22.0, 13.0)
 
@@ -190,18 +266,21 @@ def fig11() -> Outcome:
     """The estimated straggling degree against what the straggler can send."""
     rows, found = [], {}
     for left in LEFT:
-        rack = build("a2tp", (B,), left / HOST)
+        rack = build("a2tp", (B,), {B: left / HOST}, tick=None)
         rack.loop(B, ROUND)
-        looks = watch(rack, 1.2e-3)
-        gammas = []
-        for worker in rack.jobs[B].workers:
-            assert isinstance(worker, A2tpWorker)
-            gammas.append(worker.degrees()["gamma"])
-        found[left] = statistics.fmean(gammas)
-        rows.append((left, _mean(looks[3:], B), found[left], left / HOST))
+        degrees: list[float] = []
+        looks = []
+        for _ in range(10):
+            looks += watch(rack, SAMPLE)
+            for worker in rack.jobs[B].workers:
+                assert isinstance(worker, A2tpWorker)
+                degrees.append(worker.degrees()["gamma"])
+        counted = degrees[4 * WORKERS :]
+        found[left] = statistics.fmean(counted)
+        rows.append((left, mean(looks[4:], B), found[left], left / HOST))
     claims = (
         Claim("degree when 22 of 53 Gbit/s get through", 0.4, found[22.0], "~", 0.15),
-        Claim("degree without a straggler", 0.99, found[53.0], "~", 0.15),
+        Claim("degree without a straggler", 0.99, found[53.0], "~", 0.15, _degree(found[53.0])),
         Claim(
             "degree falls with what the straggler can send",
             1,
@@ -213,4 +292,13 @@ def fig11() -> Outcome:
     panel = Panel(
         "A2TP", "Gbit/s left to the straggler", "degree", {"estimated": [(x, found[x]) for x in LEFT]}
     )
-    return Outcome(claims, (Table("one job", columns, tuple(rows)),), (panel,), _NOTES[:1])
+    return Outcome(claims, (Table("one job", columns, tuple(rows)),), (panel,), (NOTES[0], _EXACT))
+
+
+def _degree(found: float) -> str:
+    if abs(found - 0.99) <= 0.15 * 0.99:
+        return ""
+    return (
+        "Answers are counted over the round trip of the bare network. A window that is a whole bandwidth-delay product "
+        "queues at its own host, so its answers take a little longer than that."
+    )

@@ -1,7 +1,7 @@
 """What an entry returns: tables, claims, and series to draw."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from inanet.papers.claims import Claim
@@ -61,3 +61,13 @@ class Outcome:
     panels: tuple[Panel, ...] = ()
     #: what one has to know to read the numbers
     notes: tuple[str, ...] = field(default=())
+
+
+def joined(parts: Mapping[str, Outcome]) -> Outcome:
+    """Parts of a figure as one; claims, tables and panels say which part they are of, notes that are the same come once."""
+    return Outcome(
+        tuple(replace(c, name=f"({part}) {c.name}") for part, its in parts.items() for c in its.claims),
+        tuple(replace(t, title=f"({part}) {t.title}") for part, its in parts.items() for t in its.tables),
+        tuple(replace(p, title=f"({part}) {p.title}") for part, its in parts.items() for p in its.panels),
+        tuple(dict.fromkeys(note for its in parts.values() for note in its.notes)),
+    )

@@ -7,7 +7,9 @@
 >>> network.run(lambda: done, deadline=1.0)
 
 Events of one instant are handled together, in the order in which they were scheduled: first appointments
-(:meth:`Network.at`), then what arrived, then timers, then what the machines want to send.
+(:meth:`Network.at`), then what arrived, then timers, then what the machines want to send. With a ``tick`` instants are its
+multiples, and everything happens at the one that is nearest to its time: machines see larger batches less often, as
+hosts that poll do. Delays are right on average as long as links delay by half a tick or more; throughput is not touched.
 """
 
 import heapq
@@ -28,10 +30,13 @@ _MOST_TURNS = 10_000
 
 
 class Network:
-    """An empty network. ``seed`` decides all losses; ``clock`` is moved along, for whoever reads it."""
+    """An empty network. ``seed`` decides all losses; ``clock`` is moved along, for whoever reads it; ``tick`` in seconds,
+    ``None`` for events at their exact times.
+    """
 
-    def __init__(self, seed: int = 0, clock: FakeClock | None = None) -> None:
+    def __init__(self, seed: int = 0, clock: FakeClock | None = None, tick: float | None = None) -> None:
         self.clock = clock or FakeClock(0.0)
+        self.tick = tick
         self.seed = seed
         self.hosts: dict[str, Host] = {}
         self.switches: dict[str, Switch] = {}
@@ -44,9 +49,14 @@ class Network:
         self._addresses: dict[int, str] = {}
         self._members: dict[int, dict[str, None]] = {}
         self._next_hops: dict[str, dict[str, list[str]]] = {}
+        self._ways: dict[tuple[str, int, int], str | None] = {}
         self._woken: set[str] = set()
         #: timers of hosts' machines; they change only when something is done with a machine
         self._timers: dict[str, float | None] = {}
+        #: (time, host) at which a host wants to be looked at; those that ``_armed`` does not have are out of date
+        self._alarms: list[tuple[float, int, str]] = []
+        self._armed: dict[str, float | None] = {}
+        self._rank: dict[str, int] = {}
 
     @property
     def now(self) -> float:
@@ -60,6 +70,7 @@ class Network:
         self._claim(name, address)
         host = Host(name, self._launcher(name), address, machine, send_buffer)
         self.hosts[name] = host
+        self._rank[name] = len(self._rank)
         self._woken.add(name)
         return host
 
@@ -69,10 +80,11 @@ class Network:
         program: Program | None = None,
         address: int = 0,
         congestion: dict[int, int] | None = None,
+        kind: type[Switch] = Switch,
     ) -> Switch:
-        """A switch; see :class:`~inanet.sim.nodes.Switch`. Raises as :meth:`add_host`."""
+        """A switch of some ``kind``; see :class:`~inanet.sim.nodes.Switch`. Raises as :meth:`add_host`."""
         self._claim(name, address)
-        switch = Switch(name, self._launcher(name), program, address, congestion)
+        switch = kind(name, self._launcher(name), program, address, congestion)
         switch.route = lambda source, destination: self._route(name, source, destination)
         switch.fan_out = lambda source, group: self._fan_out(name, source, group)
         self.switches[name] = switch
@@ -111,8 +123,25 @@ class Network:
             link = Link(f"{near}-{far}", spec, self.seed * 1_000_003 + self._links)
             nodes[near].links[far] = link
             made.append(link)
-        self._next_hops.clear()
+        self._forget_ways()
         return made[0], made[1]
+
+    def share(self, name: str, beside: str) -> None:
+        """Put a host behind the link that another one has: two machines on one computer.
+
+        Raises ``ValueError`` if it has a link already, ``KeyError`` for an unknown host.
+        """
+        host, other = self.hosts[name], self.hosts[beside]
+        if host.links:
+            raise ValueError(f"host {name!r} has a link already")
+        ((switch, link),) = other.links.items()
+        host.links[switch] = link
+        self.switches[switch].links[name] = self.switches[switch].links[beside]
+        self._forget_ways()
+
+    def _forget_ways(self) -> None:
+        self._next_hops.clear()
+        self._ways.clear()
 
     def join(self, group: int, host: str) -> None:
         """Deliver what is sent to a multicast group to this host as well. Raises ``ValueError`` for an address that is no
@@ -133,18 +162,15 @@ class Network:
     # ------------------------------------------------------------ ways
 
     def _hops(self, destination: str) -> dict[str, list[str]]:
-        """For every node its neighbours that are one link nearer to ``destination``."""
+        """For every switch its neighbours that are one link nearer to the switch ``destination``."""
         known = self._next_hops.get(destination)
         if known is not None:
             return known
         distance, queue = {destination: 0}, [destination]
         for node in queue:
-            # hosts do not forward
-            if node in self.hosts and node != destination:
-                continue
-            links = (self.hosts.get(node) or self.switches[node]).links
-            for near in links:
-                if near not in distance:
+            for near in self.switches[node].links:
+                # hosts do not forward
+                if near not in distance and near in self.switches:
                     distance[near] = distance[node] + 1
                     queue.append(near)
         hops = {
@@ -154,14 +180,25 @@ class Network:
                 if distance.get(near, distance[node]) < distance[node]
             ]
             for node in distance
-            if node in self.switches
         }
         self._next_hops[destination] = hops
         return hops
 
     def _route(self, switch: str, source: int, destination: int) -> str | None:
         """The neighbour towards an address; of equal ones always the same for a pair of addresses, by their hash."""
+        key = (switch, source, destination)
+        if key not in self._ways:
+            self._ways[key] = self._way(*key)
+        return self._ways[key]
+
+    def _way(self, switch: str, source: int, destination: int) -> str | None:
         name = self._addresses.get(destination)
+        if name is None:
+            return None
+        if name in self.hosts:
+            if name in self.switches[switch].links:
+                return name
+            (name,) = self.hosts[name].links or (None,)
         ways = self._hops(name).get(switch, []) if name is not None else []
         if not ways:
             return None
@@ -194,7 +231,7 @@ class Network:
                 raise Stuck(f"nothing on its way and no timer set at {self.now:.6f} s; {self.counters()}")
             if due > stop:
                 raise Stuck(f"not done after {deadline} s of virtual time; {self.counters()}")
-            self.clock.now = max(self.now, due)
+            self.clock.now = self._instant(due)
             turns = turns + 1 if self.now == instant else 0
             instant = self.now
             if turns > _MOST_TURNS:
@@ -212,54 +249,80 @@ class Network:
         self._order += 1
         heapq.heappush(self._appointments, (when, self._order, action))
 
+    def _instant(self, due: float) -> float:
+        """When what is due next happens."""
+        if self.tick is None:
+            return max(self.now, due)
+        nearest, here = round(due / self.tick), round(self.now / self.tick)
+        return max(nearest, here if self._woken else here + 1) * self.tick
+
     def _next(self) -> float | None:
         if self._woken:
             return self.now
-        times = list(self._timers.values())
-        times += [host.resume_at for host in self.hosts.values()]
-        times += [its.program.timer() for its in self.switches.values() if its.program is not None]
-        if self._heap:
-            times.append(self._heap[0][0])
-        if self._appointments:
-            times.append(self._appointments[0][0])
+        alarms = self._alarms
+        while alarms and self._armed.get(alarms[0][2]) != alarms[0][0]:
+            heapq.heappop(alarms)
+        times = [its.program.timer() for its in self.switches.values() if its.program is not None]
+        times += [queue[0][0] for queue in (alarms, self._heap, self._appointments) if queue]
         return min((at for at in times if at is not None), default=None)
 
     def _advance(self) -> None:
         now = self.now
-        while self._appointments and self._appointments[0][0] <= now:
+        horizon = now if self.tick is None else now + self.tick / 2
+        while self._appointments and self._appointments[0][0] <= horizon:
             heapq.heappop(self._appointments)[2]()
         at_hosts: dict[str, list[Burst]] = {}
+        while at_switches := self._arrived(horizon, at_hosts):
+            for name, arrivals in at_switches.items():
+                self.switches[name].take(arrivals, now)
+        for switch in self.switches.values():
+            if switch.program is not None and _is_due(switch.program.timer(), horizon):
+                switch.wake(now)
+        stirred = self._woken
+        self._woken = set()
+        for name, bursts in at_hosts.items():
+            self.hosts[name].take(bursts, self.groups_of(name), now)
+            stirred.add(name)
+        stirred.update(self._ring(horizon))
+        self._stir(sorted(stirred, key=self._rank.__getitem__))
+
+    def _arrived(
+        self, horizon: float, at_hosts: dict[str, list[Burst]]
+    ) -> dict[str, list[tuple[str, Burst]]]:
+        """What has arrived at switches; within a tick it may cross several of them. What is for hosts is added there."""
         at_switches: dict[str, list[tuple[str, Burst]]] = {}
-        while self._heap and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= horizon:
             _, _, sender, name, piece = heapq.heappop(self._heap)
             if name in self.hosts:
                 at_hosts.setdefault(name, []).append(piece)
             else:
                 at_switches.setdefault(name, []).append((sender, piece))
-        for name, arrivals in at_switches.items():
-            self.switches[name].take(arrivals, now)
-        for switch in self.switches.values():
-            if switch.program is not None and _is_due(switch.program.timer(), now):
-                switch.wake(now)
-        stirred = dict.fromkeys(self._woken)
-        self._woken = set()
-        for name, bursts in at_hosts.items():
-            self.hosts[name].take(bursts, self.groups_of(name), now)
-            stirred[name] = None
-        for name, host in self.hosts.items():
-            if _is_due(self._timers.get(name), now):
-                host.machine.on_timer(now)
-                stirred[name] = None
-            if _is_due(host.resume_at, now):
-                stirred[name] = None
-        self._stir([name for name in self.hosts if name in stirred])
+        return at_switches
+
+    def _ring(self, horizon: float) -> list[str]:
+        """Tell machines whose time has come; returns the hosts to look at."""
+        due: set[str] = set()
+        while self._alarms and self._alarms[0][0] <= horizon:
+            at, _, name = heapq.heappop(self._alarms)
+            if self._armed.get(name) == at:
+                self._armed[name] = None
+                due.add(name)
+        names = sorted(due, key=self._rank.__getitem__)
+        for name in names:
+            if _is_due(self._timers.get(name), horizon):
+                self.hosts[name].machine.on_timer(self.now)
+        return names
 
     def _stir(self, names: list[str]) -> None:
         for name in names:
             host = self.hosts[name]
             host.pump(self.now)
             self.log.extend((name, event) for event in host.machine.events())
-            self._timers[name] = host.machine.timer()
+            self._timers[name] = timer = host.machine.timer()
+            due = min((at for at in (timer, host.resume_at) if at is not None), default=None)
+            if due is not None and due != self._armed.get(name):
+                heapq.heappush(self._alarms, (due, self._rank[name], name))
+            self._armed[name] = due
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Counters of every link that are not zero, by its name."""

@@ -6,8 +6,9 @@
 >>> rack.loop(1, values=100_000)
 >>> rack.run(0.002)
 
-A job loops: as soon as a worker has its result it begins the next round, without a computation between, as the
-micro-benchmark jobs of ATP and A2TP do. Values are int32, exact; arrays are zeros, since what is sent does not matter here.
+A job loops: as soon as a worker has its result it begins the next round, without a computation between as the
+micro-benchmark jobs of ATP and A2TP do, or after one. Values are int32, exact; arrays are zeros, since what is sent does not
+matter here.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,33 +56,34 @@ class System:
     static: bool = False
 
 
-def _budget(slots: int, values: int, sets: int = 1) -> int:
+def budget(slots: int, values: int, sets: int = 1) -> int:
+    """Register bytes of so many slots, each with ``sets`` versions of ``values`` values."""
     return slots * sets * (4 * values + _SLOT_STATE)
 
 
 SYSTEMS: Mapping[str, System] = {
     "switchml": System(
         "switchml",
-        lambda slots: SwitchMLProgram(values=64, budget=_budget(slots, 64, 2), age=60.0),
+        lambda slots: SwitchMLProgram(values=64, budget=budget(slots, 64, 2), age=60.0),
         lambda member, window, slots, timing: SwitchMLWorker(member, slots, values=64, timing=timing),
         None,
         static=True,
     ),
     "atp": System(
         "atp",
-        lambda slots: AtpProgram(budget=_budget(slots, atp.VALUES), age=60.0),
+        lambda slots: AtpProgram(budget=budget(slots, atp.VALUES), age=60.0),
         lambda member, window, slots, timing: AtpWorker(member, window, slots, initial=window, timing=timing),
         atp.FRAME,
     ),
     "esa": System(
         "esa",
-        lambda slots: EsaProgram(budget=_budget(slots, atp.VALUES), age=60.0),
+        lambda slots: EsaProgram(budget=budget(slots, atp.VALUES), age=60.0),
         lambda member, window, slots, timing: EsaWorker(member, window, slots, initial=window, timing=timing),
         esa.FRAME,
     ),
     "a2tp": System(
         "a2tp",
-        lambda slots: A2tpProgram(budget=_budget(slots, atp.VALUES), age=60.0),
+        lambda slots: A2tpProgram(budget=budget(slots, atp.VALUES), age=60.0),
         lambda member, window, slots, timing: A2tpWorker(
             member, window, slots, initial=window, timing=timing
         ),
@@ -96,13 +98,16 @@ class _Job:
     workers: tuple[Worker, ...]
     spec: TensorSpec | None = None
     looping: bool = False
+    compute: float = 0.0
     round: dict[str, int] = field(default_factory=dict)
+    #: when the first worker has had each round's result
+    finished: list[float] = field(default_factory=list)
 
 
 class Rack:
     """``link`` joins every host to the switch in both directions; ``port`` is what the switch sends over, by default the
     same. ``slots`` are the switch's. ``timing`` is the workers'; after ``pull_after`` seconds a PS asks the switch for what
-    it may hold of a fragment.
+    it may hold of a fragment. ``tick`` is the network's.
     """
 
     def __init__(
@@ -115,10 +120,11 @@ class Rack:
         seed: int = 0,
         timing: Timing | None = None,
         pull_after: float = 0.005,
+        tick: float | None = None,
     ) -> None:
         self.system = system
         self.slots = slots
-        self.network = Network(seed)
+        self.network = Network(seed, tick=tick)
         self.program = system.program(slots)
         self.switch = self.network.add_switch("switch", self.program, SWITCH)
         self.link = link
@@ -165,9 +171,10 @@ class Rack:
         self.jobs[number] = _Job(tuple(names), tuple(machines))
         return tuple(machines)
 
-    def loop(self, number: int, values: int) -> None:
-        """From now on, rounds of ``values`` int32 one after the other."""
+    def loop(self, number: int, values: int, compute: float = 0.0) -> None:
+        """From now on, rounds of ``values`` int32 one after the other, ``compute`` seconds between them."""
         job = self.jobs[number]
+        job.compute = compute
         job.spec = TensorSpec("t", "i32", (values,), "sum", ExponentMode.NONE)
         job.looping = True
         for name, machine in zip(job.names, job.workers, strict=True):
@@ -199,10 +206,23 @@ class Rack:
         for name, event in log[self._seen :]:
             if isinstance(event, RoundDone):
                 job = self.jobs[event.job]
+                if name == job.names[0]:
+                    job.finished.append(self.network.now)
                 if job.looping:
-                    self._begin(job, name, job.workers[job.names.index(name)])
+                    self._next(job, name)
         self._seen = len(log)
         return False
+
+    def _next(self, job: _Job, name: str) -> None:
+        machine = job.workers[job.names.index(name)]
+        if job.compute:
+            self.network.at(self.network.now + job.compute, lambda: self._begin(job, name, machine))
+        else:
+            self._begin(job, name, machine)
+
+    def finished(self, number: int) -> tuple[float, ...]:
+        """When each of the job's rounds was done at its first worker, seconds."""
+        return tuple(self.jobs[number].finished)
 
     def answered(self, number: int) -> float:
         """Bytes of values that a worker of the job has had answered so far, on average over its workers."""
