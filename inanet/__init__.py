@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from inanet.client.handle import Handle as Handle
     from inanet.client.job import Job as Job
     from inanet.client.job import connect as connect
-    from inanet.client.sparse import sparse_group as sparse_group
     from inanet.control.errors import AgentUnavailable as AgentUnavailable
     from inanet.control.errors import FabricError as FabricError
     from inanet.control.errors import InaError as InaError

@@ -251,6 +251,7 @@ def sparse_group(
     floats: bool = False,
     sharding: Sharding = "hash",
     registers: int = 32,
+    hot_pairs: int = 20,
     packet_bytes: int = PACKET_BYTES,
     budget: int = DEFAULT_BUDGET,
     phy: Phy = "memory",
@@ -263,25 +264,31 @@ def sparse_group(
 
     ``width`` float32 values per key; ``optimiser`` turns sums of gradients into values (:mod:`inanet.proto.zebra.store`; by
     default they are added up) that begin as ``initial`` says. Hot gradients travel as integers, or, with ``floats``, as
-    floats that the switch adds by tables. ``registers`` of the switch, ``budget`` bytes in all. ``phy``: "memory", or
+    floats that the switch adds by tables. ``registers`` of the switch, ``budget`` bytes in all, ``hot_pairs`` in a packet to it. ``phy``: "memory", or
     "udp" for sockets on 127.0.0.1. ``impair`` loses, repeats and reorders packets with this probability each, from ``seed``.
     ``timeout`` seconds are the default for pushes and pulls.
     """
     names = [f"worker{rank}" for rank in range(workers)] + [f"shard{number}" for number in range(shards)]
     devices = _devices([*names, *(["switch"] if switch else [])], phy, impair, seed)
     at = {name: device.endpoint for name, device in devices.items()}
-    job = Job(
-        1,
-        tuple(at[f"worker{rank}"] for rank in range(workers)),
-        tuple(at[f"shard{number}"] for number in range(shards)),
-        at.get("switch", 0),
-        int(np.random.default_rng(seed).integers(2**63)),
-        width,
-        packet_bytes,
-        registers,
-        sharding,
-        floats,
-    )
+    try:
+        job = Job(
+            1,
+            tuple(at[f"worker{rank}"] for rank in range(workers)),
+            tuple(at[f"shard{number}"] for number in range(shards)),
+            at.get("switch", 0),
+            key=int(np.random.default_rng(seed).integers(2**63)),
+            width=width,
+            packet_bytes=packet_bytes,
+            registers=registers,
+            hot_pairs=hot_pairs,
+            sharding=sharding,
+            floats=floats,
+        )
+    except ValueError:
+        for device in devices.values():
+            device.close()
+        raise
     timing = timing or Timing(first=0.02, least=0.005)
     machines: dict[str, Machine] = {
         f"worker{rank}": ZebraWorker(job, rank, timing) for rank in range(workers)

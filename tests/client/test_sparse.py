@@ -110,3 +110,8 @@ def test_hot_keys_need_a_switch_that_holds_them() -> None:
         pytest.raises(ValueError, match="make the hot set smaller"),
     ):
         group.use_hot(np.arange(1000))
+
+
+def test_a_group_that_cannot_be_leaves_nothing_open() -> None:
+    with pytest.raises(ValueError, match="needs 1 to 65535 workers"):
+        sparse_group(0, 1, phy="udp")

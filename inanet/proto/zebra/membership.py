@@ -25,7 +25,7 @@ class Job:
 
     ``workers`` by rank; ``shards`` are the PSs; ``switch`` is 0 without one: then nothing is hot. ``key`` authenticates
     headers. A key has ``width`` float32 values. Packets have up to ``packet_bytes``. ``registers`` are what the switch
-    lays hot parameters out in and workers package for. With ``floats`` hot gradients travel as float32 and the switch sums
+    lays hot parameters out in and workers package for; a packet to it has at most ``hot_pairs``. With ``floats`` hot gradients travel as float32 and the switch sums
     them by tables (:mod:`~inanet.proto.zebra.logsum`); without, as integers, and no result depends on the order of arrival.
     """
 
@@ -37,6 +37,7 @@ class Job:
     width: int = 1
     packet_bytes: int = PACKET_BYTES
     registers: int = 32
+    hot_pairs: int = 20
     sharding: Sharding = "hash"
     floats: bool = False
 
@@ -49,8 +50,8 @@ class Job:
             raise ValueError(
                 f"job {self.number}: {self.width} values per key; the format has room for 1 to {MAX_WIDTH}"
             )
-        if self.registers < 1:
-            raise ValueError(f"job {self.number}: a switch without registers holds nothing")
+        if self.registers < 1 or self.hot_pairs < 1:
+            raise ValueError(f"job {self.number}: a switch needs a register, a packet to it one pair")
         for kind in (Kind.HOT, Kind.COLD, Kind.VALUES, Kind.PULL):
             capacity(kind, self.width, self.packet_bytes)
 
@@ -62,6 +63,8 @@ class Job:
     def capacity(self, kind: Kind) -> int:
         """Entries of a packet; those of a PULL are no more than those of its answer."""
         most = capacity(kind, self.width, self.packet_bytes)
+        if kind == Kind.HOT:
+            return min(most, self.hot_pairs)
         return min(most, capacity(Kind.VALUES, self.width, self.packet_bytes)) if kind == Kind.PULL else most
 
     def shard_of(self, keys: U64) -> I64:

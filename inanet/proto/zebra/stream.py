@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 from inanet.proto.zebra.packets import Sheaf, by_length
 from inanet.wire.batch import I64, Transmission
 
+#: A packet is taken for lost, once, when one that was sent this much after it has been answered.
+GAP = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -79,6 +82,8 @@ class Stream:
         self._acked: NDArray[np.bool_] = np.zeros((len(self.receivers), count), np.bool_)
         self._sent_at: NDArray[np.float64] = np.full(count, np.inf)
         self._times: I64 = np.zeros(count, np.int64)
+        #: the last packet that each receiver has answered
+        self._heard: I64 = np.full(len(self.receivers), -1, np.int64)
         #: first packet that somebody lacks, first that has not been sent
         self._low = self._next = 0
 
@@ -106,6 +111,7 @@ class Stream:
         fresh[candidates[first]] = True
         news = index[fresh]
         self._acked[receiver, news] = True
+        self._heard[receiver] = max(int(self._heard[receiver]), int(news.max(initial=-1)))
         single = news[self._times[news] == 1]
         if len(single):
             self._path.measured(now - float(self._sent_at[single].max()))
@@ -114,17 +120,20 @@ class Stream:
         return fresh
 
     def transmit(self, now: float) -> list[Transmission]:
-        """What is due: packets that nobody has answered for too long, then new ones as the window allows."""
+        """What is due: packets that were not answered for too long, or later ones were, then new ones as the window allows."""
         out: list[Transmission] = []
-        window = slice(self._low, self._next)
-        late = self._low + np.flatnonzero(
-            (self._sent_at[window] + self._path.timeout <= now) & ~self._acked[:, window].all(axis=0)
-        )
+        index = np.arange(self._low, self._next)
+        lacking = ~self._acked[:, self._low : self._next]
+        overdue = self._sent_at[index] + self._path.timeout <= now
+        passed = (index < self._heard[:, None] - GAP) & (self._times[index] == 1)
+        again = lacking & (overdue | passed)
+        late = index[again.any(axis=0)]
         if len(late):
-            self._path.lost()
+            if (lacking & overdue).any():
+                self._path.lost()
             self.repeated += len(late)
             for place, receiver in enumerate(self.receivers):
-                out += self._to(receiver, late[~self._acked[place, late]])
+                out += self._to(receiver, index[again[place]])
             self._mark(late, now)
         fresh = np.arange(self._next, min(self._low + self._path.timing.window, len(self.sheaf)))
         if len(fresh):

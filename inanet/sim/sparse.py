@@ -1,0 +1,137 @@
+"""A sparse job on one rack in virtual time: workers and PS shards around a switch, with Zebra or with a PS alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.zebra.membership import Job, fixed
+from inanet.proto.zebra.program import ZebraProgram
+from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
+from inanet.sim.link import LinkSpec
+from inanet.sim.network import Network
+from inanet.wire.batch import U64
+from inanet.wire.endpoint import endpoint
+
+SWITCH = endpoint("10.0.0.254", 0xBEE0)
+#: Queues of a rack make round trips long: 32 workers' windows are some tens of milliseconds of a PS's link of 1 Gbit/s.
+TIMING = Timing(window=64, first=0.2, least=0.02, silent=60.0)
+_GROUP = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """``seconds`` of virtual time of ``iterations``; ``pairs`` pushed by all workers, ``hot`` of them summed by the switch;
+    ``repeated`` packets of all senders.
+    """
+
+    seconds: float
+    iterations: int
+    pairs: int
+    hot: int
+    repeated: int
+
+    @property
+    def keys_per_second(self) -> float:
+        """Pairs that were summed, per second."""
+        return self.pairs / self.seconds
+
+    @property
+    def in_network_share(self) -> float:
+        """Part of the pairs that the switch summed."""
+        return self.hot / self.pairs if self.pairs else 0.0
+
+
+class SparseRack:
+    """``hot`` keys (uint64[k], hottest first) are summed by the switch; without any (``None``) it only forwards, and the job
+    is one of a PS. ``link`` joins every host to the switch.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        shards: int,
+        link: LinkSpec,
+        hot: U64 | None,
+        *,
+        seed: int = 0,
+        budget: int = 1 << 20,
+        timing: Timing = TIMING,
+    ) -> None:
+        self.network = Network(seed)
+        self.job = Job(
+            1,
+            tuple(endpoint(f"10.1.{i // 250}.{i % 250 + 1}", 4000) for i in range(workers)),
+            tuple(endpoint(f"10.2.0.{i + 1}", 5000) for i in range(shards)),
+            0 if hot is None else SWITCH,
+            key=1,
+        )
+        self.workers = [ZebraWorker(self.job, rank, timing) for rank in range(workers)]
+        self.shards = [ParameterShard(self.job, i, timing=timing) for i in range(shards)]
+        program = None
+        if hot is not None:
+            program = ZebraProgram(budget=budget, timing=timing)
+            program.add_job(self.job, _GROUP)
+            self._use(program, hot)
+        self.program = program
+        switch = self.network.add_switch("switch", program, SWITCH)
+        switch.groups[_GROUP] = self.job.workers
+        hosts = [(f"worker{i}", at) for i, at in enumerate(self.job.workers)]
+        hosts += [(f"shard{i}", at) for i, at in enumerate(self.job.shards)]
+        for (name, at), machine in zip(hosts, (*self.workers, *self.shards), strict=True):
+            self.network.add_host(name, at, machine)
+            self.network.connect(name, "switch", link)
+
+    def _use(self, program: ZebraProgram, hot: U64) -> None:
+        chosen = fixed(1, hot)
+        program.prepare(self.job.number, chosen)
+        everyone: list[ZebraWorker | ParameterShard] = [*self.workers, *self.shards]
+        for machine in everyone:
+            machine.prepare(chosen)
+        self.shards[0].announce(1)
+        for worker in self.workers:
+            worker.start(1)
+
+    def iterate(self, keys: Sequence[U64], gradients: Sequence[NDArray[np.float32]]) -> None:
+        """One iteration of all workers: push, then pull the same keys."""
+        log = self.network.log
+        seen = len(log)
+        for rank, worker in enumerate(self.workers):
+            worker.push(keys[rank], gradients[rank], self.network.now)
+            worker.pull(keys[rank], self.network.now)
+            self.network.wake(f"worker{rank}")
+        waiting = {f"worker{rank}" for rank in range(len(self.workers))}
+
+        def over() -> bool:
+            nonlocal seen
+            for name, event in log[seen:]:
+                if isinstance(event, Pulled):
+                    waiting.discard(name)
+            seen = len(log)
+            return not waiting
+
+        self.network.run(over, deadline=600.0)
+
+    def measure(self, batches: Sequence[Sequence[U64]], seed: int = 0) -> Measured:
+        """One iteration per entry of ``batches``, which has each worker's keys; the first is not measured: nobody knows the
+        values of hot parameters before it.
+        """
+        rng = np.random.default_rng(seed)
+        begin, first = 0.0, 0
+        for number, keys in enumerate(batches):
+            if number == 1:
+                begin, first = self.network.now, len(self.network.log)
+            self.iterate(keys, [rng.standard_normal((len(k), 1)).astype(np.float32) for k in keys])
+        done = [e for _, e in self.network.log[first:] if isinstance(e, IterationDone)]
+        repeated = sum(worker.stats()["repeated"] for worker in self.workers)
+        repeated += sum(shard.stats()["news_repeated"] for shard in self.shards)
+        return Measured(
+            self.network.now - begin,
+            len(batches) - 1,
+            sum(event.pairs for event in done),
+            sum(event.hot for event in done),
+            repeated,
+        )
