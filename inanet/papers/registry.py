@@ -217,6 +217,22 @@ _ALL = (
         "inanet.papers.goat_simulation:deviation",
     ),
     Entry(
+        "netreduce-fig7",
+        "NetReduce",
+        "Fig. 7",
+        "communication time of flat ring, Tencent all-reduce and parallel NetReduce; ring and NetReduce in packets",
+        "the paper's by its equations; packets at 10 Gbit/s instead of 100",
+        "inanet.papers.netreduce:fig7",
+    ),
+    Entry(
+        "netreduce-table6",
+        "NetReduce",
+        "Table 6",
+        "throughput and goodput of six workers under ATP, SwitchML and NetReduce",
+        "six workers as in the paper, links of 10 Gbit/s instead of 100, hosts that cost nothing",
+        "inanet.papers.netreduce:table6",
+    ),
+    Entry(
         "xagg-fig1",
         "XAgg",
         "Fig. 1",

@@ -5,7 +5,6 @@ import pytest
 
 from inanet.proto.netreduce.plan import Connection, Sizes, racks
 from inanet.testing.netreduce import RingFabric, host_address, switch_address
-from inanet.wire.drops import Drop
 from tests.proto.netreduce.packets import LENGTH, SIZE, connections
 from tests.proto.netreduce.test_rings import IMPAIRED, integers, members, spec
 
