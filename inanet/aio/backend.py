@@ -16,6 +16,7 @@ from inanet.aio.negotiation import Asker, asking
 from inanet.aio.station import Station, open_device
 from inanet.aio.uplink import Uplink
 from inanet.control.errors import InaError, JoinRefused, JoinTimeout, OverflowRefused, error_of
+from inanet.control.evaluating import Evaluation
 from inanet.control.member import Failed, Member
 from inanet.control.trust import Keys
 from inanet.proto.events import NodeEvent
@@ -112,6 +113,10 @@ class FabricBackend:
             raise error_of(cause, failed.message, job=job, rank=-1, ranks=failed.missing)
         if station.pace is not None and member.job is not None and beside is None:
             member.asking = asking(station.node, member.job, station.config.node.rate)
+        if member.evaluate and member.job is not None:
+            number, began = member.job, station.driver.now()
+            member.evaluation = Evaluation(number, lambda: station.node.sends(number), began)
+        if member.watched:
             self._asker = self._asker or Asker(lambda: list(station.members), self.flush)
 
     async def _beside(self, mine: _Membership) -> Beside:

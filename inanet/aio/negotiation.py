@@ -75,6 +75,8 @@ class Asker:
         now = asyncio.get_running_loop().time()
         busy = False
         for member in self._members():
+            if not member.watched:
+                continue
             member.negotiate(now)
             busy = busy or member.busy or (member.asking is not None and member.asking.active)
         self._flush()

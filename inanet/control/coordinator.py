@@ -1,8 +1,8 @@
 """The coordinator: the only authority for who is in a job and how its nodes are wired.
 
 A sans-IO machine like those of :mod:`inanet.proto`: connections come and go, messages go in, messages and
-events come out, ``now`` is an argument and randomness is injected. It lives beside a parameter server,
-which takes part through the same messages as everybody else.
+events come out, ``now`` is an argument and randomness is injected. It lives in a manager, or beside a parameter
+server, which takes part through the same messages as everybody else.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,23 @@ from inanet.control.events import (
     PeerLost,
     PeerRefused,
     PlanChanged,
+    PlanChosen,
     StatsReceived,
 )
 from inanet.control.job import Job
 from inanet.control.joining import Refused
-from inanet.control.messages import Hello, Leave, Message, PeerSilent, Ping, Pong, Reject, Stats, Stop
+from inanet.control.messages import (
+    Hello,
+    Leave,
+    Message,
+    PeerSilent,
+    Performed,
+    Ping,
+    Pong,
+    Reject,
+    Stats,
+    Stop,
+)
 from inanet.control.negotiation import Negotiation, RateMessage
 from inanet.control.overview import overview
 from inanet.control.peers import Peer, Peers
@@ -29,6 +41,7 @@ from inanet.control.resuming import JobMessage
 from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.standing import Overview, Query, Register, Registered, Report
+from inanet.control.trees import Performance
 from inanet.control.trust import Certified
 
 
@@ -157,6 +170,8 @@ class Coordinator:
             self._leave(peer, message, now)
         elif isinstance(message, PeerSilent):
             self._peer_silent(peer, message, now)
+        elif isinstance(message, Performed):
+            self._performed(peer.hello.name, peer, message, now)
         elif isinstance(message, JobMessage):
             self._about_job(peer, message, now)
         elif isinstance(message, RateMessage):
@@ -174,6 +189,18 @@ class Coordinator:
             job = self.jobs.get(held.job)
             if job is not None and job.planner.key == held.key:
                 job.follows(name, held.version, pong.nonce)
+
+    def _performed(self, name: str, peer: Peer, message: Performed, now: float) -> None:
+        """A worker's first step is over; with the last of them, the trees may be arranged anew."""
+        job = self.jobs.get(message.job)
+        if job is None or peer.job != message.job:
+            return
+        workers = job.performed(Performance(name, message.training, message.transmission))
+        if workers:
+            serving = self._peers.nodes()
+            chosen = self.settings.topology.improve(job.topology, workers, job.size, serving)
+            self.say(PlanChosen(job.number, job.name, chosen.reason))
+            job.rearrange(chosen.topology, serving, now)
 
     def _register(self, peer: Peer, card: Register, now: float) -> None:
         """A daemon registers, on a connection that it uses for nothing else."""

@@ -34,6 +34,7 @@ from inanet.control.sentences import clip, show_ranks
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.settling import Settling
 from inanet.control.topology import Topology, TopologyError
+from inanet.control.trees import Performance
 from inanet.control.vacancies import Vacancies
 from inanet.proto.plan import NodePlan
 
@@ -49,6 +50,10 @@ class Inheritance:
     plans: Mapping[str, NodePlan]
     blank: frozenset[str]
     lacking: frozenset[tuple[str, int]]
+
+
+#: Waits for a quiet moment like an aggregator; no node is called that.
+REARRANGED = "*"
 
 
 @dataclass(slots=True)
@@ -101,6 +106,9 @@ class Job:
         self._next_nonce = next_nonce
         self._ending: tuple[float, JobLost] | None = None
         self._vacancies = Vacancies(settings.resume)
+        self._performances: dict[str, Performance] = {}
+        #: other trees, for the next moment in which no round is on its way
+        self._wanted: Topology | None = None
         self._holding = Holding(self.collectives.ledger, settings.hold)
         #: (holder, tensor) still to be ready before workers get the plan they wait for
         self._gate: set[tuple[str, int]] = set()
@@ -308,11 +316,18 @@ class Job:
 
     def _holder_lost(self, name: str, why: str) -> None:
         self._holding.discard(name)
-        if name in self.topology.roots:
+        if name in self.topology.roots and self.planner.switched is not None:
+            # what a switch has added up meanwhile, nobody can tell
+            self._root_late(name, why)
+        elif name in self.topology.roots:
             if self._vacancies.lose(name, why, self._now):
                 self.collectives.ledger.forgive(name)
                 self.log.append(RootMissed(self.number, self.name, name, self._vacancies.seconds, why))
-        elif name in self.planner.nodes():
+        elif self._wanted is not None and name in self._wanted.aggregators:
+            # not with this one: what the workers have is as good as before
+            self._wanted = None
+            self._holding.discard(REARRANGED)
+        if name in self.planner.nodes() and name not in self.topology.roots:
             self._drop_holder(name, f"aggregator {name!r} was lost: {why}")
 
     def dismiss(self, name: str, reason: str) -> None:
@@ -386,14 +401,54 @@ class Job:
 
     def _enter(self, names: tuple[str, ...]) -> None:
         newest = self.collectives.ledger.newest
-        self.absent -= set(names)
+        entering = set(names) - {REARRANGED}
+        reason = f"{', '.join(sorted(entering))} came back"
+        before = set(self.collectives.holders())
+        if self._wanted is not None and REARRANGED in names:
+            self.topology, self._wanted = self._wanted, None
+            self.planner.follow(self.topology.ancestors)
+            reason = "the trees were arranged anew"
+            entering = set(self.topology.needed(self._members)) - before
+            self.absent &= set(self.topology.aggregators)
+        elif not entering:
+            # the trees that were wanted cannot be had any more
+            self._release()
+            return
+        self.absent -= entering
         self._quiet = True
-        self._gate = {(name, tensor.layout.tensor) for name in names for tensor in self.collectives.book}
-        self._advance(f"{', '.join(names)} came back")
+        self._gate = {(name, tensor.layout.tensor) for name in entering for tensor in self.collectives.book}
+        self._advance(reason)
         for tensor in self.collectives.book:
             tensor.last_round = max(tensor.last_round, newest)
-            for name in names:
+            for name in sorted(entering):
                 self.collectives.tell(name, tensor)
+        for name in sorted(before - set(self.collectives.holders())):
+            self.dismiss(name, "its place in the tree was given up")
+
+    # ---------- other trees
+
+    def performed(self, performance: Performance) -> tuple[Performance, ...]:
+        """How a host fared in the first step; everybody's, once that is known of all, else nothing."""
+        if performance.name not in self.hosts or performance.name in self._performances:
+            return ()
+        self._performances[performance.name] = performance
+        if not self._performances.keys() >= set(self._members):
+            return ()
+        return tuple(self._performances.values())
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors of the job."""
+        return sum(tensor.layout.spec.elements * 4 for tensor in self.collectives.book)
+
+    def rearrange(self, topology: Topology, serving: Mapping[str, Hello], now: float) -> None:
+        """Have other trees, with the same roots, from the next moment on in which no round is on its way."""
+        if topology == self.topology or topology.roots != self.topology.roots:
+            return
+        self.hellos.update({name: hello for name, hello in serving.items() if name not in self.hellos})
+        self._wanted = topology
+        self._holding.add(REARRANGED)
+        self._guard(now, lambda: None)
 
     # ---------- time and the end
 

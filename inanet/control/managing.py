@@ -6,17 +6,28 @@ idle; section V of XAgg screens and sorts them (:mod:`inanet.control.trees`), th
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inanet.control.candidates import Fleet
 from inanet.control.costs import Costs
 from inanet.control.network import Network, Port
-from inanet.control.plans import Downlink, star
+from inanet.control.plans import Downlink, Plan, star, tree_of
 from inanet.control.registry import Entry, Registry
 from inanet.control.remembering import topology_of
-from inanet.control.selection import cheapest
+from inanet.control.selection import Selection, cheapest
+from inanet.control.sentences import clip
 from inanet.control.topology import Arrangement, Topology, Tree
-from inanet.control.trees import Server
+from inanet.control.trees import (
+    WORTHWHILE,
+    Performance,
+    Server,
+    build,
+    by_performance,
+    candidates,
+    choose_k,
+    communication_share,
+    worthwhile,
+)
 from inanet.proto.plan import NodePlan
 
 #: A root is one because it was made one: section V screens the servers under it.
@@ -96,6 +107,47 @@ class ManagedFabric:
             return Arrangement(_under(root, workers), f"all send to {root}: {error}")
         return Arrangement(found.plan.topology(), found.reason)
 
+    def improve(
+        self, topology: Topology, workers: Sequence[Performance], size: int, connected: Collection[str]
+    ) -> Arrangement:
+        """See :class:`~inanet.control.topology.Fabric`: the 10 % rule, then a tree with like workers side by side."""
+        part = communication_share(workers)
+        if not worthwhile(part):
+            return Arrangement(
+                topology,
+                f"communication is {part:.1%} of a step, less than {WORTHWHILE:.0%}: aggregation cannot make steps "
+                "noticeably shorter, the trees stay as they are",
+            )
+        root, order = topology.roots[0], by_performance(workers)
+        soonest = min(worker.training for worker in workers)
+        late = {worker.name: worker.training - soonest for worker in workers}
+        fleet = replace(self._fleet(root, order, connected), workers=order, late=late)
+        try:
+            found = self._tree(fleet, root, size)
+        except ValueError as error:
+            return Arrangement(topology, f"the trees stay as they are: {error}")
+        ranking = ", ".join(f"{w.name} {w.training:.3f} + {w.transmission:.3f} s" for w in _sorted(workers))
+        reason = (
+            f"{found.reason}; communication is {part:.1%} of a step; workers, the fastest first: {ranking}"
+        )
+        return Arrangement(found.plan.topology(), clip(reason))
+
+    def _tree(self, fleet: Fleet, root: str, size: int) -> Selection:
+        """XAgg's tree, or with ``auto`` the cheapest of all plans with this one root. Raises ``ValueError``."""
+        if self._policy.kind != "tree":
+            kind = "auto" if self._policy.kind == "auto" else "ps"
+            costs, downlinks = self._costs, self._policy.downlinks
+            return cheapest(fleet, root, kind, size=size, downlinks=downlinks, costs=costs, trees=1)
+        under = [server for server in fleet.servers if server.name != root]
+        able = candidates(under, size, self._costs.core_bps)
+        if not able:
+            idle = ", ".join(f"{s.name} ({s.cores} idle cores, {s.free >> 20} MiB free)" for s in under)
+            raise ValueError(f"no server has the cores and the memory for a tree; there are {idle or 'none'}")
+        k = choose_k(len(fleet.workers), len(able))
+        tree = build(root, fleet.workers, able, k)
+        plan = Plan("tree", f"XAgg's tree, k = {k}", (tree_of(0, root, tree.parents),))
+        return Selection(plan, f"{plan.name} of {', '.join(tree.servers) or 'no server'} under {root}")
+
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> Topology | None:
         """See :class:`~inanet.control.topology.Fabric`."""
         roots = [name for name in self._registry if self._role(name) == "ps"]
@@ -145,6 +197,11 @@ def _idle_rate(entry: Entry, rate: int) -> float:
     """What is left of a link, in the direction that is busier; never nothing, which would be no server at all."""
     assert entry.load is not None
     return max(rate - max(entry.load.send_bps, entry.load.receive_bps), rate / 100)
+
+
+def _sorted(workers: Sequence[Performance]) -> list[Performance]:
+    known = {worker.name: worker for worker in workers}
+    return [known[name] for name in by_performance(workers)]
 
 
 def _under(root: str, workers: Collection[str]) -> Topology:

@@ -11,6 +11,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from inanet.control.evaluating import Evaluation
 from inanet.control.identity import Failed, Identity, Paced
 from inanet.control.messages import (
     PROTOCOL,
@@ -89,6 +90,9 @@ class Member:
         self._paced: Paced | None = None
         #: set by whoever negotiates rates for this worker
         self.asking: Asking | None = None
+        #: set by whoever watches this worker's first step, if the coordinator has asked for it
+        self.evaluation: Evaluation | None = None
+        self.evaluate = False
         self._out: list[Message] = []
         self._jobs: dict[int, _JobView] = {}
         self._early: list[Layout] = []
@@ -179,6 +183,11 @@ class Member:
 
     def begin(self, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]], now: float) -> None:
         """This host's part in a round; rounds count up by one. Needs :attr:`joined`."""
+        if self.evaluation is not None:
+            performed = self.evaluation.begun(spec, now)
+            if performed is not None:
+                self._out.append(performed)
+                self.evaluation = None
         if self._enter(round_, _Opened(spec, arrays)):
             self._start(round_, now)
 
@@ -221,6 +230,11 @@ class Member:
     def busy(self) -> bool:
         """Whether this host has begun rounds that are not over."""
         return bool(self._opened)
+
+    @property
+    def watched(self) -> bool:
+        """Whether :meth:`negotiate` is to be called while this host has rounds."""
+        return self.asking is not None or self.evaluation is not None
 
     @property
     def next_round(self) -> int:
@@ -289,6 +303,8 @@ class Member:
 
     def negotiate(self, now: float) -> None:
         """Say what there is to say about rates; call it every :data:`inanet.control.negotiation.PERIOD`."""
+        if self.evaluation is not None:
+            self.evaluation.look(now)
         if self.asking is not None and self.welcomed:
             self._out += self.asking.look(now)
 
@@ -311,6 +327,7 @@ class Member:
         elif isinstance(message, Welcome):
             self.welcomed = True
             self.silence = message.silence
+            self.evaluate = message.evaluate
             if message.job is not None:
                 self.job = message.job
         elif isinstance(message, Waiting):

@@ -67,6 +67,10 @@ class Planner:
         self.switched = switched
         self._ids: dict[tuple[int, str], Ids] = {}
 
+    def follow(self, ancestors: Callable[[int, str], Sequence[str]]) -> None:
+        """The job has other trees from the next version on."""
+        self._ancestors = ancestors
+
     def advance(self, trees: tuple[Tree, ...], *, settled: int = 0, quiet: bool = False) -> None:
         """Make the next version, with these trees.
 

@@ -55,15 +55,23 @@ def select(
 
 
 def cheapest(
-    fleet: Fleet, root: str, kind: str, *, size: int, downlinks: Sequence[Downlink], costs: Costs
+    fleet: Fleet,
+    root: str,
+    kind: str,
+    *,
+    size: int,
+    downlinks: Sequence[Downlink],
+    costs: Costs,
+    trees: int | None = None,
 ) -> Selection:
-    """The cheapest plan of a ``kind`` ("auto": of any) with ``root`` among its roots. Raises ``ValueError`` if there is
-    none.
+    """The cheapest plan of a ``kind`` ("auto": of any) with ``root`` among its roots, and with so many ``trees``, if that
+    is given. Raises ``ValueError`` if there is none.
     """
     plans = [
         plan
         for plan in candidates(fleet, model=size, core_bps=costs.core_bps)
         if plan.trees
+        and trees in (None, len(plan.trees))
         and plan.downlink in downlinks
         and root in [tree.root for tree in plan.trees]
         and kind in ("auto", plan.kind)

@@ -6,7 +6,7 @@ that take part, and to the aggregators that are there: the children of an absent
 ancestor that is present.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Protocol
@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from inanet.control.fields import MAX_TREES, Name
 from inanet.control.sentences import listing
+from inanet.control.trees import Performance
 from inanet.proto.plan import NodePlan, Switched
 from inanet.wire.xagg import MAX_CHILDREN
 
@@ -82,6 +83,12 @@ class Fabric(Protocol):
 
     def arrange(self, workers: Collection[str], connected: Collection[str]) -> Arrangement:
         """The trees for a job of these hosts, once nothing is awaited."""
+
+    def improve(
+        self, topology: "Topology", workers: Sequence[Performance], size: int, connected: Collection[str]
+    ) -> Arrangement:
+        """The trees for a job that has ``topology``, with the same root, now that it is known how its workers fare and
+        that its tensors take ``size`` bytes."""
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology | None":
         """The trees of a job that outlived its coordinator, from what its members hold; None: not known yet."""
@@ -237,6 +244,12 @@ class Topology(BaseModel):
     def arrange(self, workers: Collection[str], connected: Collection[str]) -> Arrangement:
         """See :class:`Fabric`."""
         return Arrangement(self)
+
+    def improve(
+        self, topology: "Topology", workers: Sequence[Performance], size: int, connected: Collection[str]
+    ) -> Arrangement:
+        """See :class:`Fabric`."""
+        return Arrangement(topology)
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology":
         """See :class:`Fabric`."""

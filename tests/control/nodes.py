@@ -26,8 +26,9 @@ from inanet.control.messages import (
     Reject,
     Resume,
 )
+from inanet.control.registry import Registry
 from inanet.control.settings import Settings
-from inanet.control.topology import Topology
+from inanet.control.topology import Fabric, Topology
 from inanet.proto.formats import make_format
 from inanet.proto.plan import ExponentMode, NodePlan, TensorLayout, TensorSpec
 from inanet.wire.endpoint import endpoint
@@ -62,9 +63,16 @@ class Nodes:
     layouts. ``refuses`` gives the reason an aggregator has no room for a tensor.
     """
 
-    def __init__(self, topology: Topology | None = None, **settings: float) -> None:
+    def __init__(
+        self,
+        topology: Topology | None = None,
+        fabric: Callable[[Registry], Fabric] | None = None,
+        **settings: float,
+    ) -> None:
+        """``fabric`` arranges jobs instead of ``topology``, which then only says who plays which part here."""
         self.topology = topology or two_level()
-        self.settings = Settings(self.topology, TOKEN, **settings)  # type: ignore[arg-type]
+        self._fabric = fabric or (lambda registry: self.topology)
+        self._settings = settings
         self.now = 100.0
         self.ids: dict[str, int] = {}
         self.inbox: dict[str, list[Message]] = {}
@@ -80,7 +88,12 @@ class Nodes:
 
     def restart(self) -> None:
         """A new coordinator; all connections are gone."""
-        self.coordinator = Coordinator(self.settings, make_format, lambda: next(self._keys))
+        self.registry = Registry()
+        fabric = self._fabric(self.registry)
+        self.settings = Settings(fabric, TOKEN, **self._settings)  # type: ignore[arg-type]
+        self.coordinator = Coordinator(
+            self.settings, make_format, lambda: next(self._keys), registry=self.registry
+        )
         self.ids.clear()
 
     def hello(self, name: str, /, **changes: object) -> Hello:

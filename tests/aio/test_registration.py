@@ -1,0 +1,182 @@
+"""Registration, questions and TLS over real connections on the loopback, in one event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from inanet.aio.asking import QueryRefused, ask
+from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
+from inanet.aio.coordination import Coordination
+from inanet.aio.registration import Registration
+from inanet.control import authority
+from inanet.control.messages import PROTOCOL, Hello, Reject, Welcome
+from inanet.control.observe.machine import Machine
+from inanet.control.settings import Settings
+from inanet.control.topology import Topology
+from inanet.control.trust import KeyFileError, Keys
+from inanet.wire.endpoint import endpoint
+
+PATIENCE = 20.0
+FABRIC = Topology(roots=("ps",), workers={"w0": ("ps",), "w1": ("ps",)})
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an authority and some certificates, and another authority beside it."""
+    directory = tmp_path_factory.mktemp("keys")
+    authority.initialise(directory, 1)
+    authority.issue(directory, "manager", coordinator=True, jobs=(), days=1)
+    authority.issue(directory, "w0", coordinator=False, jobs=("train*",), days=1)
+    authority.issue(directory, "ps", coordinator=False, jobs=(), days=1)
+    authority.initialise(directory / "other", 1)
+    authority.issue(directory / "other", "w0", coordinator=True, jobs=(), days=1)
+    return directory
+
+
+def of(directory: Path, name: str) -> Keys:
+    return Keys(str(directory / "ca.pem"), str(directory / f"{name}.pem"))
+
+
+@asynccontextmanager
+async def coordinating(keys: Keys | None = None, token: str = "") -> AsyncIterator[Coordination]:
+    settings = Settings(FABRIC, token, heartbeat=0.05, expected=("w0", "s0"))
+    coordination = Coordination(settings, None, keys=keys)
+    await coordination.start("127.0.0.1:0")
+    try:
+        yield coordination
+    finally:
+        await coordination.close("the test is over")
+
+
+def registration(address: str, name: str = "w0", keys: Keys | None = None, token: str = "") -> Registration:
+    return Registration(
+        address,
+        name,
+        "worker",
+        token,
+        machine=Machine("127.0.0.1", 10**9),
+        endpoint="127.0.0.1:9",
+        figures=lambda: {"rows_sent": 7, "drops": {"short": 1}, "secret": 5},
+        keys=keys,
+    )
+
+
+def hello(name: str, role: str = "worker", job: str = "train") -> Hello:
+    where = endpoint("127.0.0.1", 9000)
+    fields = {"job": job, "ranks": (0,), "world": 2} if role == "worker" else {}
+    return Hello(protocol=PROTOCOL, name=name, role=role, token="", endpoint=where, rx_window=100, **fields)
+
+
+async def running(stack: AsyncExitStack, registration: Registration) -> None:
+    task = asyncio.create_task(registration.run())
+
+    async def end() -> None:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    stack.push_async_callback(end)
+
+
+async def answer(channel: Channel, message: Hello) -> Welcome | Reject:
+    channel.post(message)
+    found = await channel.receive(PATIENCE)
+    assert isinstance(found, Welcome | Reject)
+    return found
+
+
+async def test_a_node_registers_reports_and_is_seen() -> None:
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating())
+        changed = asyncio.create_task(coordination.changed())
+        await running(stack, registration(coordination.address))
+        await asyncio.wait_for(changed, PATIENCE)
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                seen = await ask(coordination.address, "", None, PATIENCE)
+                (node,) = seen.nodes
+                if node.idle_cores is not None and node.counters:
+                    break
+    assert (node.name, node.role, node.registered, node.serves) == ("w0", "worker", True, False)
+    assert (node.address, node.link_bps) == ("127.0.0.1:9", 10**9)
+    assert node.cores >= 1
+    assert 0 < node.memory_used < node.memory
+    # nested counters and those that nobody wants to see stay behind
+    assert node.counters == {"rows_sent": 7}
+    assert seen.missing == ("s0",)
+
+
+async def test_certificates_say_who_somebody_is(keys: Path) -> None:
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating(of(keys, "manager")))
+        address = coordination.address
+        own = of(keys, "w0")
+        await running(stack, registration(address, keys=own))
+        assert (await ask(address, "", of(keys, "ps"), PATIENCE)).missing in (("s0",), ("w0", "s0"))
+
+        async def said(name: str, keys: Keys, **more: str) -> Welcome | Reject:
+            channel = await connect(address, PATIENCE, keys=keys)
+            stack.push_async_callback(channel.close)
+            return await answer(channel, hello(name, **more))
+
+        assert isinstance(await said("w0", own), Welcome)
+        for found, text in (
+            (await said("w1", own), "its certificate is that of w0, not of 'w1'"),
+            (await said("ps", own, role="ps"), "its certificate is that of w0, not of 'ps'"),
+            (await said("w0", own, job="steal"), "its certificate is for the jobs train*, not for 'steal'"),
+        ):
+            assert isinstance(found, Reject)
+            assert text in found.reason
+            assert "'ina keys issue'" in found.reason
+
+
+async def test_strangers_do_not_get_in(keys: Path) -> None:
+    async with coordinating(of(keys, "manager")) as coordination:
+        foreign = Keys(str(keys / "ca.pem"), str(keys / "other" / "w0.pem"))
+        with pytest.raises((ChannelClosed, DeadlineError)):
+            await ask(coordination.address, "", foreign, 0.5)
+        with pytest.raises((ChannelClosed, DeadlineError)):
+            await ask(coordination.address, "", None, 0.5)
+        # and a coordinator of another fabric is none of ours
+        with pytest.raises(DeadlineError, match=r"TLS: .*certificate"):
+            await ask(coordination.address, "", of(keys / "other", "w0"), 0.5)
+
+
+async def test_a_node_does_not_take_another_node_for_its_coordinator(keys: Path) -> None:
+    async with coordinating(of(keys, "ps")) as coordination:
+        with pytest.raises(DeadlineError, match=r"not that of a coordinator|TLS: "):
+            await ask(coordination.address, "", of(keys, "w0"), 0.3)
+
+
+async def test_questions_need_the_token_too() -> None:
+    async with coordinating(token="the right one 123") as coordination:
+        assert (await ask(coordination.address, "the right one 123", None, PATIENCE)).nodes == ()
+        with pytest.raises(QueryRefused, match="whoever asks has another token"):
+            await ask(coordination.address, "a guess", None, PATIENCE)
+
+
+def test_files_that_are_no_keys_are_named(keys: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.pem").write_text("nothing")
+    for pair in (
+        Keys(str(tmp_path / "x.pem"), str(keys / "w0.pem")),
+        Keys(str(keys / "ca.pem"), str(tmp_path / "x.pem")),
+    ):
+        with pytest.raises(KeyFileError, match=r"x\.pem holds no usable keys"):
+            pair.client()
+    with pytest.raises(KeyFileError, match=r"cannot read .*gone\.pem"):
+        Keys(str(keys / "ca.pem"), str(tmp_path / "gone.pem")).server()
+
+
+def test_an_authority_is_made_once_and_its_key_is_nobody_elses(keys: Path) -> None:
+    with pytest.raises(authority.AuthorityError, match="exists already"):
+        authority.initialise(keys, 1)
+    with pytest.raises(authority.AuthorityError, match="exists already"):
+        authority.issue(keys, "w0", coordinator=False, jobs=(), days=1)
+    with pytest.raises(ValueError, match="is not a name"):
+        authority.issue(keys, "../w0", coordinator=False, jobs=(), days=1)
+    assert authority.show(keys / "w0.pem").names == ("inanet:node:w0", "inanet:job:train*")
+    for name, mode in (("ca.key", 0o600), ("w0.pem", 0o600), ("ca.pem", 0o644)):
+        assert (keys / name).stat().st_mode & 0o777 & ~0o044 == mode & ~0o044
+        assert mode == 0o644 or not (keys / name).stat().st_mode & 0o077
