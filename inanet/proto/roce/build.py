@@ -13,7 +13,6 @@ from inanet.wire.roce import (
     BTH_AT,
     CNP_BYTES,
     CNP_TOS,
-    DEFAULT_KEY,
     DONT_FRAGMENT,
     ECT0,
     HEADER,
@@ -163,8 +162,7 @@ def build_notification(out: U8, head: U8) -> None:
 
 
 def notification_template(head: U8) -> U8:
-    """``head`` in the traffic class of congestion notifications and in the default partition (annex A17.9.3)."""
+    """``head`` in the traffic class of congestion notifications."""
     changed = head.copy()
     changed[1] = CNP_TOS
-    put(changed, BTH_AT + 2, DEFAULT_KEY, 2)
     return changed

@@ -68,6 +68,8 @@ class Requester:
         self.posted = 0
         #: the packet that sending stops before, while the queue drains
         self.stop: int | None = None
+        #: a window that nobody was asked to acknowledge would stand still
+        self._every = min(attributes.ack_every, max(attributes.window // 2, 1))
         self.rate = Rate(attributes.line_rate) if attributes.line_rate is not None else None
         self._retries = self._rnr_retries = 0
         self._deadline: float | None = None
@@ -144,7 +146,8 @@ class Requester:
             return Status.RETRY_EXC_ERR
         self._retries += 1
         self._row[Column.NEXT] = self._row[Column.UNACKED]
-        self._deadline = self._timeout(now)
+        # while the peer has asked for patience nothing is overdue
+        self._deadline = self._timeout(now) if self._not_before is None else None
         return None
 
     def _wait(self, timer: int, now: float) -> Status | None:
@@ -225,7 +228,7 @@ class Requester:
                 write.address,
                 write.key,
                 write.immediate,
-                self._attributes.ack_every,
+                self._every,
                 offsets[done : done + packets],
                 lengths[done : done + packets],
             )

@@ -244,13 +244,13 @@ def serve(fields: I64, state: I64, regions: I64, placements: I64, messages: I64,
         if not (state[_SENDING] if opcode == _ACKNOWLEDGE else state[_SERVING]):
             drops[_WRONG_STATE] += 1
             continue
-        if row[_F_CONGESTED]:
-            state[_MARKED] += 1
         if opcode == _CNP:
             state[_CNPS] += 1
             continue
         if opcode == _ACKNOWLEDGE:
             reason = _acknowledge(row, state)
         else:
+            # acknowledgements are not paced, so nothing is gained by notifying of theirs
+            state[_MARKED] += row[_F_CONGESTED]
             reason = _respond(row, state, regions, placements, messages)
         drops[reason] += 1

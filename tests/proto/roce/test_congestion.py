@@ -51,6 +51,25 @@ def test_marked_packets_are_answered_once_per_interval() -> None:
     assert wire.b.memory[:4096].all()
 
 
+def test_marked_acknowledgements_are_taken_and_not_answered() -> None:
+    wire = Wire()
+    wire.a.pair.post_write(np.ones(1, np.uint8), 0)
+    wire.b.pair.receive(batch_of(sent.packet(0) for sent in wire.a.pair.transmit(0.0)), 0.0)
+    (answer,) = wire.b.pair.transmit(0.0)
+    packet = bytearray(answer.packet(0))
+    packet[1] |= CONGESTED
+    wire.a.pair.receive(batch_of([bytes(packet)]), 0.0)
+    assert wire.a.pair.pending == 0
+    assert wire.a.pair.transmit(0.0) == []
+
+
+def test_notifications_reach_queue_pairs_of_other_partitions() -> None:
+    wire = Wire(Attributes(partition=0x8005), wrap=marking_towards_b)
+    wire.a.pair.post_write(np.ones(4096, np.uint8), 0)
+    wire.run()
+    assert wire.a.pair.stats()["cnps_received"] == 1
+
+
 def test_notifications_halve_the_rate_and_time_brings_it_back() -> None:
     rate = Rate(LINE)
     rate.notify(1.0)

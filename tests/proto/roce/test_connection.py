@@ -82,6 +82,16 @@ def test_the_window_bounds_what_is_under_way_and_acknowledgements_are_few() -> N
     assert wire.b.pair.stats()["acks_sent"] <= 3
 
 
+@pytest.mark.parametrize("window", [1, 2, 3, 16, 40])
+def test_no_window_waits_for_an_acknowledgement_that_nobody_asked_for(window: int) -> None:
+    wire = Wire(Attributes(window=window, ack_every=1000))
+    wire.a.pair.post_write(data_of(100 * 1024), 0)
+    wire.run()
+    assert wire.a.statuses() == [(0, Status.SUCCESS)]
+    assert wire.a.pair.stats()["timeouts"] == 0
+    assert wire.clock.now == 1000.0
+
+
 @pytest.mark.parametrize("first", [PSN_MASK, PSN_MASK - 1, PSN_MASK - 40, 0])
 def test_sequence_numbers_wrap_in_the_middle_of_a_message(first: int) -> None:
     wire = Wire(psns=(first, 3))

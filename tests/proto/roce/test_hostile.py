@@ -43,7 +43,7 @@ requests = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(batches=st.lists(st.lists(requests, max_size=6), max_size=6), receives=st.integers(0, 3))
 def test_requests(batches: list[list[dict]], receives: int) -> None:  # type: ignore[type-arg]
     around = np.zeros(2 * GUARD + REGION, np.uint8)
@@ -92,7 +92,7 @@ answers = st.tuples(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(batches=st.lists(st.lists(answers, max_size=4), max_size=6), messages=st.integers(1, 4))
 def test_acknowledgements(batches: list[list[tuple[int, int]]], messages: int) -> None:
     pair = QueuePair(

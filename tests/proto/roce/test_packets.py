@@ -325,6 +325,14 @@ def test_a_peer_that_is_not_ready_is_asked_again_in_its_own_time(limit: int) -> 
     assert events == ([Completion(0, Status.RNR_RETRY_EXC_ERR), *flushed(1, 2, 3)] if limit < 7 else [])
 
 
+def test_patience_that_was_asked_for_is_not_cut_short_by_a_late_nak() -> None:
+    wire = posted(attributes=replace(SMALL, timeout=1))
+    # 0.49 s, against an acknowledgement timeout of 8 us
+    take(wire, answer(RNR | 31, 0))
+    assert take(wire, answer(NAK, 0)) == ([], [])
+    assert wire.a.pair.timer() == pytest.approx(wire.clock.now + 0.49152)
+
+
 def test_a_receive_posted_late_lets_the_message_through() -> None:
     wire = Wire(SMALL)
     wire.a.pair.post_write(np.full(1000, 9, np.uint8), 0, 5)
