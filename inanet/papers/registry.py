@@ -257,6 +257,14 @@ _ALL = (
         "inanet.papers.zebra_hot:fig4",
     ),
     Entry(
+        "zebra-fig6",
+        "Zebra",
+        "Fig. 6",
+        "throughput of sparse aggregation under Zebra, a PS and SwitchML, 4 to 32 workers",
+        "simulation with Zebra's machines; hot sets, models and batches a tenth of the paper's, 1 Gbit/s",
+        "inanet.papers.zebra_throughput:fig6",
+    ),
+    Entry(
         "zebra-fig9",
         "Zebra",
         "Fig. 9",
@@ -271,6 +279,14 @@ _ALL = (
         "recirculations per packet with random and heat-based layout, and with packaging",
         "hot sets of the paper's sizes; pairs per packet and registers, which it does not give, are swept",
         "inanet.papers.zebra_layout:fig10",
+    ),
+    Entry(
+        "zebra-fig11",
+        "Zebra",
+        "Fig. 11",
+        "slowdown of communication under loss of 0.01 to 0.1 %",
+        "simulation; hot set and batches of the paper's size, four workers, 1 Gbit/s",
+        "inanet.papers.zebra_throughput:fig11",
     ),
     Entry(
         "zebra-table2",

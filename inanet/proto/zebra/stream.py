@@ -10,7 +10,7 @@ from inanet.proto.zebra.packets import Sheaf, by_length
 from inanet.wire.batch import I64, Transmission
 
 #: A packet is taken for lost, once, when one that was sent this much after it has been answered.
-GAP = 16
+GAP = 3
 
 
 @dataclass(frozen=True, slots=True)
