@@ -24,14 +24,15 @@ from inanet.bench.peers.rank import Team
 from inanet.bench.samples import check, fill
 from inanet.client.job import Job
 from inanet.demo.fabric import python, python_environment
-from inanet.wire.xagg import PAYLOAD_BYTES
+from inanet.proto.systems import TREES
+from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
 #: Seconds that ranks may take to join, compiles included, and that a size may take.
 JOINING, MEASURING = 120.0, 300.0
-#: Bytes on the wire of one fragment with all its headers.
-FRAGMENT_BYTES = round(FRAGMENT * PAYLOAD_BYTES)
+#: Bytes that Ethernet, IPv4 and UDP put before a packet.
+HEADER_BYTES = round(FRAGMENT * PAYLOAD_BYTES) - ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class Options:
     dtype: str = "float32"
     mode: str = "carried"
     one_host: bool = False
+    system: str = TREES
 
     def sizes(self) -> Iterator[int]:
         """Bytes per rank of every line."""
@@ -63,7 +65,7 @@ def run(options: Options) -> dict[str, Any]:
     daemon fails."""
     topology = [("ps", None), ("worker0", "ps")] if options.one_host else None
     rows = []
-    with CountedFabric(options.workers, topology) as fabric, ExitStack() as stack:
+    with CountedFabric(options.workers, topology, options.system) as fabric, ExitStack() as stack:
         team = _ranks(fabric, options)
         stack.callback(team.close)
         team.wait_ready(JOINING)
@@ -73,7 +75,7 @@ def run(options: Options) -> dict[str, Any]:
             moved, idle = fabric.read().since(before), (ticks_before, ticks())
             rows.append(row(options, size, answers, moved, idle))
     ok = all(row["wrong"] == 0 for row in rows)
-    return {"schema": SCHEMA, "ok": ok, "system": "xagg", **asdict(options), "rows": rows}
+    return {"schema": SCHEMA, "ok": ok, **asdict(options), "rows": rows}
 
 
 def _ranks(fabric: CountedFabric, options: Options) -> Team:
@@ -124,7 +126,7 @@ def row(
         "max_error": max(rank["max_error"] for rank in answers),
         "wire_bytes_per_worker": 0
         if options.one_host
-        else answers[0]["rows_sent"] // rounds * FRAGMENT_BYTES,
+        else answers[0]["rows_sent"] // rounds * answers[0]["packet_bytes"],
         "in_network_share": in_network_share(moved.into_root, leaves),
         "retransmissions": moved.retransmissions,
         "drops": moved.drops,
@@ -137,7 +139,10 @@ def row(
 def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
     """What one rank does for one size."""
     buffer = job.empty(size // np.dtype(options.dtype).itemsize, options.dtype)
+    beginning = job.stats()
+    job.barrier()
     before = job.stats()
+    barriers = (before["rows_sent"] - beginning["rows_sent"]) * (options.warmups + options.repetitions)
     seconds, spent, wrong, worst = [], 0.0, 0, 0.0
     for repetition in range(options.warmups + options.repetitions):
         fill(buffer, job.rank)
@@ -152,14 +157,16 @@ def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
             bad, error = check(buffer, options.op, options.workers)
             wrong, worst = wrong + bad, max(worst, error)
     after = job.stats()
+    leaves, leaf_bytes = (after[name] - before[name] for name in ("leaf_contributions", "leaf_bytes"))
     return {
         "seconds": seconds,
         "cpu": spent,
         "wrong": wrong,
         "max_error": worst,
-        # without the barriers', which send one fragment each
-        "rows_sent": after["rows_sent"] - before["rows_sent"] - options.warmups - options.repetitions,
-        "leaves": after["leaf_contributions"] - before["leaf_contributions"],
+        # without the barriers'
+        "rows_sent": after["rows_sent"] - before["rows_sent"] - barriers,
+        "leaves": leaves,
+        "packet_bytes": leaf_bytes // leaves + HEADER_BYTES if leaves else 0,
     }
 
 
@@ -198,7 +205,14 @@ def main(given: str, rank: int, socket: str) -> None:
     """Answer a line per size until standard input ends."""
     options = Options(**json.loads(given))
     local = options.workers if options.one_host else 1
-    with inanet.connect("bench", rank=rank, world=options.workers, local_world=local, socket=socket) as job:
+    with inanet.connect(
+        "bench",
+        rank=rank,
+        world=options.workers,
+        local_world=local,
+        socket=socket,
+        system=options.system,
+    ) as job:
         print(json.dumps({"ready": True}), flush=True)
         for line in sys.stdin:
             print(json.dumps(measure(job, options, int(json.loads(line)["bytes"]))), flush=True)

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from inanet.proto.systems import NAMES, TREES
+
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
 
@@ -134,9 +136,9 @@ def _several_bytes(
 @click.option(
     "--mode", default="carried", show_default=True, type=click.Choice(("carried", "prologue", "fixed"))
 )
-@click.option("--system", default="xagg", show_default=True, type=click.Choice(("xagg",)))
+@click.option("--system", default=TREES, show_default=True, type=click.Choice(NAMES), help="What sums.")
 @_json
-def allreduce(as_json: bool, system: str, check: int, **options: object) -> None:
+def allreduce(as_json: bool, check: int, **options: object) -> None:
     """All-reduce through daemons on this machine, as nccl-tests measures it."""
     from inanet.bench.allreduce import Options, run, table
 

@@ -12,6 +12,7 @@ from inanet.bench.peers.rank import cpu_seconds
 from inanet.control.exits import Failure
 from inanet.demo.fabric import Fabric, daemon_command
 from inanet.demo.topology import NodeSpec
+from inanet.proto.systems import TREES
 
 #: Seconds a node may take to answer.
 _PATIENCE = 10.0
@@ -27,7 +28,7 @@ class Reading:
     retransmissions: int = 0
     #: packets dropped, by reason
     drops: dict[str, int] = field(default_factory=dict)
-    #: seconds of processor time by role: worker, agg, ps
+    #: seconds of processor time by role: worker, agg, switch, ps
     cpu: dict[str, float] = field(default_factory=dict)
 
     def since(self, before: "Reading") -> "Reading":
@@ -64,8 +65,10 @@ class Reading:
 class CountedFabric(Fabric):
     """A :class:`inanet.demo.fabric.Fabric` with a metrics endpoint for every node."""
 
-    def __init__(self, workers: int, topology: Sequence[tuple[str, str | None]] | None = None) -> None:
-        super().__init__(workers, topology=topology, command=_with_metrics)
+    def __init__(
+        self, workers: int, topology: Sequence[tuple[str, str | None]] | None = None, system: str = TREES
+    ) -> None:
+        super().__init__(workers, topology=topology, system=system, command=_with_metrics)
 
     def read(self) -> Reading:
         """Ask every node. Raises :class:`Failure` naming one that does not answer."""

@@ -186,7 +186,8 @@ class Job:
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when all ranks have called it. It counts as a collective."""
-        self.all_reduce(np.zeros(1, np.int32), "max", "barrier", timeout=timeout)
+        # a sum, because switches have nothing else
+        self.all_reduce(np.zeros(1, np.int32), "sum", "barrier", timeout=timeout)
 
     def empty(self, shape: int | Sequence[int], dtype: DTypeLike = np.float32) -> NDArray[Any]:
         """A new array in memory shared with the agent: reducing it, or a contiguous part, copies nothing.

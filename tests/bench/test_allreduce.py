@@ -33,6 +33,7 @@ def rank_result(**changes: Any) -> dict[str, Any]:
         "max_error": 0.0,
         "rows_sent": 16,
         "leaves": 16,
+        "packet_bytes": 1094,
     } | changes
 
 
