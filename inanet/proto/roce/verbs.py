@@ -133,7 +133,7 @@ class Attributes:
     partition: int = DEFAULT_KEY
     #: packets that may be unacknowledged
     window: int = 256
-    #: an acknowledgement is asked for at the end of each message and every so many packets
+    #: an acknowledgement is asked for at the end of each message and every so many packets, twice a window at least
     ack_every: int = 32
     #: differentiated services code point of the packets, 0 to 63
     dscp: int = 0
