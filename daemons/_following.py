@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def registered(
-    station: Station, role: NodeRole, config: AnyConfig, coordinator: HostPort
+    station: Station, role: NodeRole, config: AnyConfig, coordinator: str
 ) -> AsyncIterator[None]:
     """The daemon is registered at ``coordinator`` while the block lasts, whenever that can be reached."""
     from inanet.aio.registration import Registration
@@ -27,7 +27,7 @@ async def registered(
 
     where = show(station.device.endpoint)
     registration = Registration(
-        str(coordinator),
+        coordinator,
         config.node.name,
         role,
         config.control.secret(),
@@ -77,7 +77,7 @@ async def follow(
     welcome = asyncio.create_task(uplink.until(lambda: member.welcomed, "Welcome", patience))
     tasks = (running, stopping, welcome)
     try:
-        async with registered(station, role, config, coordinator):
+        async with registered(station, role, config, str(coordinator)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if member.welcomed:
                 context.ready(f"connected to {coordinator}")

@@ -28,9 +28,9 @@ def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
 
 async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
-    if config.control.coordinator is not None:
-        from daemons._following import follow
+    from daemons._following import follow, registered
 
+    if config.control.coordinator is not None:
         await follow("ps", config, config.control.coordinator, context)
         return
     from inanet.aio.coordination import Coordination
@@ -58,9 +58,11 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     try:
         await coordination.start(str(config.control.listen))
         context.ready(f"coordinating at {coordination.address}", control=coordination.address)
-        await context.stopping.wait()
-        while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
-            await asyncio.sleep(0.05)
+        # as a node like all others
+        async with registered(station, "ps", config, coordination.address):
+            await context.stopping.wait()
+            while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
+                await asyncio.sleep(0.05)
     finally:
         await coordination.close("the coordinator was asked to stop")
         station.close()

@@ -36,6 +36,8 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "lab": Entry("inanet.lab.cli:lab", "Networks of namespaces with rates, and commands in them."),
         "papers": Entry("inanet.cli.papers:papers", "Figures and tables of the papers, run here."),
         "plan": Entry("inanet.cli.plan:plan", "Price plans for a network and choose one, a ring among them."),
+        "status": Entry("inanet.cli.status:status", "Show nodes, jobs and trees of a fabric."),
+        "top": Entry("inanet.cli.top:top", "Show what a fabric does, live."),
         "trace": Entry("inanet.cli.trace:trace", "Merge traces of a torch job, and show the overlap."),
     }
 )

@@ -13,7 +13,7 @@ FIGURES = (
     "rows_sent",
     "results_in",
     "contributions_in",
-    "contributions_summed",
+    "leaf_contributions",
     "retransmissions",
     "fragments_completed",
     "slots_free",

@@ -1,0 +1,103 @@
+"""Which coordinator a command asks, and how it proves that it may: from options, or from a daemon's configuration."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from inanet.control.config import AggConfig, PsConfig, WorkerConfig, load
+from inanet.control.config_file import SYSTEM_DIRECTORY
+from inanet.control.config_manager import ManagerConfig
+from inanet.control.exits import Exit, Failure
+from inanet.control.standing import Overview
+from inanet.control.trust import Keys
+
+#: Files that are looked for in :data:`~inanet.control.config_file.SYSTEM_DIRECTORY`, in this order.
+FILES = ("manager.toml", "ps.toml", "worker.toml", "agg.toml")
+
+
+class NoCoordinator(Failure):
+    """Neither an option nor a file says whom to ask."""
+
+    code = Exit.USAGE
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A coordinator's address, and what it wants to see."""
+
+    address: str
+    token: str = ""
+    keys: Keys | None = None
+
+    def ask(self, seconds: float) -> Overview:
+        """What there is to see. Raises :class:`Failure` with a sentence if there is no answer."""
+        from inanet.aio.asking import ask
+        from inanet.aio.channel import ChannelClosed, DeadlineError
+        from inanet.control.codec import ControlError
+
+        try:
+            return asyncio.run(ask(self.address, self.token, self.keys, seconds))
+        except (DeadlineError, ChannelClosed, ControlError) as error:
+            raise Failure(f"no answer from the coordinator: {error}") from None
+
+
+def options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that :func:`target` takes."""
+    path = click.Path(dir_okay=False)
+    for option in (
+        click.option(
+            "--config",
+            metavar="FILE",
+            help="A daemon's file that says who coordinates. Default: /etc/inanet.",
+        ),
+        click.option("--address", metavar="HOST:PORT", help="Where the coordinator listens, or unix:/path."),
+        click.option("--token-file", type=path, help="With --address: the fabric's secret."),
+        click.option("--ca-file", type=path, help="With --address: the authority's certificate, for TLS."),
+        click.option(
+            "--key-file", type=path, help="With --address: this node's certificate and key, for TLS."
+        ),
+        click.option(
+            "--timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def target(
+    config: str | None, address: str | None, token_file: str | None, ca_file: str | None, key_file: str | None
+) -> Target:
+    """Whom to ask. Raises :class:`NoCoordinator`, and what reading files raises."""
+    if address is not None:
+        if (ca_file is None) != (key_file is None):
+            raise NoCoordinator("--ca-file and --key-file belong together: 'ina keys' makes both")
+        keys = Keys(ca_file, key_file) if ca_file is not None and key_file is not None else None
+        token = Path(token_file).read_text("utf-8").strip() if token_file is not None else ""
+        return Target(address, token, keys)
+    if config is None:
+        found = [SYSTEM_DIRECTORY / name for name in FILES if (SYSTEM_DIRECTORY / name).exists()]
+        if not found:
+            raise NoCoordinator(
+                f"whom to ask? Give --address HOST:PORT or --config FILE; {SYSTEM_DIRECTORY} has none of "
+                f"{', '.join(FILES)}"
+            )
+        config = str(found[0])
+    return _of_file(config)
+
+
+def _of_file(config: str) -> Target:
+    daemon = load(config)
+    if isinstance(daemon, ManagerConfig):
+        where = daemon.control.listen
+    elif isinstance(daemon, PsConfig):
+        where = daemon.control.coordinator or daemon.control.listen
+    elif isinstance(daemon, WorkerConfig | AggConfig):
+        where = daemon.control.coordinator
+    else:
+        raise NoCoordinator(f"{config} is a switch's file, which has no coordinator: give --address")
+    address = str(where).replace("0.0.0.0:", "127.0.0.1:")
+    return Target(address, daemon.control.secret(), daemon.control.tls_keys())

@@ -1,0 +1,112 @@
+"""Figures of a fabric for people: rates, losses and shares, from two looks at the counters of its nodes."""
+
+from dataclasses import dataclass
+
+from inanet.control.standing import NodeState, Overview
+from inanet.wire.xagg import PAYLOAD_BYTES
+
+#: A node whose last report is older, in seconds, is shown as late.
+LATE = 15.0
+SERVERS = ("ps", "aggregator")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A node now. Rates are gradients in bits per second, ``loss`` the share of fragments that were sent again, both
+    since the look before, None without one; ``slots`` the share that is taken, ``idle`` cores, ``used`` memory."""
+
+    name: str
+    role: str
+    state: str
+    send_bps: float | None = None
+    receive_bps: float | None = None
+    loss: float | None = None
+    slots: float | None = None
+    idle: float | None = None
+    cores: int = 0
+    used: float | None = None
+
+
+def state(node: NodeState) -> str:
+    """One word for a node."""
+    if not node.registered:
+        return "unregistered"
+    if node.age > LATE:
+        return "late"
+    return "serving" if node.serves else "idle" if node.role in SERVERS else "registered"
+
+
+def _gained(before: NodeState | None, after: NodeState, *names: str) -> int | None:
+    """How much counters have grown together; None without a look before, or if the node was restarted since."""
+    if before is None or not after.counters:
+        return None
+    gains = [after.counters.get(name, 0) - before.counters.get(name, 0) for name in names]
+    return sum(gains) if min(gains) >= 0 else None
+
+
+def rows(before: Overview | None, after: Overview, seconds: float) -> list[Row]:
+    """All nodes; ``seconds`` are those between the two looks."""
+    known = {node.name: node for node in before.nodes} if before is not None else {}
+    return [_row(known.get(node.name), node, seconds) for node in after.nodes]
+
+
+def _row(before: NodeState | None, node: NodeState, seconds: float) -> Row:
+    bits = PAYLOAD_BYTES * 8 / max(seconds, 1e-3)
+    sent = _gained(before, node, "rows_sent")
+    received = _gained(before, node, "results_in", "contributions_in")
+    again = _gained(before, node, "retransmissions")
+    total = node.counters.get("slots_total", 0)
+    return Row(
+        name=node.name,
+        role=node.role,
+        state=state(node),
+        send_bps=None if sent is None else sent * bits,
+        receive_bps=None if received is None else received * bits,
+        loss=None if sent is None or again is None else min(1.0, again / sent) if sent else 0.0,
+        slots=1 - node.counters.get("slots_free", 0) / total if total else None,
+        idle=node.idle_cores,
+        cores=node.cores,
+        used=node.memory_used / node.memory if node.memory and node.memory_used is not None else None,
+    )
+
+
+def share(before: Overview | None, after: Overview) -> float | None:
+    """Share of the workers' contributions that did not reach a PS as such, having been added up on the way; since the
+    look before or, without one, in all. None while there are none."""
+    known = {node.name: node for node in before.nodes} if before is not None else {}
+    arrived = sent = 0
+    for node in after.nodes:
+        earlier = known[node.name].counters if node.name in known else {}
+        gains = {
+            name: max(0, node.counters.get(name, 0) - earlier.get(name, 0))
+            for name in ("contributions_in", "leaf_contributions")
+        }
+        arrived += gains["contributions_in"] if node.role == "ps" else 0
+        sent += gains["leaf_contributions"] if node.role == "worker" else 0
+    # reports of different nodes are not of one moment
+    return max(0.0, 1 - arrived / sent) if sent else None
+
+
+def healthy(seen: Overview) -> bool:
+    """Whether all expected nodes are there, none is late, and no job waits for anybody."""
+    return (
+        not seen.missing
+        and all(state(node) not in ("late", "unregistered") for node in seen.nodes)
+        and all(job.state == "running" for job in seen.jobs)
+    )
+
+
+def rate(bps: float | None) -> str:
+    """Bits per second for a narrow column."""
+    if bps is None:
+        return "-"
+    for unit in ("", "k", "M"):
+        if bps < 1000:
+            return f"{bps:.0f} {unit}bit/s"
+        bps /= 1000
+    return f"{bps:.2f} Gbit/s"
+
+
+def part(value: float | None) -> str:
+    """A share for a narrow column."""
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,125 @@
+"""``ina status``: nodes, jobs and trees of a fabric, or the metrics of a single daemon, once."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import click
+
+from inanet.cli import figures
+from inanet.cli.coordinators import options, target
+from inanet.control.exits import Exit, Failure
+from inanet.control.standing import JobState, Overview
+
+SCHEMA = 1
+
+
+@click.command()
+@options
+@click.option("--metrics", metavar="HOST:PORT", help="Instead: a single daemon, by its [metrics] listen.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def status(
+    context: click.Context, as_json: bool, metrics: str | None, timeout: float, **whom: str | None
+) -> None:
+    """Show nodes, jobs and trees of a fabric. Asks its manager, or the PS that coordinates it.
+
+    Exit code 1 if an expected node is missing, one is late or a job waits for somebody, and if nobody answers.
+    """
+    try:
+        if metrics is not None:
+            _one_daemon(metrics, timeout, as_json)
+            return
+        asked = target(**whom)
+        seen = asked.ask(timeout)
+    except (Failure, OSError) as error:
+        if not as_json:
+            raise
+        click.echo(json.dumps({"schema": SCHEMA, "ok": False, "error": str(error)}))
+        context.exit(error.code if isinstance(error, Failure) else Exit.FAILED)
+    ok = figures.healthy(seen)
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA, "ok": ok, "address": asked.address, **_plain(seen)}))
+    else:
+        for line in lines(seen):
+            click.echo(line)
+    context.exit(Exit.OK if ok else Exit.FAILED)
+
+
+def _plain(seen: Overview) -> dict[str, Any]:
+    found = seen.model_dump(exclude={"kind"})
+    found["in_network_share"] = figures.share(None, seen)
+    return found
+
+
+def lines(seen: Overview) -> Iterator[str]:
+    """An overview as text."""
+    yield f"epoch {seen.epoch}, {len(seen.nodes)} nodes, {len(seen.jobs)} jobs"
+    if seen.missing:
+        yield f"missing: {', '.join(seen.missing)}"
+    rows = figures.rows(None, seen, 1.0)
+    if rows:
+        width = max(len(row.name) for row in rows)
+        yield f"{'node':{width}}  role        state         idle cores  memory   slots"
+        for row in rows:
+            idle = "-" if row.idle is None else f"{row.idle:.1f} of {row.cores}"
+            yield (
+                f"{row.name:{width}}  {row.role:10}  {row.state:12}  {idle:>10}  {figures.part(row.used):>6}  "
+                f"{figures.part(row.slots):>6}"
+            )
+    for job in seen.jobs:
+        yield from _job(job)
+
+
+def _job(job: JobState) -> Iterator[str]:
+    count = sum(len(ranks) for ranks in job.ranks.values())
+    yield f"job {job.name}: {job.state}, epoch {job.epoch}, {count} of {job.world} ranks"
+    if job.state == "running":
+        yield f"  plan version {job.version}, round {job.rounds}"
+    if job.missing:
+        yield f"  missing: {', '.join(job.missing)}"
+    if job.absent:
+        yield f"  without: {', '.join(job.absent)}"
+    for root, parents in zip(job.roots, job.trees, strict=True):
+        for depth, name in walk(root, parents):
+            yield f"  {'  ' * depth}{name}"
+
+
+def walk(root: str, parents: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """(depth, name) of all nodes of a tree, parents before their children."""
+    children: dict[str, list[str]] = {}
+    for name in sorted(parents):
+        children.setdefault(parents[name], []).append(name)
+    waiting = [(0, root)]
+    while waiting:
+        depth, name = waiting.pop()
+        yield depth, name
+        waiting += [(depth + 1, child) for child in reversed(children.get(name, []))]
+
+
+def _one_daemon(where: str, seconds: float, as_json: bool) -> None:
+    from prometheus_client.parser import text_string_to_metric_families
+
+    url = where if "://" in where else f"http://{where}/metrics"
+    try:
+        with urllib.request.urlopen(url, timeout=seconds) as answer:
+            text = answer.read(16 << 20).decode()
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise Failure(
+            f"no metrics from {url} ({reason}): is metrics.listen set, and the daemon running?"
+        ) from None
+    found = [
+        {"name": sample.name, "labels": dict(sample.labels), "value": sample.value}
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("inanet_")
+    ]
+    if as_json:
+        click.echo(json.dumps({"schema": SCHEMA, "ok": True, "address": url, "metrics": found}))
+        return
+    for one in found:
+        labels = " ".join(f"{key}={value}" for key, value in one["labels"].items())
+        click.echo(f"{one['value']:>16.6g}  {one['name']}{f'  {labels}' if labels else ''}")

@@ -1,0 +1,221 @@
+"""``ina status`` and ``ina top`` beside a coordinator in a thread, and what they make of two looks."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from inanet.aio.coordination import Coordination
+from inanet.aio.registration import Registration
+from inanet.cli import figures
+from inanet.cli.main import main
+from inanet.cli.status import lines, walk
+from inanet.control import authority
+from inanet.control.addresses import Resolved
+from inanet.control.observe.machine import Machine
+from inanet.control.observe.metrics import MetricsServer, Sample, Scrape
+from inanet.control.settings import Settings
+from inanet.control.standing import JobState, NodeState, Overview
+from inanet.control.topology import Topology
+from inanet.control.trust import Keys
+
+PATIENCE = 30.0
+TOKEN = "a token of the fabric"
+
+
+class Running:
+    """A coordinator with one registered aggregator, in a thread of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.address = ""
+        self._keys = Keys(str(directory / "ca.pem"), str(directory / "manager.pem"))
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        self._thread.start()
+        assert self._ready.wait(PATIENCE)
+
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+        topology = Topology(roots=("ps",), aggregators={"a0": "ps"}, workers={"w0": ("a0",)})
+        settings = Settings(topology, TOKEN, heartbeat=0.05, expected=("a0", "ps"))
+        coordination = Coordination(settings, None, keys=self._keys)
+        await coordination.start("127.0.0.1:0")
+        self.address = coordination.address
+        registration = Registration(
+            self.address, "manager", "aggregator", TOKEN, machine=Machine("127.0.0.1"), keys=self._keys
+        )
+        seen = asyncio.create_task(coordination.changed())
+        task = asyncio.create_task(registration.run())
+        await seen
+        self._ready.set()
+        await self._over.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await coordination.close("the test is over")
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(PATIENCE)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("keys")
+    authority.initialise(directory, 1)
+    authority.issue(directory, "manager", coordinator=True, jobs=(), days=1)
+    (directory / "token").write_text(f"{TOKEN}\n")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def running(keys: Path) -> Iterator[Running]:
+    coordinator = Running(keys)
+    yield coordinator
+    coordinator.close()
+
+
+def whom(running: Running, keys: Path) -> list[str]:
+    files = {"--token-file": "token", "--ca-file": "ca.pem", "--key-file": "manager.pem"}
+    options = [text for option, name in files.items() for text in (option, str(keys / name))]
+    return ["--address", running.address, *options]
+
+
+def test_status_as_json_and_as_text(running: Running, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", *whom(running, keys), "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schema"], report["ok"], report["address"]) == (1, False, running.address)
+    assert report["missing"] == ["a0", "ps"]
+    (node,) = report["nodes"]
+    assert (node["name"], node["role"], node["registered"], node["serves"]) == (
+        "manager",
+        "aggregator",
+        True,
+        False,
+    )
+    assert (report["jobs"], report["epoch"], report["in_network_share"]) == ([], 0, None)
+    assert main(["status", *whom(running, keys)]) == 1
+    text = capsys.readouterr().out
+    assert "missing: a0, ps" in text
+    assert "manager  aggregator" in text
+
+
+def test_a_file_says_whom_to_ask(
+    running: Running, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    control = f'token_file = "{keys}/token"\nca_file = "{keys}/ca.pem"\nkey_file = "{keys}/manager.pem"\n'
+    for name, where in (("manager", "listen"), ("agg", "coordinator")):
+        extra = "[fabric]\n" if name == "manager" else ""
+        file = tmp_path / f"{name}.toml"
+        file.write_text(f'[control]\n{where} = "{running.address}"\n{control}{extra}')
+        assert main(["status", "--config", str(file), "--json"]) == 1
+        assert json.loads(capsys.readouterr().out)["missing"] == ["a0", "ps"]
+
+
+def test_top_looks_as_often_as_it_is_told(
+    running: Running, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = [*whom(running, keys), "--interval", "0.2"]
+    assert main(["top", *options, "--count", "2", "--json"]) == 0
+    looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [look["schema"] for look in looks] == [1, 1]
+    assert [node["name"] for node in looks[1]["nodes"]] == ["manager"]
+    assert main(["top", *options, "--count", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "missing: a0, ps" in shown
+    assert "in the network" in shown
+
+
+def test_nobody_answers(keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gone = ["--address", f"unix:{tmp_path}/gone", "--timeout", "0.2"]
+    assert main(["status", *gone, "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schema"], report["ok"]) == (1, False)
+    assert "no answer from the coordinator" in report["error"]
+    assert main(["top", *gone]) == 1
+    assert "no answer from the coordinator" in capsys.readouterr().err
+    assert main(["status", "--address", "h:1", "--ca-file", str(keys / "ca.pem")]) == 2
+    assert "belong together" in capsys.readouterr().err
+
+
+def test_without_file_and_address_it_says_what_is_needed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("inanet.cli.coordinators.SYSTEM_DIRECTORY", tmp_path)
+    assert main(["status"]) == 2
+    assert "--address HOST:PORT or --config FILE" in capsys.readouterr().err
+
+
+def test_a_single_daemon_by_its_metrics(capsys: pytest.CaptureFixture[str]) -> None:
+    scrape = Scrape()
+    scrape.add(lambda: [Sample("inanet_jobs", 3), Sample("inanet_packets_dropped", 2, ("short",))])
+    with MetricsServer(Resolved("127.0.0.1", 0, "here"), scrape) as server:
+        where = f"127.0.0.1:{server.port}"
+        assert main(["status", "--metrics", where, "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert main(["status", "--metrics", where]) == 0
+        assert "inanet_packets_dropped_total  reason=short" in capsys.readouterr().out
+    assert {"name": "inanet_jobs", "labels": {}, "value": 3.0} in report["metrics"]
+    assert main(["status", "--metrics", where, "--timeout", "0.2"]) == 1
+    assert "is metrics.listen set" in capsys.readouterr().err
+
+
+def node(name: str, role: str, **counters: int) -> NodeState:
+    return NodeState(name=name, role=role, registered=True, serves=role != "worker", counters=counters)  # type: ignore[arg-type]
+
+
+def test_rates_losses_and_shares_are_those_since_the_look_before() -> None:
+    before = Overview(
+        epoch=1,
+        nodes=(
+            node("a0", "aggregator", rows_sent=100, retransmissions=10, slots_free=3, slots_total=4),
+            node("ps", "ps", contributions_in=100),
+            node("w0", "worker", leaf_contributions=200, rows_sent=9),
+        ),
+    )
+    after = Overview(
+        epoch=1,
+        nodes=(
+            node("a0", "aggregator", rows_sent=1100, retransmissions=30, slots_free=1, slots_total=4),
+            node("ps", "ps", contributions_in=350),
+            node("w0", "worker", leaf_contributions=1200, rows_sent=3),
+        ),
+    )
+    a0, _, w0 = figures.rows(before, after, 2.0)
+    assert a0.send_bps == 1000 * 8192 / 2
+    assert (a0.loss, a0.slots) == (0.02, 0.75)
+    assert w0.send_bps is None, "it was restarted in between"
+    assert figures.share(before, after) == 0.75
+    assert figures.share(None, after) == 1 - 350 / 1200
+    assert figures.share(None, Overview(epoch=0)) is None
+    assert [figures.rate(bps) for bps in (None, 7, 8200, 4.5e6, 9.99e9)] == [
+        "-",
+        "7 bit/s",
+        "8 kbit/s",
+        "4 Mbit/s",
+        "9.99 Gbit/s",
+    ]
+
+
+def test_a_fabric_is_healthy_if_everybody_is_there_and_nobody_waits() -> None:
+    job = JobState(
+        name="train", state="running", ranks={"w0": (0,)}, world=1, roots=("ps",), trees=({"w0": "ps"},)
+    )
+    well = Overview(epoch=1, nodes=(node("ps", "ps"),), jobs=(job,))
+    assert figures.healthy(well)
+    late = node("a0", "aggregator").model_copy(update={"age": 20.0})
+    unregistered = node("a0", "aggregator").model_copy(update={"registered": False})
+    for update in (
+        {"missing": ("a0",)},
+        {"nodes": (late,)},
+        {"nodes": (unregistered,)},
+        {"jobs": (job.model_copy(update={"state": "forming"}),)},
+    ):
+        assert not figures.healthy(well.model_copy(update=update))
+    text = "\n".join(lines(well))
+    assert "job train: running, epoch 0, 1 of 1 ranks" in text
+    assert text.endswith("  ps\n    w0")
+    assert list(walk("r", {"a": "r", "b": "r", "c": "a"})) == [(0, "r"), (1, "a"), (2, "c"), (1, "b")]
