@@ -283,3 +283,43 @@ def xdp(as_json: bool, size: int, seconds: float, samples: int, repetitions: int
     from inanet.bench.xdp import run, show
 
     click.echo(show(run(size, seconds, samples, repetitions), as_json))
+
+
+@bench.command()
+@click.option(
+    "--data",
+    multiple=True,
+    help="OA, SE (drawn after the paper's models), corpus, or a libsvm or CSV file. [default: OA, SE, corpus]",
+)
+@click.option(
+    "--workers", multiple=True, type=click.IntRange(1, 128), help="Of the rack. [default: 8 and 32]"
+)
+@click.option("--shards", default=1, show_default=True, type=click.IntRange(1, 16), help="PS shards.")
+@click.option("--rate", default=1.0, show_default=True, type=click.FloatRange(0.001), help="Gbit/s of links.")
+@click.option(
+    "--samples", default=64, show_default=True, type=click.IntRange(1), help="Of real data in a batch."
+)
+@click.option(
+    "--iterations", default=3, show_default=True, type=click.IntRange(2), help="The first warms up."
+)
+@click.option(
+    "--live", default=4, show_default=True, type=click.IntRange(0, 16), help="Workers over loopback; 0: none."
+)
+@click.option("--repetitions", "-n", default=3, show_default=True, type=click.IntRange(1), help="Of those.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def sparse(
+    as_json: bool, data: tuple[str, ...], workers: tuple[int, ...], rate: float, **options: int
+) -> None:
+    """Keys summed per second: Zebra, a PS alone, SwitchML sending whole models."""
+    from inanet.bench.sparse import Options, run, table
+
+    wanted = Options(rate=rate * 1e9, **options)
+    wanted = replace(wanted, data=data or wanted.data, workers=workers or wanted.workers)
+    result = run(wanted, lambda text: click.echo(f"# {text}", err=True))
+    if as_json:
+        click.echo(json.dumps(result))
+    else:
+        for line in table(result):
+            click.echo(line)
+    if not result["ok"]:
+        raise SystemExit(1)

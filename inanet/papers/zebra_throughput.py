@@ -4,102 +4,36 @@ Workers, a PS and a switch on one rack in virtual time, with Zebra's own machine
 anything hot: sparse push and pull, as PS-lite does it, over the same packets, windows and acknowledgements. An iteration is
 a push and a pull of the same keys by every worker.
 
-Models have the hot sets and shares of section III-A, divided by :data:`SCALE`; a worker's batch has :data:`PAIRS` keys, of
+Models have the hot sets and shares of section III-A, divided by ten (:mod:`inanet.demo.sparse_load`); a batch has 4,000 keys, of
 which the model's share is hot, the hotter the likelier (a key is in a batch at most once, so 30,000 hot keys with half of all
 updates leave room for 60,000 keys in a batch; here it is two thirds of that). SwitchML sends whole models: its goodput comes
 from the rack of the switch systems, with the slots that its share of the memory holds; the time is the model over that.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
-from inanet.demo.clicks import Samples, corpus
+from inanet.bench.sparse import dense_goodput
+from inanet.demo.clicks import corpus
+from inanet.demo.sparse_load import DEEP_LIGHT, OA, SCALE, SE, Load, generated, of_samples
 from inanet.papers.claims import Claim, ratio
 from inanet.papers.outcome import Outcome, Panel, Table
-from inanet.proto.zebra.hot import ranking, stop_rule
 from inanet.proto.zebra.stream import Timing
 from inanet.sim.link import LinkSpec
-from inanet.sim.rack import SYSTEMS, Rack
 from inanet.sim.sparse import Measured, SparseRack
-from inanet.wire.batch import U64
 
-SCALE = 10
 RATE = 1e9
 WORKERS = (4, 8, 16, 32)
-PAIRS = 4000
 #: iterations, the first of which is not measured
 ITERATIONS = 3
 #: samples of the corpus in a worker's batch
 SAMPLES = 64
-#: 1 MB of registers (section V-A), scaled; bytes of a slot of SwitchML: two sets of 64 values and their state
-MEMORY, SLOT = (1 << 20) // SCALE, 2 * (64 * 4 + 24)
+#: 1 MB of registers (section V-A), scaled
+MEMORY = (1 << 20) // SCALE
 #: as the daemons': what is lost at the end of a stream costs two milliseconds and the time that queues take
 TIMING = Timing(window=64, first=0.05, least=0.002, silent=60.0)
 LOSSES = (0.0001, 0.0003, 0.001)
-_SEED = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """``parameters`` of which ``hot`` have ``share`` of the updates, unscaled."""
-
-    name: str
-    parameters: int
-    hot: int
-    share: float
-
-
-MODELS = (
-    Model("OA", 150_000_000, 30_000, 0.5),
-    Model("SE", 9_000_000, 30_000, 0.7),
-    Model("DeepLight", 320_000, 40_000, 0.4),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """``hot`` keys, hottest first, and what each of ``workers`` pushes in each iteration: ``batches[iteration][worker]``."""
-
-    name: str
-    parameters: int
-    hot: U64
-    batches: Sequence[Sequence[U64]]
-
-    def of(self, workers: int) -> list[list[U64]]:
-        """The first workers' batches."""
-        return [list(iteration[:workers]) for iteration in self.batches]
-
-
-def generated(model: Model, workers: int, scale: int = SCALE) -> Load:
-    """Batches of a model, divided by ``scale``."""
-    rng = np.random.default_rng(_SEED)
-    hot, pairs = model.hot // scale, PAIRS * SCALE // scale
-    weight = np.arange(1, hot + 1, dtype=np.float64) ** -0.9
-    low, high = 0.0, 1e9
-    for _ in range(80):
-        factor = (low + high) / 2
-        low, high = (
-            (factor, high) if -np.expm1(-weight * factor).sum() < pairs * model.share else (low, factor)
-        )
-    present = -np.expm1(-weight * low)
-    cold, space = round(pairs * (1 - model.share)), model.parameters // scale - hot
-
-    def batch() -> U64:
-        warm = np.flatnonzero(rng.random(hot) < present)
-        return np.concatenate([warm, hot + np.unique(rng.integers(0, space, cold))]).astype(np.uint64)
-
-    batches = [[batch() for _ in range(workers)] for _ in range(ITERATIONS)]
-    return Load(model.name, model.parameters // scale, np.arange(hot, dtype=np.uint64), batches)
-
-
-def of_samples(samples: Samples, workers: int) -> Load:
-    """Batches of real samples; the hot set by the stop rule over all of them."""
-    ranked = ranking(samples.keys)
-    parts = iter(samples.shuffled(_SEED).batches(SAMPLES))
-    batches = [[np.unique(next(parts).keys) for _ in range(workers)] for _ in range(ITERATIONS)]
-    return Load(samples.name, len(ranked.keys), ranked.top(stop_rule(ranked)).keys, batches)
 
 
 def measure(
@@ -111,22 +45,11 @@ def measure(
     return rack.measure(load.of(workers))
 
 
-def dense_goodput(workers: int, memory: int = MEMORY) -> float:
-    """Bytes per second of model that SwitchML sums, after it has got going."""
-    slots = memory // SLOT
-    rack = Rack(SYSTEMS["switchml"], slots=slots, link=LinkSpec(rate=RATE))
-    rack.add_job(1, workers, slots)
-    rack.loop(1, 1_000_000)
-    rack.run(0.004)
-    begin, before = rack.network.now, rack.answered(1)
-    rack.run(0.01)
-    return (rack.answered(1) - before) / (rack.network.now - begin)
-
-
 def fig6() -> Outcome:
     """All models."""
     most = WORKERS[-1]
-    return judge((*(generated(model, most) for model in MODELS), of_samples(corpus(), most)))
+    drawn = [generated(model, most, ITERATIONS) for model in (OA, SE, DEEP_LIGHT)]
+    return judge((*drawn, of_samples(corpus(), most, SAMPLES, ITERATIONS)))
 
 
 _SHARE = "{:.0%} of what is pushed is hot: with the others at the PS, {:.2f} is the most that can be had"
@@ -138,7 +61,7 @@ _NEARLY_DENSE = (
 
 def judge(loads: Sequence[Load], workers: Sequence[int] = WORKERS) -> Outcome:
     """Throughputs, and claims about the most workers."""
-    goodput = {n: dense_goodput(n) for n in workers}
+    goodput = {n: dense_goodput(n, RATE, MEMORY) for n in workers}
     rows = []
     for load in loads:
         for n in workers:
@@ -210,7 +133,7 @@ def judge(loads: Sequence[Load], workers: Sequence[int] = WORKERS) -> Outcome:
 def fig11() -> Outcome:
     """What loss costs OA at its full size, with four workers: seconds of communication alone."""
     workers, seeds = 4, range(3)
-    load = generated(MODELS[0], workers, scale=1)
+    load = generated(OA, workers, ITERATIONS, scale=1)
     base = measure(load, workers, zebra=True).seconds
     rows = []
     for loss in LOSSES:
