@@ -33,7 +33,7 @@ from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.sim.cluster import Cluster, Layout, Placed, scaled
 
 #: How much shorter iterations are than the models'.
-SHORTER = 100
+SHORTER = 200
 
 
 @dataclass(frozen=True, slots=True)
