@@ -87,7 +87,7 @@ REFUSED = [
 )
 def test_requests_against_the_rules_end_the_connection(packets: list[Packet], code: Nak, at: int) -> None:
     wire = Wire(SMALL, memory=4096)
-    wire.b.pair.domain.register(np.zeros(9, np.uint8), access=Access.NONE)
+    wire.b.pair.domain.register(np.zeros(9, np.uint8), base=BASE, access=Access.NONE)
     wire.b.pair.post_receive(5)
     assert serve(wire, *packets) == [(NAK | code, at)]
     assert wire.b.pair.state is State.ERR
@@ -137,8 +137,17 @@ def test_acknowledgements_are_sent_where_they_are_asked_for() -> None:
     wire = Wire(SMALL, memory=4096)
     assert serve(wire, request(FIRST, 0, length=600), request(MIDDLE, 1)) == []
     assert serve(wire, request(LAST, 2, 88, ack_request=True)) == [(ACK, 2)]
-    (packet,) = [wire.b.pair.stats()["acks_sent"]]
-    assert packet == 1
+    assert wire.b.pair.stats()["acks_sent"] == 1
+
+
+def test_acknowledgements_count_messages() -> None:
+    wire = Wire(SMALL, memory=4096)
+    counted = []
+    for packet in (request(FIRST, 0, length=344), request(LAST, 1, 88), request(ONLY, 2), request(ONLY, 2)):
+        asking = replace(packet, ack_request=True)
+        wire.b.pair.receive(batch_of([asking.encode()]), 0.0)
+        counted += [answer.msn for answer in packets_of(wire.b.pair.transmit(0.0))]
+    assert counted == [0, 1, 2, 2]
 
 
 def test_an_overtaken_repetition_does_not_write_again() -> None:
