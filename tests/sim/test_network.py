@@ -210,3 +210,51 @@ def test_mistakes_of_building_are_refused() -> None:
     network.connect("s", "t", LINK)
     with pytest.raises(ValueError, match="connected already"):
         network.connect("t", "s", LINK)
+
+
+def test_with_ticks_everything_happens_at_the_nearest_one() -> None:
+    network = Network(seed=1, tick=0.004)
+    network.add_switch("s")
+    books = [Notebook() for _ in range(2)]
+    for number, book in enumerate(books):
+        network.add_host(f"h{number}", address(number), book)
+        network.connect(f"h{number}", "s", LinkSpec(rate=8e6, delay=0.0025, overhead=0, grain=1))
+    books[0].say(address(1), *range(9))
+    books[1].due = 0.0125
+    network.run(lambda: len(books[1].seen) == 9 and bool(books[1].rung), deadline=1.0)
+    # those that arrive at the switch from 2 to 6 ms are there at 4 ms, and leave one after the other
+    assert [at for at, _, _ in books[1].seen] == [0.008] * 3 + [0.012] * 3 + [0.016] * 3
+    assert [value for _, _, value in books[1].seen] == list(range(9))
+    assert books[1].rung == [pytest.approx(0.012)]
+
+
+def test_within_a_tick_a_packet_crosses_switches_that_are_near() -> None:
+    network = Network(tick=0.01)
+    near = LinkSpec(rate=8e9, delay=1e-5, overhead=0)
+    for name in ("a", "b", "c"):
+        network.add_switch(name)
+    network.connect("a", "b", near)
+    network.connect("b", "c", near)
+    books = [Notebook() for _ in range(2)]
+    for number, (book, switch) in enumerate(zip(books, "ac", strict=True)):
+        network.add_host(f"h{number}", address(number), book)
+        network.connect(f"h{number}", switch, LinkSpec(rate=8e9, delay=0.01, overhead=0))
+    books[0].say(address(1), 5)
+    network.run(lambda: bool(books[1].seen), deadline=1.0)
+    assert books[1].seen == [(0.02, address(0), 5)]
+
+
+def test_machines_on_one_computer_share_its_link_in_both_directions() -> None:
+    network, books = star(2)
+    beside = Notebook()
+    network.add_host("h2", address(2), beside)
+    network.share("h2", "h0")
+    books[0].say(address(1), 1, 2)
+    beside.say(address(1), 3, 4)
+    books[1].say(address(0), 5)
+    books[1].say(address(2), 6)
+    network.run(lambda: len(books[1].seen) == 4 and bool(beside.seen), deadline=1.0)
+    assert sorted(at for at, _, _ in books[1].seen) == [0.004, 0.005, 0.006, 0.007]
+    assert (books[0].seen, beside.seen) == ([(0.004, address(1), 5)], [(0.005, address(1), 6)])
+    with pytest.raises(ValueError, match="'h2' has a link already"):
+        network.share("h2", "h1")
