@@ -39,6 +39,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "status": Entry("inanet.cli.status:status", "Show nodes, jobs and trees of a fabric."),
         "top": Entry("inanet.cli.top:top", "Show what a fabric does, live."),
         "trace": Entry("inanet.cli.trace:trace", "Merge traces of a torch job, and show the overlap."),
+        "zebra": Entry("inanet.cli.zebra:zebra", "Hot parameters of a sparse data set."),
     }
 )
 

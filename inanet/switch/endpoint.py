@@ -31,10 +31,12 @@ class SwitchEndpoint:
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Run a batch through the program."""
         # the program edits packets where they lie, and they leave from there after the device has been read again
-        arena = batch.arena.copy()
+        low = int(batch.offsets.min()) if len(batch) else 0
+        high = int((batch.offsets + batch.lengths).max(initial=low))
+        arena, offsets = batch.arena[low:high].copy(), batch.offsets - low
         for first in range(0, len(batch), BATCH):
             part = slice(first, first + BATCH)
-            mine = PacketBatch(arena, batch.offsets[part], batch.lengths[part], batch.sources[part])
+            mine = PacketBatch(arena, offsets[part], batch.lengths[part], batch.sources[part])
             self.program.process(mine, np.zeros(len(mine), np.uint8), self._verdicts, now)
             self._leave(mine)
 

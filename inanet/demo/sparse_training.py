@@ -1,0 +1,97 @@
+"""Data-parallel training of a sparse model through a sparse job, bulk synchronous."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.client.sparse import SparseGroup
+from inanet.demo.clicks import Samples
+from inanet.demo.sparse_models import F64, Batch, Model, area_under_curve, error_of, loss_of
+from inanet.proto.zebra.hot import OnlineIdentifier, choose, of_updates, sample
+from inanet.wire.batch import U64
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One iteration: mean ``loss`` before it, pairs that went to the switch and to the PS, whether the hot set changed."""
+
+    number: int
+    loss: float
+    hot: int
+    cold: int
+    changed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """``steps`` taken; ``loss`` and ``auc`` on samples that were held out; ``seconds`` of wall time; the model's keys and
+    values at the end.
+    """
+
+    steps: tuple[Step, ...]
+    loss: float
+    auc: float
+    seconds: float
+    keys: U64
+    values: NDArray[np.float32]
+
+
+def hot_by_sampling(batches: Sequence[Samples], rate: float, seed: int, width: int, budget: int) -> U64:
+    """The offline method: hot keys of a share of the batches (an update is a key in a worker's batch), as many as fit into a
+    quarter of the switch's ``budget`` bytes, which leaves room for the ledger.
+    """
+    rows = sample(len(batches), rate, np.random.default_rng(seed))
+    seen = of_updates([Batch.of(batches[i]).keys for i in rows.tolist()])
+    k = choose(seen, c=0.25, memory=budget, width=width, step=max(1, len(seen.keys) // 100)).k
+    return seen.top(k).keys
+
+
+def train(
+    group: SparseGroup,
+    model: Model,
+    batches: Sequence[Samples],
+    held_out: Samples,
+    *,
+    identifier: OnlineIdentifier | None = None,
+    tell: Callable[[Step], None] = lambda step: None,
+) -> Trained:
+    """Train with one batch for each rank and step, until they are used up; what is left over is not used.
+
+    With an ``identifier`` hot keys are found, and changed, while training runs. Raises what pushes and pulls raise.
+    """
+    ranks = len(group.jobs)
+    steps: list[Step] = []
+    before = (0, 0)
+    begin = time.perf_counter()
+    for number in range(len(batches) // ranks):
+        losses, pushes = [], []
+        for job in group.jobs:
+            batch = Batch.of(batches[number * ranks + job.rank])
+            parameters = job.pull(batch.keys)
+            scores = model.scores(batch, parameters)
+            losses.append(loss_of(scores, batch.labels))
+            error = error_of(scores, batch.labels) / ranks
+            pushes.append((batch.keys, model.gradients(batch, parameters, error)))
+        group.push_all(pushes)
+        changed = identifier is not None and group.identify(identifier)
+        now = (
+            sum(worker.hot_pairs for worker in group.workers),
+            sum(worker.cold_pairs for worker in group.workers),
+        )
+        steps.append(Step(number, float(np.mean(losses)), now[0] - before[0], now[1] - before[1], changed))
+        before = now
+        tell(steps[-1])
+    seconds = time.perf_counter() - begin
+    keys, values = group.model()
+    loss, auc = evaluate(group, model, held_out)
+    return Trained(tuple(steps), loss, auc, seconds, keys, values)
+
+
+def evaluate(group: SparseGroup, model: Model, samples: Samples) -> tuple[float, float]:
+    """Loss and area under the curve of the model as rank 0 pulls it."""
+    batch = Batch.of(samples)
+    scores: F64 = model.scores(batch, group.jobs[0].pull(batch.keys))
+    return loss_of(scores, batch.labels), area_under_curve(scores, batch.labels)

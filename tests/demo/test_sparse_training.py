@@ -1,0 +1,91 @@
+"""Sparse models: their gradients, and training that does not depend on what is hot or lost."""
+
+import numpy as np
+import pytest
+
+from inanet.client.sparse import sparse_group
+from inanet.demo.clicks import Samples
+from inanet.demo.sparse_models import (
+    BIAS,
+    Batch,
+    FactorisationMachine,
+    LogisticRegression,
+    Model,
+    area_under_curve,
+    error_of,
+    loss_of,
+)
+from inanet.demo.sparse_training import hot_by_sampling, train
+from inanet.proto.zebra.hot import OnlineIdentifier
+
+
+def made_up(count: int, seed: int = 0) -> Samples:
+    """Samples whose label follows from a few of their features."""
+    rng = np.random.default_rng(seed)
+    truth = np.random.default_rng(99).standard_normal(400)
+    rows = [np.unique(np.minimum(rng.zipf(1.3, 12) - 1, 399)) for _ in range(count)]
+    start = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    labels = np.array([float(truth[row].sum() > 0) for row in rows], np.float32)
+    keys = np.concatenate(rows).astype(np.uint64)
+    return Samples("made up", start, keys, np.ones(len(keys), np.float32), labels)
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(), FactorisationMachine(3)], ids=["lr", "fm"])
+def test_gradients_are_the_losss_derivatives(model: Model) -> None:
+    batch = Batch.of(made_up(6))
+    rng = np.random.default_rng(1)
+    parameters = rng.standard_normal((len(batch.keys), model.width)).astype(np.float32)
+    found = model.gradients(batch, parameters, error_of(model.scores(batch, parameters), batch.labels))
+    for place in rng.integers(0, parameters.size, 10).tolist():
+        ends = []
+        for step in (0.01, -0.01):
+            moved = parameters.copy()
+            moved.reshape(-1)[place] += step
+            ends.append(loss_of(model.scores(batch, moved), batch.labels))
+        assert found.reshape(-1)[place] == pytest.approx((ends[0] - ends[1]) / 0.02, abs=2e-4)
+
+
+def test_a_batch_has_the_constant_and_every_key_once() -> None:
+    batch = Batch.of(made_up(5))
+    assert batch.keys[0] == BIAS
+    assert len(np.unique(batch.keys)) == len(batch.keys)
+    assert np.allclose(batch.per_sample(batch.value**2), 2.0)
+
+
+def test_the_area_under_the_curve() -> None:
+    scores = np.array([0.1, 0.4, 0.4, 0.8])
+    assert area_under_curve(scores, np.array([0.0, 0.0, 1.0, 1.0])) == 0.875
+    assert area_under_curve(scores, np.ones(4)) == 0.5
+
+
+@pytest.mark.parametrize("model", [LogisticRegression(), FactorisationMachine(2)], ids=["lr", "fm"])
+def test_training_learns_and_loss_changes_no_bit(model: Model) -> None:
+    batches, held_out = list(made_up(720).batches(24)), made_up(300, seed=1)
+    results = []
+    for impair in (0.0, 0.04):
+        with sparse_group(
+            3, 2, width=model.width, optimiser=model.optimiser, initial=model.initial, impair=impair, seed=2
+        ) as group:
+            group.use_hot(hot_by_sampling(batches, 0.1, 0, model.width, 1 << 16))
+            results.append(train(group, model, batches, held_out))
+            assert group.in_network_share() > 0.2
+    clean, lossy = results
+    assert clean.auc > 0.85
+    assert clean.loss < 0.6
+    assert (clean.keys == lossy.keys).all()
+    assert clean.values.tobytes() == lossy.values.tobytes()
+
+
+def test_hot_keys_found_on_the_way() -> None:
+    batches = list(made_up(480).batches(20))
+    with sparse_group(2, 1) as group:
+        found = train(
+            group,
+            LogisticRegression(),
+            batches,
+            made_up(50, seed=1),
+            identifier=OnlineIdentifier(after=4, threshold=0.3, step=10),
+        )
+    assert found.steps[3].changed
+    assert [step.hot for step in found.steps[:4]] == [0] * 4
+    assert found.steps[-1].hot > found.steps[-1].cold
