@@ -314,7 +314,12 @@ def join_fabric(config: SwitchConfig, driver: SwitchDriver) -> Uplink | None:
     for system, entry in entries.items():
         has = offer(registrations[entry.title], entry.job_slots)
         services[system] = Service(
-            endpoint=where[entry.title], slots=has.slots, own=has.own, quota=has.quota, values=has.values
+            endpoint=where[entry.title],
+            slots=has.slots,
+            own=has.own,
+            quota=has.quota,
+            relays=config.switch.transport == "udp",
+            values=has.values,
         )
     programs = {system: entry.title for system, entry in entries.items()}
     follower = SwitchFollower(switch, programs, driver.follow, driver.leave)

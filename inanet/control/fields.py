@@ -146,7 +146,7 @@ def _check_switched(facts: Switched) -> None:
     _in_range("number", facts.number, 1, 255)
     _in_range("workers", len(set(facts.workers)), 1, MAX_CHILDREN)
     _need(len(set(facts.workers)) == len(facts.workers), "two workers have one endpoint")
-    for endpoint in (*facts.workers, facts.switch, facts.ps, facts.exponents):
+    for endpoint in (*facts.workers, facts.switch, facts.ps, facts.results, facts.exponents):
         _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
     _in_range("slots", facts.slots, 1, 1 << 16)
     _in_range("window", facts.window, 1, (1 << 31) - 1)

@@ -328,7 +328,7 @@ class Job:
             self._wanted = None
             self._holding.discard(REARRANGED)
         if name in self.planner.nodes() and name not in self.topology.roots:
-            self._drop_holder(name, f"aggregator {name!r} was lost: {why}")
+            self._drop_holder(name, f"{self.hellos[name].role} {name!r} was lost: {why}")
 
     def dismiss(self, name: str, reason: str) -> None:
         """Tell an aggregator that the job goes on without it."""

@@ -13,11 +13,13 @@ EXPONENTS = "exponents"
 class Service(Frozen):
     """Where packets of a system go (``endpoint``), and what a job can have there: ``slots`` in all, of which it gets its
     ``own`` or which jobs share, ``quota`` of them at a time (0: no limit), and ``values`` in a packet (0: what the
-    system's packets always have). A parameter server has no slots.
+    system's packets always have). ``relays``: answers of a PS come to workers from the switch, as all its packets do. A
+    parameter server has no slots.
     """
 
     endpoint: Annotated[Integer, Field(ge=0, lt=1 << 48)]
     slots: Annotated[Integer, Field(ge=0, le=1 << 16)] = 0
     own: Annotated[bool, Strict()] = False
     quota: Count = 0
+    relays: Annotated[bool, Strict()] = False
     values: Annotated[Integer, Field(ge=0, le=1 << 10)] = 0

@@ -125,6 +125,7 @@ class SwitchedFabric:
             workers=tuple(hello.endpoint for hello in hellos),
             switch=offer.endpoint,
             ps=0 if server is None else server.endpoint,
+            results=offer.endpoint if server is None or offer.relays else server.endpoint,
             exponents=exponents.endpoint,
             slots=min(offer.slots, window) if offer.own else offer.slots,
             own=offer.own,

@@ -109,6 +109,8 @@ class Switched:
     switch: int
     #: the system's PS; 0 where it has none
     ps: int
+    #: where answers come from
+    results: int
     #: who agrees on exponents of floats
     exponents: int
     #: slots the job may use; ``own``: nobody else does

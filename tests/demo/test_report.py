@@ -257,7 +257,7 @@ def test_without_scikit_learn_the_extra_is_named(command, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--system", "dsync"], "'dsync' is not in this version; it has: xagg, switchml, atp, esa, a2tp."),
+        (["--system", "dsync"], "'dsync' is not in this version; it has: xagg, switchml, atp, esa, a2tp"),
         (["--workers", "17"], "17 is not in the range 1<=x<=16"),
         (["--workers", "0"], "0 is not in the range"),
         (["--impair", "0.9"], "0.9 is not in the range"),

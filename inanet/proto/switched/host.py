@@ -51,6 +51,7 @@ class SwitchedHost:
                 len(facts.workers),
                 plan.ranks,
                 facts.switch,
+                facts.results,
                 root=facts.exponents,
                 key=plan.key,
             )
