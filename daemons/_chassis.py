@@ -7,8 +7,11 @@ until the daemon runs, so that ``--help`` and ``--check`` answer at once.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -27,6 +30,16 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
     if wanted:
         click.echo(f"{context.find_root().info_name} {version()}")
         context.exit()
+
+
+def _end(code: Exit) -> NoReturn:
+    """End the process at once. Everything is closed and written; taking the interpreter and the compiled kernels apart
+    as well would keep whoever waits for the end waiting: on a busy host, for seconds."""
+    for stream in (sys.stdout, sys.stderr):
+        # whoever read it may be gone: that is no other way of ending
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
 
 
 def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
@@ -85,6 +98,6 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
             context.exit(Exit.OK)
         from daemons._lifecycle import run
 
-        context.exit(run(role, config, serve, read, loop))
+        _end(run(role, config, serve, read, loop))
 
     return main

@@ -11,15 +11,16 @@ import pytest
 
 from inanet.demo import report
 from inanet.demo.counters import total
+from inanet.demo.digits import fetch
 from inanet.demo.fabric import Fabric, python, python_environment
 from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.demo.run import Options, Session, judge, run
 from inanet.demo.training import Recipe
+from tests.demo.single import MODES, trained
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 STEPS = 30
-MODES = ("prologue", "carried")
 
 
 @pytest.fixture(autouse=True)
@@ -49,10 +50,14 @@ class Watch:
             self.action()
 
 
+def recipe(mode):
+    """Of every training here."""
+    return Recipe(parts=4, steps=STEPS, seed=Options().seed, mode=mode)
+
+
 def train(fabric, mode, watch=None, audited=False):
     """The digests of the workers' weights after a training run through ``fabric``."""
-    recipe = Recipe(parts=4, steps=STEPS, seed=Options().seed, mode=mode)
-    session = Session(fabric, recipe, watch or Watch(), fabric.require_alive)
+    session = Session(fabric, recipe(mode), watch or Watch(), fabric.require_alive)
     if not Path(session.digits).exists():
         session.prepare()
     digests, _ = session.train()
@@ -75,11 +80,10 @@ def fabric(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fabric):
-    """What a fabric that loses nothing makes of the training, by exponent mode."""
-    weights = {mode: train(fabric, mode) for mode in MODES}
-    assert all(len(digests) == 1 for digests in weights.values())
-    return weights
+def undisturbed():
+    """What one process makes of the training, by exponent mode."""
+    digits = fetch()
+    return {mode: {trained(recipe(mode), digits)} for mode in MODES}
 
 
 def test_the_command(undisturbed):

@@ -1,4 +1,4 @@
-"""The demo's training through real daemons over every transport: the bits are those over UDP."""
+"""The demo's training through real daemons over every transport but UDP: the bits are those of one process."""
 
 import os
 import re
@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from inanet.demo.configuration import NodeSpec
+from inanet.demo.digits import load
 from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
 from inanet.demo.run import Session
 from inanet.demo.training import Recipe
+from tests.demo.single import trained
 from tests.demo.test_end_to_end import Watch
 from tests.phy.conftest import lacking
 from tests.phy.spaces import Space, cable, open_spaces
@@ -63,40 +65,38 @@ def train(
 
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data set, which all trainings read."""
+    """The data set, which all trainings read; skips without the privileges that all tests here need."""
+    if os.geteuid() != 0:
+        lacking("raw sockets, TUN interfaces and namespaces need root")
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
     subprocess.run(python("inanet.demo.digits", str(path)), env=python_environment(), check=True)
     return path
 
 
 @pytest.fixture(scope="module")
-def over_udp(digits: Path) -> set[str]:
-    """What the training gives over UDP on loopback; skips where nothing can be compared with it."""
-    if os.geteuid() != 0:
-        lacking("raw sockets, TUN interfaces and namespaces need root")
-    digests = train(digits, "udp", lambda index: "127.0.0.1:0", lambda index: [])
-    assert len(digests) == 1
-    return digests
+def expected(digits: Path) -> set[str]:
+    """What one process makes of the training."""
+    return {trained(RECIPE, load(digits))}
 
 
 @needs_root
 @pytest.mark.parametrize("transport", ["rawip", "packet"])
-def test_on_loopback(digits: Path, over_udp: set[str], transport: str) -> None:
-    assert train(digits, transport, lambda index: f"127.0.1.{index + 1}:0", lambda index: []) == over_udp
+def test_on_loopback(digits: Path, expected: set[str], transport: str) -> None:
+    assert train(digits, transport, lambda index: f"127.0.1.{index + 1}:0", lambda index: []) == expected
 
 
 @needs_root
-def test_tun_through_a_forwarding_host(digits: Path, over_udp: set[str], stack: ExitStack) -> None:
+def test_tun_through_a_forwarding_host(digits: Path, expected: set[str], stack: ExitStack) -> None:
     (space,) = open_spaces(stack, 1)
     space.run(lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
     assert (
         train(digits, "tun", lambda index: f"10.79.0.{index + 1}:0", lambda index: entering(space))
-        == over_udp
+        == expected
     )
 
 
 @needs_root
-def test_packet_between_hosts(digits: Path, over_udp: set[str], stack: ExitStack) -> None:
+def test_packet_between_hosts(digits: Path, expected: set[str], stack: ExitStack) -> None:
     """Each node in a namespace of its own, a switch between them."""
     spaces = open_spaces(stack, len(NAMES))
     (middle,) = open_spaces(stack, 1)
@@ -106,7 +106,7 @@ def test_packet_between_hosts(digits: Path, over_udp: set[str], stack: ExitStack
     digests = train(
         digits, "packet", lambda index: f"10.78.0.{index + 1}:0", lambda index: entering(spaces[index])
     )
-    assert digests == over_udp
+    assert digests == expected
 
 
 def entering(space: Space) -> list[str]:
