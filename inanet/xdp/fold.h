@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Loops over a payload: checksum, copy, sum. All but the checksum under the lock of the slot. */
+/* Loops over a payload: checksum, copy, sum. What changes a slot is called under its lock. */
 #ifndef INANET_XDP_FOLD_H
 #define INANET_XDP_FOLD_H
 
 #include "maps.h"
+
+enum soundness { SOUND, DAMAGED_PACKET, DAMAGED_SLOT };
 
 /* The linear checksum (R3) from sums s and sums of prefix sums t of both halves, by additions only:
  * the sum of (2j + 1) x_j over n values is (2n + 1) s - 2t, and 2n more for every x_j of the second half.
@@ -49,56 +51,79 @@ __noinline int fold_copy(struct xagg_row *row, const struct xagg_row *packet)
 	return 0;
 }
 
+/* Running sum, and sum of running sums. Written so that no register has to be copied: there are too few of them. */
+#define WEIGH(s, t, value) asm volatile("%0 += %2\n\t%1 += %0" : "+&r"(s), "+&r"(t) : "r"(value))
+
+static __always_inline __u32 weighed(__u64 s, __u64 t)
+{
+	return (2 * VALUES + 1) * s - 2 * t;
+}
+
+/* Takes off again what did not match its checksum. */
+__noinline int fold_off(struct xagg_row *row, const struct xagg_row *packet)
+{
+	if (!row || !packet)
+		return 0;
+	UNROLL
+	for (int j = 0; j < VALUES; j++)
+		row->payload[j] -= packet->payload[j];
+	return 0;
+}
+
+/* Adds a packet to its slot and checks it on the way, in one pass; if it is damaged, the slot is as before. */
 __noinline int fold_add(struct xagg_row *row, const struct xagg_row *packet)
 {
-	__u64 *target = (__u64 *)row->payload;
-	const __u64 *source = (const __u64 *)packet->payload;
-	const __u64 carry = 1ull << 32;
+	__u64 s = 0, t = 0, a;
 
 	if (!row || !packet)
 		return 0;
 	UNROLL
-	for (int j = 0; j < VALUES / 2; j++) {
-		__u64 a = target[j], b = source[j], sum = a + b;
-
-		/* what the lower half carries into the upper one is taken off again */
-		target[j] = sum - ((a ^ b ^ sum) & carry);
+	for (int j = 0; j < VALUES; j++) {
+		a = packet->payload[j];
+		WEIGH(s, t, a);
+		row->payload[j] += a;
+	}
+	if (weighed(s, t) != packet->checksum) {
+		fold_off(row, packet);
+		return 0;
 	}
 	row->checksum += packet->checksum;
-	return 0;
+	return 1;
 }
 
-/* The last contribution: the sum goes into the slot and into the packet, which leaves with it. `keep` is 0 where there
- * is nothing in the slot yet, else all ones. Adds the one's complement sum to `internet`; returns whether the payload
- * matches its checksum.
+/* The last contribution: the sum goes into the slot and into the packet, which leaves with it. It is the sum that is
+ * checked, and only if that is not sound, who is to blame. Adds the one's complement sum to `internet`.
  */
-__noinline int fold_out(struct xagg_row *row, struct xagg_row *packet, __u64 *internet, __u32 keep)
+__noinline int fold_last(struct xagg_row *row, struct xagg_row *packet, __u64 *internet)
 {
-	__u32 s0 = 0, t0 = 0, s1 = 0, t1 = 0, a, b;
-	__u64 sum = 0;
+	__u64 *target = (__u64 *)packet->payload, s = 0, t = 0, a;
+	const __u64 *source = (const __u64 *)row->payload;
+	__u32 check;
 
 	if (!row || !packet || !internet)
 		return 0;
-	UNROLL_LESS
-	for (int j = 0; j < VALUES / 2; j++) {
-		a = (row->payload[j] & keep) + packet->payload[j];
-		b = (row->payload[j + VALUES / 2] & keep) + packet->payload[j + VALUES / 2];
+	UNROLL
+	for (int j = 0; j < VALUES; j++) {
+		a = row->payload[j] + packet->payload[j];
+		WEIGH(s, t, a);
 		row->payload[j] = a;
-		row->payload[j + VALUES / 2] = b;
-		packet->payload[j] = a;
-		packet->payload[j + VALUES / 2] = b;
-		sum += a;
-		sum += b;
-		s0 += a;
-		t0 += s0;
-		s1 += b;
-		t1 += s1;
 	}
-	a = (row->checksum & keep) + packet->checksum;
-	row->checksum = a;
-	packet->checksum = a;
-	*internet += sum + a;
-	return linear(s0, t0, s1, t1) == a;
+	check = row->checksum + packet->checksum;
+	if (weighed(s, t) != check) {
+		if (!is_sound(packet)) {
+			fold_off(row, packet);
+			return DAMAGED_PACKET;
+		}
+		row->checksum = check;
+		return DAMAGED_SLOT;
+	}
+	UNROLL
+	for (int j = 0; j < VALUES / 2; j++)
+		target[j] = source[j];
+	row->checksum = check;
+	packet->checksum = check;
+	*internet += s + check;
+	return SOUND;
 }
 
 /* Slot memory into the packet, header included; adds its one's complement sum to `internet`. */

@@ -225,6 +225,8 @@ struct geometry {
 	__u32 port;
 	/* several interfaces: results for the group leave by all of them */
 	__u32 ports;
+	/* not 0: this processor may show its stores to others in another order (all but x86 and s390) */
+	__u32 reorders;
 };
 
 #endif

@@ -40,6 +40,24 @@ static __always_inline void leaves(struct frame *f, __u32 tree, __u32 to)
 	}
 }
 
+/* Counts what CREDIT returns. */
+static __always_inline void take_off_wire(struct frame *f, __u32 tree, __u32 from)
+{
+	__s64 before;
+
+	if (from > MAX_CHILDREN)
+		return;
+	before = __sync_fetch_and_add(&tables.taken[tree][from], 1);
+	if (!((before + 1) & tables.routes[tree].credit_mask))
+		f->wake = 1;
+}
+
+static __always_inline void put_back(__u32 tree, __u32 from)
+{
+	if (from <= MAX_CHILDREN)
+		__sync_fetch_and_add(&tables.taken[tree][from], -1);
+}
+
 /* The header of a slot's row for its next hop; `kind` with the flags in its high nibble. */
 __noinline int stamp(struct xagg_row *row, const struct concern *c, __u32 kind, __u32 host, __u32 attempt)
 {

@@ -18,7 +18,7 @@
 /* what the arrays of the map `slots` hold for one slot */
 #define WORD(name) (*(__u32 *)(words + geometry.name))
 #define BYTE(name) (*(__u8 *)(bytes + geometry.name))
-#define UNROLL _Pragma("clang loop unroll_count(8)")
+#define UNROLL _Pragma("clang loop unroll_count(16)")
 /* where more would not stay in registers */
 #define UNROLL_LESS _Pragma("clang loop unroll_count(4)")
 #define HEADER_FLAG_END 0x1000u
@@ -206,7 +206,7 @@ static __always_inline __u32 tag_of(__u32 w0, __u32 w1, __u32 w2, __u32 w3, __u3
 }
 
 /* Tries for some microseconds: whoever holds a lock runs on another CPU and folds one packet. */
-__noinline int acquire(__u64 *lock)
+__noinline int contend(__u64 *lock)
 {
 	if (!lock)
 		return 0;
@@ -216,13 +216,20 @@ __noinline int acquire(__u64 *lock)
 	return 0;
 }
 
-static __always_inline void release(__u64 *lock)
+static __always_inline int acquire(__u64 *lock)
 {
-	__sync_lock_test_and_set(lock, 0);
+	return !__sync_val_compare_and_swap(lock, 0, 1) || contend(lock);
 }
 
-/* Bitmap with every retired id in it replaced by what it stands for (R5). */
-__noinline __u32 effective(__u32 tree, __u32 bitmap)
+static __always_inline void release(__u64 *lock)
+{
+	if (geometry.reorders)
+		__sync_lock_test_and_set(lock, 0);
+	else
+		WRITE(*lock, 0);
+}
+
+__noinline __u32 replaced(__u32 tree, __u32 bitmap)
 {
 	__u32 retired;
 
@@ -232,6 +239,14 @@ __noinline __u32 effective(__u32 tree, __u32 bitmap)
 		for (int i = 0; i < MAX_CHILDREN; i++)
 			bitmap |= tables.routes[tree].stands_for[i] & -(retired >> i & 1);
 	return bitmap;
+}
+
+/* Bitmap with every retired id in it replaced by what it stands for (R5). */
+static __always_inline __u32 effective(__u32 tree, __u32 bitmap)
+{
+	if (!((__u32)tables.trees[tree & (MAX_TREES - 1)][TREE_RETIRED] & bitmap))
+		return bitmap;
+	return replaced(tree, bitmap);
 }
 
 static __always_inline struct xagg_row *row_of(__u32 slot)

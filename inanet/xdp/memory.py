@@ -6,6 +6,7 @@ Unlike private memory it is taken as a whole when it is made: one second per gig
 """
 
 import mmap
+import platform
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -34,6 +35,9 @@ MAX_CPUS = 256
 DROPS, COUNTS = 64, 16
 #: a map's value ends below 512 MB, what the verifier can address: banks of 2^17 rows are 138 MB
 BANK_SHIFT = 17
+
+#: processors that show their stores to others in the order in which they were made
+_IN_ORDER = ("x86_64", "s390x")
 
 Mode = Literal["native", "generic"]
 PROGRAMS: dict[str, str] = {"native": "aggregate_frames", "generic": "aggregate_super_frames"}
@@ -81,7 +85,7 @@ GEOMETRY = np.dtype(
         for name in (
             *("capacity", "bank_rows", "bank_shift", "bitmap", "round", "up_log", "down_log", "up_left"),
             *("down_left", "state", "attempt", "exponent", "misfit", "announced", "logged", "groups"),
-            *("address", "port", "ports"),
+            *("address", "port", "ports", "reorders"),
         )
     ]
 )
@@ -148,6 +152,7 @@ class Geometry:
             values[name] = at
         _, port = address_of(endpoint)
         values["address"], values["port"], values["ports"] = endpoint >> 16, port, ports
+        values["reorders"] = platform.machine() not in _IN_ORDER
         return values.tobytes()
 
 

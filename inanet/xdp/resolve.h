@@ -5,17 +5,22 @@
 
 #include "slots.h"
 
+/* Which bit is the only one, by the five highest bits of its product with a de Bruijn sequence. */
+static const __u8 position[MAX_CHILDREN] SEC(".rodata.position") = { 0,	 1,  28, 2,  29, 14, 24, 3, 30, 22, 20, 15, 25, 17, 4,	8,
+					     31, 27, 13, 23, 21, 19, 16, 7, 26, 12, 18, 6,  11, 5,  10, 9 };
+
 /* Whose an uplink packet is: child index, or minus a reason; `taken` counts it for CREDIT. */
 static __always_inline int resolve_child(__u32 tree, __u32 host, __u64 source, __u8 plan)
 {
-	__u32 child = 0;
+	__u32 lower = host - 1, child;
 
-	if (!host || host & (host - 1))
+	/* or the compiler counts the bits */
+	PIN(lower);
+	if (!host || host & lower)
 		return -D_FOREIGN_HOST;
-	/* the position of the only bit */
-	child = (!!(host & 0xFFFF0000)) << 4 | (!!(host & 0xFF00FF00)) << 3 | (!!(host & 0xF0F0F0F0)) << 2 |
-		(!!(host & 0xCCCCCCCC)) << 1 | !!(host & 0xAAAAAAAA);
-	child &= 31;
+	child = host * 0x077CB531u >> 27;
+	PIN(child);
+	child = position[child & (MAX_CHILDREN - 1)] & (MAX_CHILDREN - 1);
 	if (!((__u32)tables.trees[tree][TREE_LIVE] & host))
 		return (__u32)tables.trees[tree][TREE_RETIRED] & host ? -D_STALE_PLAN : -D_FOREIGN_HOST;
 	if ((__u64)tables.child_endpoint[tree][child] != source)
@@ -25,29 +30,53 @@ static __always_inline int resolve_child(__u32 tree, __u32 host, __u64 source, _
 	return child;
 }
 
-static __always_inline void take_off_wire(struct frame *f, __u32 tree, __u32 from)
+/* The slot of a packet whose tag is right, and whether it may be touched; minus a reason to drop it. */
+static __always_inline int locate(struct frame *f, const struct xagg_row *at, __u32 kind)
 {
-	__s64 before;
+	const __u32 *packet = (const __u32 *)at;
+	struct concern *c = &f->concern;
+	__u32 row, tree, w4 = packet[4];
+	int found, child;
 
-	if (from > MAX_CHILDREN)
-		return;
-	before = __sync_fetch_and_add(&tables.taken[tree][from], 1);
-	if (!((before + 1) & tables.routes[tree].credit_mask))
-		f->wake = 1;
+	if (c->shard >= MAX_SHARDS_PER_JOB)
+		return -D_UNKNOWN_SHARD;
+	found = tables.shard_row[c->job_row & (MAX_JOBS - 1)][w4 & (MAX_SHARDS_PER_JOB - 1)];
+	if (found < 0)
+		return -D_UNKNOWN_SHARD;
+	row = found & (MAX_SHARDS - 1);
+	if (c->fragment >= (__u64)tables.shards[row][SHARD_COUNT])
+		return -D_BAD_FRAGMENT;
+	if (tables.shards[row][SHARD_FOLD])
+		return PASS;
+	tree = tables.shards[row][SHARD_TREE] & (MAX_TREES - 1);
+	c->row = row;
+	c->tree = tree;
+	c->slot0 = tables.shards[row][SHARD_SLOT0];
+	c->slot = c->slot0 + c->fragment;
+	if (kind == K_RESULT)
+		return (__u64)tables.trees[tree][TREE_PARENT_ENDPOINT] == f->source ? ADOPT : -D_FOREIGN_HOST;
+	child = resolve_child(tree, packet[1], f->source, w4 >> 16);
+	if (child < 0)
+		return child;
+	c->child = child;
+	if (newer8(w4 >> 16, tables.jobs[c->job_row & (MAX_JOBS - 1)][JOB_VERSION]))
+		return -D_FUTURE_PLAN;
+	found = admit_round(row, c->round, f->cpu, at);
+	if (found < 0)
+		return PASS;
+	return found ? -found : CONTRIBUTE;
 }
 
-/* A packet with the length of a row: whose it is and which slot it concerns, or why it is none of ours. */
-__noinline int resolve(struct frame *f, struct xagg_row *at)
+/* A packet with the length of a row: whose it is and which slot it concerns, or why it is none of ours. What is added to
+ * a slot is checked there; all else has to be sound before anything is said about it.
+ */
+static __always_inline int resolve(struct frame *f, const struct xagg_row *at)
 {
-	__u32 *packet = (__u32 *)at, w0, w4, kind, row, tree;
-	struct concern *c;
-	int job_row, found, child;
+	const __u32 *packet = (const __u32 *)at;
+	struct concern *c = &f->concern;
+	__u32 w0 = packet[0], kind = w0 >> 8 & 0xF;
+	int job_row, verdict;
 
-	if (!f || !at)
-		return PASS;
-	c = &f->concern;
-	w0 = packet[0];
-	kind = w0 >> 8 & 0xF;
 	if ((w0 & 0xFF) != MAGIC_VERSION)
 		return drop(f, D_BAD_MAGIC);
 	if (kind == 0 || kind > K_PROBE)
@@ -58,56 +87,27 @@ __noinline int resolve(struct frame *f, struct xagg_row *at)
 	if (job_row < 0)
 		return drop(f, D_FOREIGN_JOB);
 	job_row &= MAX_JOBS - 1;
-	w4 = packet[4];
-	if (tag_of(w0, packet[1], packet[2], packet[3], w4, tables.keys[job_row]) != packet[5])
+	if (tag_of(w0, packet[1], packet[2], packet[3], packet[4], tables.keys[job_row]) != packet[5])
 		return drop(f, D_BAD_TAG);
 	if (kind == K_EXPONENT || kind == K_RESTART || (kind == K_RESULT && packet[1]))
 		return PASS;
-	if (!is_sound(at))
-		return drop(f, D_BAD_CHECKSUM);
 	c->job_row = job_row;
 	c->ended = w0 & HEADER_FLAG_END;
 	c->fragment = packet[2];
 	c->round = packet[3];
-	c->shard = w4 & 0xFFFF;
-	c->attempt = w4 >> 24;
-	if (c->shard >= MAX_SHARDS_PER_JOB)
-		return drop(f, D_UNKNOWN_SHARD);
-	found = tables.shard_row[job_row][w4 & (MAX_SHARDS_PER_JOB - 1)];
-	if (found < 0)
-		return drop(f, D_UNKNOWN_SHARD);
-	row = found & (MAX_SHARDS - 1);
-	if (c->fragment >= (__u64)tables.shards[row][SHARD_COUNT])
-		return drop(f, D_BAD_FRAGMENT);
-	if (tables.shards[row][SHARD_FOLD])
-		return PASS;
-	tree = tables.shards[row][SHARD_TREE] & (MAX_TREES - 1);
-	c->row = row;
-	c->tree = tree;
-	c->slot0 = tables.shards[row][SHARD_SLOT0];
-	c->slot = c->slot0 + c->fragment;
+	c->shard = packet[4] & 0xFFFF;
+	c->attempt = packet[4] >> 24;
 	c->child = MAX_CHILDREN;
-	if (kind == K_RESULT) {
-		if ((__u64)tables.trees[tree][TREE_PARENT_ENDPOINT] != f->source)
-			return drop(f, D_FOREIGN_HOST);
-		return ADOPT;
-	}
-	child = resolve_child(tree, packet[1], f->source, w4 >> 16);
-	if (child < 0)
-		return drop(f, -child);
-	c->child = child;
-	if (newer8(w4 >> 16, tables.jobs[job_row][JOB_VERSION])) {
-		take_off_wire(f, tree, child);
-		return drop(f, D_FUTURE_PLAN);
-	}
-	found = admit_round(row, c->round, f->cpu);
-	if (found < 0)
-		return PASS;
-	if (found) {
-		take_off_wire(f, tree, child);
-		return drop(f, found);
-	}
-	return CONTRIBUTE;
+	verdict = locate(f, at, kind);
+	if (verdict == CONTRIBUTE)
+		return CONTRIBUTE;
+	if (!is_sound(at))
+		return drop(f, D_BAD_CHECKSUM);
+	if (verdict >= 0)
+		return verdict;
+	if (verdict == -D_FUTURE_PLAN || verdict == -D_STALE_ROUND || verdict == -D_NOT_OPEN)
+		take_off_wire(f, c->tree & (MAX_TREES - 1), c->child);
+	return drop(f, -verdict);
 }
 
 /* All stages for a packet with the length of a row. */
@@ -115,7 +115,6 @@ static __always_inline int take(struct frame *f, struct xagg_row *packet)
 {
 	struct concern *c = &f->concern;
 	int verdict = resolve(f, packet), from;
-	__u32 row = c->row & (MAX_SHARDS - 1);
 
 	if (verdict == CONTRIBUTE)
 		verdict = contribute(f, packet);
@@ -123,12 +122,9 @@ static __always_inline int take(struct frame *f, struct xagg_row *packet)
 		verdict = adopt(f, packet);
 	else
 		return verdict;
-	if (verdict == PASS)
-		return PASS;
-	take_off_wire(f, c->tree & (MAX_TREES - 1), c->child);
-	if (c->ended) {
+	if (verdict != PASS && c->ended) {
 		from = c->child < MAX_CHILDREN ? (int)c->child : -1;
-		report(f->cpu, E_GROUP_END, row, from, c->fragment >> GROUP_SHIFT);
+		report(f->cpu, E_GROUP_END, c->row & (MAX_SHARDS - 1), from, c->fragment >> GROUP_SHIFT);
 	}
 	return verdict;
 }

@@ -29,9 +29,9 @@ static long fill_group(__u32 index, void *context)
 }
 
 /* Whether a shard takes packets of this round; a newer one opens it if the last one is committed (R4). Slots reset when
- * first touched. -1: user space has to look.
+ * first touched. -1: user space has to look. Only what is sound opens anything.
  */
-__noinline int admit_round(__u32 row, __u32 round, __u32 cpu)
+__noinline int open_round(__u32 row, __u32 round, __u32 cpu)
 {
 	__u32 index = row & (MAX_SHARDS - 1), key = index, active;
 	__s64 *shard = tables.shards[index];
@@ -39,14 +39,6 @@ __noinline int admit_round(__u32 row, __u32 round, __u32 cpu)
 	__u64 *lock;
 	int verdict = D_OK;
 
-	active = READ(shard[SHARD_ACTIVE]);
-	if (!READ(shard[SHARD_COMMITTED])) {
-		if (round == active)
-			return D_OK;
-		return newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
-	}
-	if (!newer32(round, active))
-		return D_STALE_ROUND;
 	lock = bpf_map_lookup_elem(&shard_locks, &key);
 	if (!lock || !acquire(lock))
 		return -1;
@@ -82,6 +74,21 @@ static __always_inline void claim(void *words, void *bytes, struct xagg_row *row
 	*(__u32 *)row = 0;
 }
 
+static __always_inline int admit_round(__u32 row, __u32 round, __u32 cpu, const struct xagg_row *packet)
+{
+	__s64 *shard = tables.shards[row & (MAX_SHARDS - 1)];
+	__u32 active = READ(shard[SHARD_ACTIVE]);
+
+	if (!READ(shard[SHARD_COMMITTED])) {
+		if (round == active)
+			return D_OK;
+		return newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
+	}
+	if (!newer32(round, active))
+		return D_STALE_ROUND;
+	return is_sound(packet) ? open_round(row, round, cpu) : D_BAD_CHECKSUM;
+}
+
 /* What has become of a contribution. */
 struct outcome {
 	/* one's complement sum of what leaves */
@@ -93,7 +100,7 @@ struct outcome {
 	int result;
 	int first;
 	int done;
-	int sound;
+	int soundness;
 	int again;
 	/* it may leave without user space */
 	int emit;
@@ -108,11 +115,20 @@ static __always_inline void complete(struct concern *c, struct outcome *o, void 
 	__u8 bit = root ? LOGGED_DOWN : LOGGED_UP;
 	__s32 *left = base + (root ? geometry.down_left : geometry.up_left) + group * 4;
 
-	o->sound = fold_out(row, packet, &o->sum, o->first ? 0 : ~0u);
-	if (!o->sound) {
-		WORD(bitmap) = 0;
-		return;
+	if (o->first) {
+		fold_copy(row, packet);
+	} else {
+		o->soundness = fold_last(row, packet, &o->sum);
+		if (o->soundness == DAMAGED_PACKET) {
+			o->reason = D_BAD_CHECKSUM;
+			return;
+		}
+		if (o->soundness == DAMAGED_SLOT) {
+			WORD(bitmap) = 0;
+			return;
+		}
 	}
+	WORD(bitmap) |= 1u << (c->child & 31);
 	o->again = BYTE(logged) & bit;
 	if (!o->again && __sync_fetch_and_add(left, -1) == 1) {
 		kind |= 0x10;
@@ -121,8 +137,38 @@ static __always_inline void complete(struct concern *c, struct outcome *o, void 
 	}
 	BYTE(logged) |= o->emit ? bit | bit << 2 : bit;
 	stamp(row, c, kind, root ? 0 : (__u32)tables.trees[tree][TREE_BIT], c->attempt);
-	o->sum += copy_header(row, packet);
+	if (o->first)
+		copy_out(row, packet, &o->sum);
+	else
+		o->sum += copy_header(row, packet);
 	BYTE(state) = root ? S_RESULT : S_SENT;
+}
+
+/* Whether a contribution is for the slot as it is, else why not. Under the slot's lock. */
+static __always_inline int suits(const struct concern *c, struct outcome *o, void *words, void *bytes, int untouched, int root)
+{
+	__u8 known = untouched ? 0 : BYTE(attempt);
+
+	if (!untouched && BYTE(state) == S_RESULT) {
+		o->reason = D_DUPLICATE;
+		o->result = 1;
+	} else if (c->attempt != known) {
+		if (newer8(known, c->attempt))
+			o->reason = D_STALE_ATTEMPT;
+		else if (root)
+			o->pass = 1;
+		else
+			o->reason = D_FUTURE_ATTEMPT;
+	} else if (untouched) {
+		return 1;
+	} else if (BYTE(misfit)) {
+		o->pass = 1;
+	} else if (effective(c->tree, WORD(bitmap)) & 1u << (c->child & 31)) {
+		o->reason = D_DUPLICATE;
+	} else {
+		return 1;
+	}
+	return 0;
 }
 
 /* Admit and fold. Under the slot's lock. */
@@ -131,47 +177,36 @@ static __always_inline void fold(struct frame *f, struct outcome *o, void *base,
 {
 	struct concern *c = &f->concern;
 	void *words = base + slot * 4, *bytes = base + slot;
-	__u32 tree = c->tree & (MAX_TREES - 1), host = 1u << (c->child & 31), live = tables.trees[tree][TREE_LIVE], present;
+	__u32 tree = c->tree & (MAX_TREES - 1), host = 1u << (c->child & 31), live = tables.trees[tree][TREE_LIVE];
 	int untouched = BYTE(state) == S_FREE || WORD(round) != c->round;
-	__u8 known = untouched ? 0 : BYTE(attempt);
+	int suited = suits(c, o, words, bytes, untouched, root);
 
-	if (!untouched && BYTE(state) == S_RESULT) {
-		o->reason = D_DUPLICATE;
-		o->result = 1;
-		o->answer = may_leave(f, tree, c->child);
+	o->first = untouched || WORD(bitmap) == 0;
+	/* whatever changes nothing but this slot is checked where it is added */
+	if ((!suited || o->first) && !is_sound(packet)) {
+		o->reason = D_BAD_CHECKSUM;
+		o->pass = 0;
+		return;
+	}
+	if (!suited) {
+		o->answer = o->result && may_leave(f, tree, c->child);
 		if (o->answer)
 			copy_out(row, packet, &o->sum);
 		return;
 	}
-	if (c->attempt != known) {
-		if (newer8(known, c->attempt))
-			o->reason = D_STALE_ATTEMPT;
-		else if (root)
-			o->pass = 1;
-		else
-			o->reason = D_FUTURE_ATTEMPT;
-		return;
-	}
-	if (!untouched && BYTE(misfit)) {
-		o->pass = 1;
-		return;
-	}
 	if (untouched)
 		claim(words, bytes, row, c->round);
-	present = effective(tree, WORD(bitmap));
-	if (present & host) {
-		o->reason = D_DUPLICATE;
+	o->done = ((effective(tree, WORD(bitmap)) | host) & live) == live;
+	if (o->done) {
+		complete(c, o, base, slot, group, root, row, packet);
 		return;
 	}
-	o->first = WORD(bitmap) == 0;
-	WORD(bitmap) |= host;
-	o->done = ((present | host) & live) == live;
-	if (o->done)
-		complete(c, o, base, slot, group, root, row, packet);
-	else if (o->first)
+	if (o->first)
 		fold_copy(row, packet);
-	else
-		fold_add(row, packet);
+	else if (!fold_add(row, packet))
+		o->reason = D_BAD_CHECKSUM;
+	if (o->reason == D_OK)
+		WORD(bitmap) |= host;
 }
 
 /* What follows from it: counters, reports, the emission log, and whether the packet leaves. */
@@ -199,7 +234,7 @@ static __always_inline int follow(struct frame *f, struct outcome *o, void *base
 	if (!o->done)
 		return CONSUMED;
 	count(f, C_COMPLETED);
-	if (!o->sound) {
+	if (o->soundness != SOUND) {
 		count(f, C_CORRUPT_SLOTS);
 		report(f->cpu, E_CORRUPT_SLOT, row, c->fragment, 0);
 		return CONSUMED;
@@ -217,20 +252,17 @@ static __always_inline int follow(struct frame *f, struct outcome *o, void *base
 }
 
 /* Admit, fold and emit a contribution (Algorithm 1, lines 5 to 13). */
-__noinline int contribute(struct frame *f, struct xagg_row *packet)
+static __always_inline int contribute(struct frame *f, struct xagg_row *packet)
 {
-	__u32 zero = 0, slot, tree;
+	struct concern *c = &f->concern;
+	__u32 zero = 0, slot = c->slot, tree = c->tree & (MAX_TREES - 1);
 	__u64 at, group;
-	struct outcome o = { .reason = D_OK };
+	struct outcome o = {};
 	struct xagg_row *row;
 	int root;
 	__u64 *lock;
 	void *base;
 
-	if (!f || !packet)
-		return PASS;
-	slot = f->concern.slot;
-	tree = f->concern.tree & (MAX_TREES - 1);
 	row = row_of(slot);
 	lock = bpf_map_lookup_elem(&slot_locks, &slot);
 	base = bpf_map_lookup_elem(&slots, &zero);
@@ -238,17 +270,22 @@ __noinline int contribute(struct frame *f, struct xagg_row *packet)
 		return PASS;
 	at = slot;
 	PIN(at);
-	group = (__u32)tables.shards[f->concern.row & (MAX_SHARDS - 1)][SHARD_GROUP0] +
-		(f->concern.fragment >> GROUP_SHIFT);
+	group = (__u32)tables.shards[c->row & (MAX_SHARDS - 1)][SHARD_GROUP0] + (c->fragment >> GROUP_SHIFT);
 	PIN(group);
 	if (at >= geometry.capacity || group >= geometry.groups)
 		return PASS;
 	root = tables.trees[tree][TREE_IS_ROOT] != 0;
 	o.emit = may_leave(f, tree, root ? TO_GROUP : TO_PARENT);
-	if (!acquire(lock))
+	/* not after it: an atomic operation waits for all stores before */
+	take_off_wire(f, tree, c->child);
+	if (!acquire(lock)) {
+		put_back(tree, c->child);
 		return PASS;
+	}
 	fold(f, &o, base, at, group, root, row, packet);
 	release(lock);
+	if (o.pass || o.reason == D_BAD_CHECKSUM)
+		put_back(tree, c->child);
 	return o.pass ? PASS : follow(f, &o, base, root);
 }
 
@@ -273,6 +310,7 @@ __noinline int adopt(struct frame *f, struct xagg_row *packet)
 	row_index = c->row & (MAX_SHARDS - 1);
 	active = READ(tables.shards[row_index][SHARD_ACTIVE]);
 	if (c->round != active || READ(tables.shards[row_index][SHARD_COMMITTED])) {
+		take_off_wire(f, tree, MAX_CHILDREN);
 		c->ended = 0;
 		return drop(f, newer32(c->round, active) ? D_NOT_OPEN : D_STALE_ROUND);
 	}
@@ -320,6 +358,7 @@ __noinline int adopt(struct frame *f, struct xagg_row *packet)
 		if (emit)
 			copy_out(row, packet, &sum);
 	}
+	take_off_wire(f, tree, MAX_CHILDREN);
 	release(lock);
 
 	count_drop(f, outcome);

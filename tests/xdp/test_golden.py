@@ -94,6 +94,13 @@ def golden(*, root: bool) -> list[tuple[bytes, int]]:
             add(child, fragment, flags=Flag.GROUP_END if fragment == 1023 else Flag.NONE)
             if fragment % 2:
                 add(child, fragment)
+    # damaged on the way to a slot that is empty, that holds something, and that it would complete; then as it was sent
+    for child in (0, 1, 4):
+        add(child, 20)
+        sound, source = packets.pop()
+        for at in (30, 600, len(sound) - 2):
+            packets.append((sound[:at] + bytes([sound[at] ^ 32]) + sound[at + 1 :], source))
+        packets.append((sound, source))
     # a retired child's contribution stands for child 4's (R5)
     whole = packets[0][0]
     for mutation in (
@@ -209,9 +216,10 @@ def test_same_packets_same_memory(shared: Callable[..., SharedMemory], mode: Mod
     # the round is over, and a packet of a later one opens the slots for it (R4)
     for side in (mixed, alone):
         side.memory.shards[side.row, ShardColumn.COMMITTED] = 1
-    for round_ in (41, 43, 43, 41, 42, 44):
+    for round_, damage in ((41, 0), (43, 1), (43, 0), (43, 0), (41, 0), (42, 0), (44, 0)):
         payload = np.full(256, round_, np.int32).tobytes()
         packet = Packet(Kind.DATA, JOB, 1, 1024, round_, 2, 5, 0, payload).encode(KEY)
+        packet = packet[:-1] + bytes([packet[-1] ^ damage])
         verdict, _, _ = memory.program(mode).test_run(frame(packet, CHILDREN[0]))
         assert verdict == DROP
         alone.ingest(packet, CHILDREN[0])
