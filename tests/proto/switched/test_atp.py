@@ -40,7 +40,13 @@ def test_without_loss_the_switch_sums_everything():
     assert (stats["completed"], stats["folded"], stats["collisions"]) == (500, 2_000, 0)
     assert stats["contributions_summed"] == 1_500
     ps = job.star.machines[ps_at(1)]
-    assert ps.stats() == {"packets_added": 500, "fragments_completed": 500, "answers": 500, "pulls": 0}
+    assert ps.stats() == {
+        "packets_added": 500,
+        "contributions_in": 500,
+        "fragments_completed": 500,
+        "answers": 500,
+        "pulls": 0,
+    }
     assert stats["occupied_1"] == 0
     assert stats["recirculations"] == stats["packets"]
 
