@@ -303,17 +303,25 @@ def xdp(as_json: bool, size: int, seconds: float, samples: int, repetitions: int
     "--iterations", default=3, show_default=True, type=click.IntRange(2), help="The first warms up."
 )
 @click.option(
-    "--live", default=4, show_default=True, type=click.IntRange(0, 16), help="Workers over loopback; 0: none."
+    "--live", default=8, show_default=True, type=click.IntRange(0, 16), help="Workers live; 0: none."
 )
-@click.option("--repetitions", "-n", default=3, show_default=True, type=click.IntRange(1), help="Of those.")
+@click.option(
+    "--live-rate", default=4.0, show_default=True, type=click.FloatRange(0.1), help="Mbit/s of their links."
+)
+@click.option("--repetitions", "-n", default=2, show_default=True, type=click.IntRange(1), help="Of those.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 def sparse(
-    as_json: bool, data: tuple[str, ...], workers: tuple[int, ...], rate: float, **options: int
+    as_json: bool,
+    data: tuple[str, ...],
+    workers: tuple[int, ...],
+    rate: float,
+    live_rate: float,
+    **options: int,
 ) -> None:
     """Keys summed per second: Zebra, a PS alone, SwitchML sending whole models."""
     from inanet.bench.sparse import Options, run, table
 
-    wanted = Options(rate=rate * 1e9, **options)
+    wanted = Options(rate=rate * 1e9, live_rate=live_rate * 1e6, **options)
     wanted = replace(wanted, data=data or wanted.data, workers=workers or wanted.workers)
     result = run(wanted, lambda text: click.echo(f"# {text}", err=True))
     if as_json:

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from inanet.client.stations import Machine, Stations
 from inanet.control.errors import RoundTimeout
+from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.memory import MemoryNetwork
@@ -84,8 +85,16 @@ class SparseJob:
 
         Raises :class:`~inanet.control.errors.RoundTimeout` saying who is waited for.
         """
+        return self.take(self.ask(keys), timeout)
+
+    def ask(self, keys: ArrayLike) -> int:
+        """Begin a pull; :meth:`take` with this ticket has its values."""
         wanted = np.asarray(keys, np.uint64)
-        ticket = self._group.do(lambda now: self.worker.pull(wanted, now))
+        ticket: int = self._group.do(lambda now: self.worker.pull(wanted, now))
+        return ticket
+
+    def take(self, ticket: int, timeout: float | None = None) -> F32:
+        """Values of a pull that was asked for. Raises as :meth:`pull`."""
         self._group.wait_for(lambda: ticket in self._values, self, timeout)
         return self._values.pop(ticket)
 
@@ -187,6 +196,11 @@ class SparseGroup:
         for job in self.jobs:
             job.wait(timeout)
 
+    def pull_all(self, keys: Sequence[ArrayLike], timeout: float | None = None) -> list[F32]:
+        """A pull of every rank, by rank, all on their way together. Raises as :meth:`SparseJob.pull`."""
+        tickets = [job.ask(wanted) for job, wanted in zip(self.jobs, keys, strict=True)]
+        return [job.take(ticket, timeout) for job, ticket in zip(self.jobs, tickets, strict=True)]
+
     def do(self, action: Callable[[float], Any]) -> Any:
         """Do something with a machine."""
         return self._stations.do(action, self._listen)
@@ -255,6 +269,7 @@ def sparse_group(
     packet_bytes: int = PACKET_BYTES,
     budget: int = DEFAULT_BUDGET,
     phy: Phy = "memory",
+    rate: float | None = None,
     impair: float = 0.0,
     seed: int = 0,
     timing: Timing | None = None,
@@ -265,11 +280,13 @@ def sparse_group(
     ``width`` float32 values per key; ``optimiser`` turns sums of gradients into values (:mod:`inanet.proto.zebra.store`; by
     default they are added up) that begin as ``initial`` says. Hot gradients travel as integers, or, with ``floats``, as
     floats that the switch adds by tables. ``registers`` of the switch, ``budget`` bytes in all, ``hot_pairs`` in a packet to it. ``phy``: "memory", or
-    "udp" for sockets on 127.0.0.1. ``impair`` loses, repeats and reorders packets with this probability each, from ``seed``.
+    "udp" for sockets on 127.0.0.1. ``rate`` puts links of that many bits per second
+    between ranks and shards and the switch. ``impair`` loses, repeats, reorders and damages packets with this probability
+    each, from ``seed``.
     ``timeout`` seconds are the default for pushes and pulls.
     """
     names = [f"worker{rank}" for rank in range(workers)] + [f"shard{number}" for number in range(shards)]
-    devices = _devices([*names, *(["switch"] if switch else [])], phy, impair, seed)
+    devices = _devices([*names, *(["switch"] if switch else [])], phy, rate, impair, seed)
     at = {name: device.endpoint for name, device in devices.items()}
     try:
         job = Job(
@@ -289,7 +306,7 @@ def sparse_group(
         for device in devices.values():
             device.close()
         raise
-    timing = timing or Timing(first=0.02, least=0.005)
+    timing = timing or (Timing(first=0.02, least=0.005) if rate is None else Timing(first=0.5, least=0.02))
     machines: dict[str, Machine] = {
         f"worker{rank}": ZebraWorker(job, rank, timing) for rank in range(workers)
     }
@@ -302,7 +319,9 @@ def sparse_group(
     return SparseGroup(job, machines, devices, timeout)
 
 
-def _devices(names: Sequence[str], phy: Phy, impair: float, seed: int) -> dict[str, Device]:
+def _devices(
+    names: Sequence[str], phy: Phy, rate: float | None, impair: float, seed: int
+) -> dict[str, Device]:
     network = MemoryNetwork()
     made: dict[str, Device] = {}
     for number, name in enumerate(names):
@@ -315,6 +334,10 @@ def _devices(names: Sequence[str], phy: Phy, impair: float, seed: int) -> dict[s
                 drop=impair,
                 duplicate=impair,
                 reorder=impair,
+                corrupt=impair,
             )
+        if rate is not None and name != "switch":
+            # the switch's ports are the other ends of the same links
+            device = AccessLink(device, rate, time.monotonic)
         made[name] = device
     return made
