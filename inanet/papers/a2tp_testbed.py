@@ -43,8 +43,8 @@ STRAGGLER = 13.0
 #: ATP's public code repeats after 200 us; the defaults of the daemons, 10 ms and 5 ms, are hundreds of round trips here, and
 #: a round whose last fragment needs them would stand still.
 TIMING, PULL_AFTER = Timing(timeout=500e-6, silent=60.0), 200e-6
-#: int32 of a round, per worker: 4 MB, scaled. An int32 travels as 8 bytes, since its sums are exact.
-ROUND = 31 * 3200
+#: int32 of a round, per worker: 4 MB of them, scaled. They travel in two halves, since their sums are exact.
+ROUND = 62 * 3200
 #: Seconds between two looks.
 SAMPLE = 0.21e-3
 A, B, WORKERS = 1, 2, 4

@@ -11,7 +11,7 @@ addresses. What runs on a server shares its link. A job loops: a round, then ``c
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -126,6 +126,8 @@ class Cluster:
         self._overhead = UDP_OVERHEAD if system == RING else OVERHEAD
         self._grain = max(1, layout.piece // ((PAYLOAD if system == RING else SMALL) + self._overhead))
         self._finished: dict[int, list[float]] = {job.number: [] for job in jobs}
+        #: rounds of each job that do not count
+        self._skipped: dict[int, int] = {job.number: 0 for job in jobs}
         self._rounds: Counter[str] = Counter()
         self._seen = 0
         self._first: dict[int, str] = {}
@@ -303,22 +305,35 @@ class Cluster:
                 self.network.at(self.network.now + job.compute, partial(self._begin, job, name))
         self._seen = len(log)
 
-    def run(self, rounds: int, *, deadline: float) -> None:
-        """Until every job has done so many rounds; those that are faster go on meanwhile.
+    def run(self, rounds: int, *, deadline: float, settled: float = 0.0) -> None:
+        """Until every job has done so many rounds, after the first ``settled`` seconds, in which rounds do not count; jobs
+        that are faster go on meanwhile.
 
         Raises :class:`~inanet.testing.fabric.Stuck` after ``deadline`` virtual seconds.
         """
+        if settled:
+            over: list[bool] = []
+            self.network.at(settled, lambda: over.append(True))
+            self._until(lambda: bool(over), deadline)
+            # the round that is under way is not one of them
+            self._skipped = {job: len(times) + 1 for job, times in self._finished.items()}
+        self._until(
+            lambda: all(len(times) - self._skipped[job] >= rounds for job, times in self._finished.items()),
+            deadline,
+        )
 
-        def done() -> bool:
+    def _until(self, reached: Callable[[], bool], deadline: float) -> None:
+        def look() -> bool:
             self._turn()
-            return all(len(times) >= rounds for times in self._finished.values())
+            return reached()
 
-        self.network.run(done, deadline=deadline)
+        self.network.run(look, deadline=deadline)
 
     def iteration(self, number: int) -> float:
-        """Mean seconds of a job's iterations so far: a round, and the computation before it. A job starts by computing."""
-        job, times = self.jobs[number], self._finished[number]
-        return (times[-1] - job.start) / len(times)
+        """Mean seconds of a job's iterations that count: a round, and the computation before it."""
+        times, skipped = self._finished[number], self._skipped[number]
+        first = times[skipped - 1] if skipped else self.jobs[number].start
+        return (times[-1] - first) / (len(times) - skipped)
 
 
 def scaled(layout: Layout, factor: float) -> Layout:
