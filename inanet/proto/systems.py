@@ -92,6 +92,13 @@ SYSTEMS: Mapping[str, System] = {
         raw=True,
         options=("shared",),
     ),
+    "netreduce": System(
+        "inanet.proto.netreduce.tunnel:join",
+        "inanet.proto.netreduce.tunnel:TunnelProgram",
+        "",
+        range(7413, 7414),
+        static=True,
+    ),
 }
 #: what a job may choose
 NAMES = (TREES, *SYSTEMS)

@@ -49,8 +49,27 @@ class MessageWindow(Pipe):
         data[:HEADER_BYTES] = np.frombuffer(header.encode(), np.uint8)
         place = self.sent % (2 * sizes.window)
         self._operations[place] = operation
-        self.outlet.post_write(data, place * sizes.message_bytes, message & 0xFFFFFFFF, wr_id=self.sent)
+        self._post(self.sent)
         self.sent += 1
+
+    def _post(self, number: int) -> None:
+        sizes = self.member.sizes
+        data = self._slot(self._buffers, number % sizes.window)
+        place = number % (2 * sizes.window) * sizes.message_bytes
+        self.outlet.post_write(data, place, self.member.first + number & 0xFFFFFFFF, wr_id=number)
+
+    @property
+    def unacknowledged(self) -> int:
+        """Packets of this connection that come before the oldest message that is not acknowledged."""
+        return self.completed * self.member.sizes.length
+
+    def resume(self, outlet: QueuePair) -> None:
+        """Go on with another queue pair, whose first sequence number is that of :attr:`unacknowledged`: the successor takes what
+        it has already for repetitions.
+        """
+        self.outlet = outlet
+        for number in range(self.completed, self.sent):
+            self._post(number)
 
     def arrived(self, immediate: int) -> None:
         """Check that it is the next result, summed over all ranks."""

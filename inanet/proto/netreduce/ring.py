@@ -22,8 +22,9 @@ class Member:
 
     ``first`` is the MsgID that the ring begins with; MsgIDs go on for its life. ``mode`` is the same for all hosts. A peer
     may be ``skew`` seconds late: its neighbours' packets are held by the switch meanwhile, so acknowledgements must be
-    waited for that long (R9). Raises ``ValueError`` for queue pairs that would give up earlier, and for ones with packets of
-    another size.
+    waited for that long (R9), by the queue pair alone or, with ``patient``, by connecting it again where it had got to when it
+    gives up, which network cards cannot. Raises ``ValueError`` for queue pairs that would give up earlier, and for ones
+    with packets of another size.
     """
 
     job: int
@@ -36,19 +37,23 @@ class Member:
     first: int = 0
     mode: Mode = "auto"
     skew: float = 0.5
+    patient: bool = False
     attributes: Attributes = field(default_factory=Attributes)
 
     def __post_init__(self) -> None:
         name = f"job {self.job}, ring {self.ring}"
-        if not 0 <= self.rank < self.hosts or self.hosts < 2:
-            raise ValueError(f"{name}: rank {self.rank} of {self.hosts}; a ring has two hosts or more")
+        if not 0 <= self.rank < self.hosts or (self.hosts < 2 and self.mode != "switch"):
+            raise ValueError(
+                f"{name}: rank {self.rank} of {self.hosts}; without a switch a ring has two hosts or more"
+            )
         if self.attributes.path_mtu != self.sizes.packet_bytes:
             raise ValueError(
                 f"{name}: queue pairs cut packets of {self.attributes.path_mtu} B and the ring agreed on"
                 f" {self.sizes.packet_bytes} B"
             )
         timeout = timeout_seconds(self.attributes.timeout)
-        if timeout is not None and timeout * (self.attributes.retry_cnt + 1) < self.skew:
+        alone = not self.patient or self.mode != "switch"
+        if alone and timeout is not None and timeout * (self.attributes.retry_cnt + 1) < self.skew:
             raise ValueError(
                 f"{name}: a queue pair gives up after {timeout * (self.attributes.retry_cnt + 1):.3g} s without an"
                 f" acknowledgement and peers may be {self.skew:.3g} s late: raise its timeout (code"

@@ -7,7 +7,7 @@ switch serves the ring, and the job runs as ring all-reduce on the same queue pa
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -86,6 +86,11 @@ class NetReduceWorker:
         self._events: list[NodeEvent | Broken] = []
         self._heard: float | None = None
         self._broken = False
+        #: since when queue pairs give up, one after the other
+        self._waiting: float | None = None
+        self.revived = 0
+        #: what queue pairs have counted that were replaced
+        self._past: dict[str, int] = {}
         #: acknowledgements to come that are of messages before the ring became a plain one
         self._stale = 0
         self._messages = 0
@@ -215,7 +220,7 @@ class NetReduceWorker:
             if self._broken:
                 return
             try:
-                self._hear(pair, event)
+                self._hear(pair, event, now)
             except NotAggregated as error:
                 if self._settled:
                     self._break(str(error))
@@ -232,9 +237,12 @@ class NetReduceWorker:
         self._stale = self._pipe.sent - self._pipe.completed
         self._pipe, self._settled = self._plain(), True
 
-    def _hear(self, pair: QueuePair, event: Event) -> None:
+    def _hear(self, pair: QueuePair, event: Event, now: float) -> None:
         assert self._pairs is not None
         assert self._pipe is not None
+        if pair not in self._pairs:
+            # what a queue pair leaves behind that has been replaced
+            return
         if isinstance(event, Received):
             pair.post_receive()
             self._pipe.arrived(event.immediate)
@@ -243,10 +251,13 @@ class NetReduceWorker:
                 self._pipe.results()
                 self._settled = True
         elif isinstance(event, Completion) and event.status is Status.SUCCESS:
+            self._waiting = None
             if self._stale:
                 self._stale -= 1
             else:
                 self._pipe.acknowledged(event.wr_id)
+        elif self._can_wait(event, now):
+            self._revive()
         else:
             inward = pair is self._pairs[0]
             name = f"job {self.member.job}, ring {self.member.ring}, rank {self.member.rank}"
@@ -255,6 +266,32 @@ class NetReduceWorker:
                 f"{name}: the connection {'from' if inward else 'to'} rank {other} ({show(pair.remote.endpoint)}) is gone:"
                 f" {event}; start the ring again in its next epoch, without the host that does not answer"
             )
+
+    def _can_wait(self, event: Event, now: float) -> bool:
+        """Whether the queue pair to the successor has given up, but a peer may still be late."""
+        member = self.member
+        if not isinstance(event, Completion) or event.status is not Status.RETRY_EXC_ERR:
+            return False
+        if self._waiting is None:
+            self._waiting = now
+        return member.patient and now - self._waiting < member.skew and isinstance(self._pipe, MessageWindow)
+
+    def _revive(self) -> None:
+        """Another queue pair to the successor, from the oldest unacknowledged message on."""
+        assert self._pairs is not None
+        assert isinstance(self._pipe, MessageWindow)
+        inward, gone = self._pairs
+        self._adapter.remove(gone)
+        for name, value in gone.stats().items():
+            if name not in ("pending", "unacknowledged"):
+                self._past[name] = self._past.get(name, 0) + value
+        psn = self.outlet.psn + self._pipe.unacknowledged & 0xFFFFFF
+        outward = QueuePair(replace(self.outlet, psn=psn), gone.remote, attributes=self.member.attributes)
+        outward.connect()
+        self._adapter.add(outward)
+        self._pairs = inward, outward
+        self.revived += 1
+        self._pipe.resume(outward)
 
     def _break(self, reason: str) -> None:
         self._broken = True
@@ -290,11 +327,11 @@ class NetReduceWorker:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start: messages, and those of both queue pairs together."""
-        totals: dict[str, int] = {}
+        totals = dict(self._past)
         for pair in self._pairs or ():
             for name, value in pair.stats().items():
                 totals[name] = totals.get(name, 0) + value
-        return {"messages_sent": self._messages, **totals}
+        return {"messages_sent": self._messages, "revived": self.revived, **totals}
 
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""

@@ -106,6 +106,37 @@ def test_a_straggler_is_waited_for():
     assert workers[0].stats()["timeouts"] > 0
 
 
+def test_patient_workers_wait_longer_than_their_queue_pairs():
+    fabric, arrays = RingFabric(3, impair={"drop": 0.02}), integers(3, 5000)
+    expected = total(arrays)
+    attributes = Attributes(path_mtu=256, timeout=12)
+    workers = fabric.add_ring(
+        members(3, mode="switch", skew=3.0, patient=True, attributes=attributes), psn=0xFFFFF0
+    )
+    for worker, array in zip(workers, arrays, strict=True):
+        worker.add_tensor(0, spec(5000))
+        if worker is not workers[2]:
+            worker.begin(0, 1, [array], 0.0)
+    late = fabric.clock.now + 1.0
+    fabric.run(lambda: fabric.clock.now >= late)
+    workers[2].begin(0, 1, [arrays[2]], fabric.clock.now)
+    fabric.run(lambda: fabric.done(workers, 1))
+    for array in arrays:
+        np.testing.assert_array_equal(array, expected)
+    assert min(workers[0].stats()["revived"], workers[1].stats()["revived"]) > 0
+
+
+def test_patience_ends():
+    fabric = RingFabric(2)
+    attributes = Attributes(path_mtu=256, timeout=12)
+    workers = fabric.add_ring(members(2, mode="switch", skew=1.0, patient=True, attributes=attributes))
+    workers[0].add_tensor(0, spec(10))
+    workers[0].begin(0, 1, [np.zeros(10, np.int32)], fabric.clock.now)
+    began = fabric.clock.now
+    fabric.run(lambda: any(isinstance(event, Broken) for _, event in fabric.log))
+    assert 1.0 < fabric.clock.now - began < 1.5
+
+
 def test_queue_pairs_must_outwait_stragglers():
     with pytest.raises(ValueError, match="raise its timeout"):
         members(3, attributes=Attributes(path_mtu=256, timeout=8))

@@ -1,0 +1,264 @@
+"""NetReduce without privileges: RoCE packets as the payload of UDP datagrams to the switch, which joins the ring's hosts.
+
+Whole IPv4 packets need raw sockets. A job that the coordinator puts on a switch gets a network of its own inside datagrams
+instead: addresses 10.number.0.rank + 1, queue pairs and keys that follow from number and rank. The packets themselves are
+what they are on a wire, ICRC and all; a packet is taken only from the endpoint that its inner sender has (R7).
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.events import NodeEvent, PeerSilent
+from inanet.proto.netreduce.memory import stride
+from inanet.proto.netreduce.plan import Connection, Sizes, rack
+from inanet.proto.netreduce.program import NetReduceProgram
+from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.worker import Broken, NetReduceWorker
+from inanet.proto.plan import Switched
+from inanet.proto.program import Action, Verdicts
+from inanet.proto.roce import Attributes, Peer
+from inanet.proto.switched.registers import DEFAULT_BUDGET
+from inanet.proto.switched.tenants import Tenant
+from inanet.proto.switched.window import Timing
+from inanet.proto.switched.worker import Layout, Membership
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.drops import DROP_CODES, Drop
+from inanet.wire.netreduce import MESSAGE_PACKETS, PACKET_BYTES
+
+#: messages in flight, of as many packets as the job's slots allow: small tensors are padded to whole messages
+WINDOW = 8
+#: contributions to a place that are reckoned with when slots are offered to jobs whose size is not known
+_RECKONED = 16
+#: code of the acknowledgement timeout, 0.13 s, and the seconds that training processes may be late
+_TIMEOUT, _SKEW = 15, 15.0
+_SOURCE_PORT = 0xC000
+
+
+def sizes_of(slots: int) -> Sizes:
+    """What a job with so many slots, places of packets in the switch, agrees on. Raises ``ValueError`` for too few."""
+    length = min(MESSAGE_PACKETS, slots // (2 * WINDOW))
+    if length < 2:
+        raise ValueError(
+            f"{slots} slots: NetReduce needs {4 * WINDOW} at least; give the program more memory"
+        )
+    return Sizes(length, WINDOW, PACKET_BYTES)
+
+
+def address_of(number: int, rank: int) -> int:
+    """A host's inner IPv4 address, as an integer."""
+    return 10 << 24 | number << 16 | rank + 1
+
+
+def _ends(number: int, rank: int, psn: int, key: int) -> tuple[Peer, Peer]:
+    """Inlet and outlet of a rank."""
+    endpoint = address_of(number, rank) << 16 | _SOURCE_PORT
+    return Peer(endpoint, 2 * number, psn, key), Peer(endpoint, 2 * number + 1, psn)
+
+
+@dataclass(slots=True)
+class _File:
+    """Slots as the switch offers them; one is a place of a packet, with its buffers."""
+
+    free: int
+    shared: int = 0
+    #: packets are of one size
+    width: int = 0
+
+
+class TunnelProgram:
+    """:class:`~inanet.proto.netreduce.program.NetReduceProgram` behind UDP, for ``budget`` bytes. Places do not age."""
+
+    name = "netreduce"
+    passes = 1
+
+    def __init__(self, *, budget: int = DEFAULT_BUDGET, age: float = 0.0) -> None:
+        self.inner = NetReduceProgram(budget=budget)
+        self.budget = budget
+        self._endpoints: dict[int, int] = {}
+        self._addresses: dict[int, int] = {}
+        self._strangers = 0
+
+    @property
+    def file(self) -> _File:
+        """What is left, for jobs of up to 16 hosts; what more hosts need is known when they come."""
+        left = self.budget - self.inner.register_bytes()
+        return _File(left // (_RECKONED * stride(PACKET_BYTES) + 2 * PACKET_BYTES))
+
+    def add_job(self, tenant: Tenant) -> None:
+        """Serve a job. Raises ``ValueError`` and ``MemoryError`` as the program does."""
+        if tenant.slots is None:
+            raise ValueError(f"job {tenant.job}: NetReduce shares no slots; the job needs some of its own")
+        hosts = len(tenant.members)
+        ring = [
+            Connection(
+                address_of(tenant.job, rank), address_of(tenant.job, (rank + 1) % hosts), 2 * tenant.job
+            )
+            for rank in range(hosts)
+        ]
+        self.inner.add_ring(rack(tenant.job, ring, sizes_of(tenant.slots)))
+        for endpoint, bit in tenant.members.items():
+            address = address_of(tenant.job, bit.bit_length() - 1)
+            self._endpoints[address], self._addresses[endpoint] = endpoint, address
+
+    def remove_job(self, job: int) -> None:
+        """Forget a job. Raises ``KeyError`` if it is not served."""
+        self.inner.remove_ring(job)
+        for address in [one for one in self._endpoints if one >> 16 == address_of(job, 0) >> 16]:
+            self._addresses.pop(self._endpoints.pop(address), None)
+
+    def process(
+        self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float
+    ) -> None:
+        """Judge datagrams' payloads; what passes goes to the endpoint of its inner destination."""
+        count = len(batch)
+        pairs = self._pairs(batch)
+        known = np.zeros(count, np.bool_)
+        for source in np.unique(batch.sources).tolist():
+            known |= (batch.sources == source) & (pairs[:, 0] == self._addresses.get(source, -1))
+        if known.all():
+            self.inner.process(batch, congested, verdicts, now)
+        else:
+            self._sift(batch, np.flatnonzero(known), congested, verdicts, now)
+        for i in np.flatnonzero(verdicts.action[:count] == Action.PASS).tolist():
+            target = self._endpoints.get(int(pairs[i, 1])) if known[i] else None
+            if target is None:
+                verdicts.action[i], verdicts.reason[i] = Action.DROP, Drop.FOREIGN_HOST
+                self._strangers += 1
+            else:
+                verdicts.action[i], verdicts.target[i] = Action.UNICAST, target
+
+    @staticmethod
+    def _pairs(batch: PacketBatch) -> NDArray[np.int64]:
+        """int64[n, 2]: inner source and destination, 0 where there are none."""
+        ats = batch.offsets[:, None] + np.arange(12, 20)
+        fields = np.ascontiguousarray(batch.arena[np.minimum(ats, len(batch.arena) - 1)])
+        pairs: NDArray[np.int64] = fields.view(">u4").astype(np.int64)
+        pairs[batch.lengths < 20] = 0
+        return pairs
+
+    def _sift(
+        self,
+        batch: PacketBatch,
+        chosen: NDArray[np.int64],
+        congested: NDArray[np.uint8],
+        verdicts: Verdicts,
+        now: float,
+    ) -> None:
+        """Judge some of the packets; the others are left to pass."""
+        count, judged = len(batch), Verdicts(len(batch))
+        part = PacketBatch(batch.arena, batch.offsets[chosen], batch.lengths[chosen], batch.sources[chosen])
+        self.inner.process(part, congested[chosen], judged, now)
+        verdicts.action[:count] = Action.PASS
+        verdicts.length[:count], verdicts.reason[:count] = batch.lengths, Drop.OK
+        for name in ("action", "length", "reason", "mark", "passes"):
+            getattr(verdicts, name)[chosen] = getattr(judged, name)[: len(chosen)]
+
+    def spilled(self) -> list[Transmission]:
+        """Sums, to the endpoints of their receivers."""
+        return [
+            replace(one, destination=self._endpoints[one.destination >> 16])
+            for one in self.inner.spilled()
+            if one.destination >> 16 in self._endpoints
+        ]
+
+    def timer(self) -> float | None:
+        """Never."""
+        return None
+
+    def on_timer(self, now: float) -> None:
+        """Nothing waits here."""
+
+    def register_bytes(self) -> int:
+        """All of its share: jobs come and go."""
+        return self.budget
+
+    def stats(self) -> dict[str, int]:
+        """See :class:`~inanet.proto.netreduce.program.NetReduceProgram`."""
+        return self.inner.stats() | ({"drop_foreign_host": self._strangers} if self._strangers else {})
+
+
+class TunnelWorker:
+    """A NetReduce worker whose packets are datagrams to and from the switch; what hosts of switched systems expect.
+
+    ``peers`` are the endpoints of all workers.
+    """
+
+    def __init__(self, member: Membership, sizes: Sizes, timing: Timing, peers: Collection[int] = ()) -> None:
+        self.member = member
+        #: where packets come from: the switch, which may show who they are from
+        self._senders: NDArray[np.uint64] = np.array([member.switch, *peers], np.uint64)
+        self.layout = Layout(PACKET_BYTES // 4, stride(PACKET_BYTES), 0, 24)
+        self._silent = timing.silent
+        self.strangers: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
+        psn = member.key & 0xFFFFFF
+        attributes = Attributes(
+            path_mtu=PACKET_BYTES, timeout=_TIMEOUT, window=2 * WINDOW * sizes.length, ack_every=sizes.length
+        )
+        place = Member(
+            member.job,
+            member.job,
+            member.index,
+            member.workers,
+            member.ranks,
+            sizes,
+            mode="switch",
+            skew=_SKEW,
+            patient=True,
+            attributes=attributes,
+        )
+        self.inner = NetReduceWorker(
+            place,
+            address_of(member.job, member.index) << 16 | _SOURCE_PORT,
+            numbers=(2 * member.job, 2 * member.job + 1),
+            psn=psn,
+            silent=timing.silent,
+        )
+        count, key = member.workers, self.inner.inlet.key
+        successor, _ = _ends(member.job, (member.index + 1) % count, psn, key)
+        _, predecessor = _ends(member.job, (member.index - 1) % count, psn, key)
+        self.inner.connect(successor, predecessor)
+        self.add_tensor, self.drop_tensor = self.inner.add_tensor, self.inner.drop_tensor
+        self.begin, self.give_up = self.inner.begin, self.inner.give_up
+        self.timer, self.on_timer = self.inner.timer, self.inner.on_timer
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        """Take datagrams that have come through the switch."""
+        theirs = np.isin(batch.sources, self._senders)
+        if not theirs.all():
+            self.strangers[Drop.FOREIGN_HOST] += int(np.count_nonzero(~theirs))
+            batch = PacketBatch(
+                batch.arena, batch.offsets[theirs], batch.lengths[theirs], batch.sources[theirs]
+            )
+        self.inner.receive(batch, now)
+
+    def transmit(self, now: float) -> list[Transmission]:
+        """Everything goes through the switch."""
+        return [replace(one, destination=self.member.switch) for one in self.inner.transmit(now)]
+
+    def events(self) -> list[NodeEvent]:
+        """A ring that is broken shows as a switch that says nothing any more."""
+        return [
+            PeerSilent(self.member.job, "switch", self._silent) if isinstance(event, Broken) else event
+            for event in self.inner.events()
+        ]
+
+    @property
+    def drops(self) -> NDArray[np.int64]:
+        """Packets dropped, by reason."""
+        drops: NDArray[np.int64] = self.strangers.copy()
+        for label, count in self.inner.drops_by_reason().items():
+            drops[Drop[label.upper()]] += count
+        return drops
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, by name."""
+        stats = self.inner.stats()
+        return {"rows_sent": stats.get("packets_sent", 0), "retransmissions": 0, **stats}
+
+
+def join(member: Membership, facts: Switched, timing: Timing) -> TunnelWorker:
+    """The worker of a job as its plan describes it."""
+    return TunnelWorker(member, sizes_of(facts.slots), timing, facts.workers)

@@ -1,0 +1,66 @@
+"""RoCE inside datagrams, for jobs that the coordinator puts on a switch."""
+
+import numpy as np
+import pytest
+
+from inanet.proto.netreduce.tunnel import TunnelProgram, TunnelWorker, address_of, sizes_of
+from inanet.proto.program import Action, Verdicts
+from inanet.proto.switched.registers import OutOfRegisters
+from inanet.proto.switched.tenants import Tenant
+from inanet.proto.switched.window import Timing
+from inanet.testing.switched import Impairment, Star
+from inanet.wire import roce
+from inanet.wire.drops import Drop
+from tests.proto.netreduce.packets import batch_of
+from tests.proto.switched.jobs import Job, floats, spec, worker_at
+
+SLOTS = 64
+
+
+def tunnelled(workers: int, impairment: Impairment | None = None) -> Job:
+    star = Star(TunnelProgram(), impairment)
+    peers = [worker_at(1, index) for index in range(workers)]
+    job = Job(star, 1, workers, lambda member: TunnelWorker(member, sizes_of(SLOTS), Timing(), peers))
+    star.program.add_job(job.tenant(slots=SLOTS))
+    return job
+
+
+@pytest.mark.parametrize(("workers", "elements"), [(1, 3000), (2, 0), (3, 4097)])
+def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, elements):
+    job = tunnelled(workers, Impairment(seed=2, drop=0.02, duplicate=0.02, late=0.02))
+    job.add(0, spec(elements))
+    for seed in range(3):
+        job.begin(0, floats(elements, workers, seed))
+    job.star.run(job.done, deadline=120.0)
+    job.check()
+    assert job.star.program.stats()["completed"] > 0
+
+
+def test_packets_of_other_senders_go_nowhere():
+    program = TunnelProgram()
+    members = {0x0A00_0001_0FA0 + rank: 1 << rank for rank in range(2)}
+    program.add_job(Tenant(7, members, 7, slots=SLOTS))
+    inside = [address_of(7, rank) << 16 | 50000 for rank in range(2)]
+    good = roce.Packet(inside[0], inside[1], roce.Opcode.ACKNOWLEDGE, 14, 0).encode()
+    elsewhere = roce.Packet(inside[0], 0x0808_0808 << 16 | 1, roce.Opcode.ACKNOWLEDGE, 14, 0).encode()
+    batch = batch_of([good, good, elsewhere, b"\x45"])
+    batch.sources[:] = [min(members), max(members), min(members), min(members)]
+    verdicts = Verdicts(4)
+    program.process(batch, np.zeros(4, np.uint8), verdicts, 0.0)
+    assert verdicts.action.tolist() == [Action.UNICAST, Action.DROP, Action.DROP, Action.DROP]
+    assert int(verdicts.target[0]) == max(members)
+    assert set(verdicts.reason[1:].tolist()) == {Drop.FOREIGN_HOST}
+    program.remove_job(7)
+    with pytest.raises(KeyError):
+        program.remove_job(7)
+
+
+def test_slots_that_are_too_few_are_refused_with_a_sentence():
+    with pytest.raises(ValueError, match="give the program more memory"):
+        sizes_of(16)
+    small = TunnelProgram(budget=100_000)
+    assert small.file.free < SLOTS
+    with pytest.raises(OutOfRegisters):
+        small.add_job(Tenant(1, {1: 1, 2: 2}, 1, slots=SLOTS))
+    with pytest.raises(ValueError, match="shares no slots"):
+        small.add_job(Tenant(1, {1: 1, 2: 2}, 1))
