@@ -27,6 +27,9 @@ state_file = "epoch.json"
 format = "plain"
 [control]
 listen = "unix:{directory}/control.sock"
+# a machine that compiles kernels beside this test must not look dead
+heartbeat = "3 s"
+round_timeout = "100 s"
 [fabric]
 expect = {expect}
 [planning]
@@ -95,30 +98,41 @@ def test_nodes_register_and_a_job_is_planned(fabric: Managed, stack: ExitStack) 
     assert json.loads((fabric.directory / "epoch.json").read_text()) == {"schema": 1, "epoch": 1}
 
 
-@pytest.mark.parametrize("victim", ["manager", "ps"])
-def test_a_job_outlives_its_manager_and_its_parameter_server(
-    fabric: Managed, stack: ExitStack, victim: str
-) -> None:
-    jobs = join(fabric, stack, victim)
-    values = contributions(LARGE // 16)
-    expected = Expected(LARGE // 16)
+def test_a_job_outlives_its_manager(fabric: Managed, stack: ExitStack) -> None:
+    jobs = join(fabric, stack, "second")
+    values = contributions(LARGE // 32)
+    bits = Expected(LARGE // 32).after(values)
     arrays = shared(jobs, values)
     handles = in_the_middle(jobs, arrays)
-    if victim == "manager":
-        assert fabric.manager is not None
-        fabric.manager.kill()
-        fabric.start_manager()
-    else:
-        fabric.processes["ps"].kill()
-        fabric.restart("ps")
+    assert fabric.manager is not None
+    fabric.manager.kill()
+    fabric.start_manager()
     for handle in handles:
         handle.wait()
-    bits = expected.after(values)
     assert all(array.tobytes() == bits for array in arrays)
+    # rounds on their way need no manager, but a tensor that is new does
     values = contributions(5000)
     for handle in start(jobs, values):
         handle.wait()
     assert len({value.tobytes() for value in values}) == 1
+    assert json.loads((fabric.directory / "epoch.json").read_text())["epoch"] == 3
+
+
+def test_a_job_outlives_its_parameter_server(fabric: Managed, stack: ExitStack) -> None:
+    jobs = join(fabric, stack, "third")
+    expected = Expected(100_000)
+    for round_ in range(3):
+        values = contributions(100_000, round_)
+        if round_ == 1:
+            fabric.processes["ps"].kill()
+        handles = start(jobs, values)
+        if round_ == 1:
+            fabric.restart("ps")
+        bits = expected.after(contributions(100_000, round_))
+        for handle in handles:
+            handle.wait()
+        assert {value.tobytes() for value in values} == {bits}
+    assert "parameter server ps came back" in (fabric.directory / "manager.log").read_text()
 
 
 def test_the_manager_gives_up_with_the_names_of_those_who_did_not_come(tmp_path: Path) -> None:
