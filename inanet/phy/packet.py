@@ -78,6 +78,9 @@ class PacketDevice(SocketDevice):
     max_message = MAX_PAYLOAD
     #: most packets of a super-frame
     segments = SEGMENTS
+    #: frames per system call, and the room for each
+    frames = SUPERFRAMES
+    frame_bytes = FRAME_BYTES
 
     def __init__(
         self,
@@ -105,20 +108,15 @@ class PacketDevice(SocketDevice):
             attach(sock, udp_filter(self._own))
             sock.bind((interface, ETH_P_IP))
             self._table = self._make_table()
-            super().__init__(
-                sock,
-                ReceiveTable(SUPERFRAMES, FRAME_BYTES),
-                self._table,
-                self.segments,
-                self._kernel.endpoint,
-            )
+            receive = ReceiveTable(self.frames, self.frame_bytes)
+            super().__init__(sock, receive, self._table, self.segments, self._kernel.endpoint)
         except BaseException:
             self._kernel.close()
             sock.close()
             raise
         self._counts["tx_through_kernel"] = 0
-        self._starts: I64 = np.arange(SUPERFRAMES, dtype=np.int64) * FRAME_BYTES
-        self._unpacker = Unpacker(SUPERFRAMES, ETHERNET_BYTES)
+        self._starts: I64 = np.arange(self.frames, dtype=np.int64) * self.frame_bytes
+        self._unpacker = Unpacker(self.frames, ETHERNET_BYTES)
 
     @property
     def rx_budget(self) -> int:

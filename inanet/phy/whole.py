@@ -236,6 +236,8 @@ class PacketWholeDevice(PacketDevice):
     headroom = 0
     max_message = MAX_PACKET
     segments = 1
+    frames = MESSAGES
+    frame_bytes = BUFFER_BYTES
 
     def __init__(
         self, interface: str, address: str, port: int = PORT, *, rcvbuf: int = RCVBUF, sndbuf: int = SNDBUF
@@ -247,6 +249,11 @@ class PacketWholeDevice(PacketDevice):
         except BaseException:
             super().close()
             raise
+
+    @property
+    def rx_budget(self) -> int:
+        """Packets the granted receive buffer holds, as for :attr:`RawWholeDevice.rx_budget`."""
+        return max(self.rcvbuf // TRUESIZE, 1)
 
     def _make_table(self) -> FrameTable:
         return WholeTable(MESSAGES, self._kernel.endpoint, self._interface.hardware)
