@@ -35,6 +35,7 @@ from inanet.proto.zebra.membership import (
     Job,
     Sharding,
     fixed,
+    with_exponents,
 )
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
@@ -145,14 +146,23 @@ class SparseGroup:
 
     # ------------------------------------------------------------ hot keys
 
-    def use_hot(self, keys: ArrayLike, *, shift: int = DEFAULT_SHIFT) -> HotSet:
+    def use_hot(
+        self, keys: ArrayLike, *, shift: int = DEFAULT_SHIFT, magnitudes: ArrayLike | None = None
+    ) -> HotSet:
         """Have the switch sum these keys (uint64[k], hottest first), from the first iteration or the one after next on.
 
-        Gradients travel as integers of 2^-shift. Raises ``ValueError`` when they do not fit into the switch, and without one.
+        Gradients travel as integers of 2^-shift, or, given ``magnitudes`` float32[k] that each key's gradients hardly exceed,
+        with an exponent per key. Gradients that do not fit go to the PS. Raises ``ValueError`` when the keys do not fit into
+        the switch, and without a switch.
         """
         if self.program is None:
             raise ValueError("this job has no switch: nothing can be hot")
-        hot = fixed(self.hot.version + 1, np.asarray(keys, np.uint64), shift)
+        wanted, version = np.asarray(keys, np.uint64), self.hot.version + 1
+        if magnitudes is None:
+            hot = fixed(version, wanted, shift)
+        else:
+            most = np.asarray(magnitudes, np.float32)
+            hot = with_exponents(version, wanted, most, len(self.workers))
         self.program.prepare(self.job.number, hot)
         first = not any(
             worker.done or job._pushed for worker, job in zip(self.workers, self.jobs, strict=True)

@@ -68,9 +68,9 @@ def train(
     begin = time.perf_counter()
     for number in range(len(batches) // ranks):
         losses, pushes = [], []
-        for job in group.jobs:
-            batch = Batch.of(batches[number * ranks + job.rank])
-            parameters = job.pull(batch.keys)
+        mine = [Batch.of(batches[number * ranks + rank]) for rank in range(ranks)]
+        pulled = group.pull_all([batch.keys for batch in mine])
+        for batch, parameters in zip(mine, pulled, strict=True):
             scores = model.scores(batch, parameters)
             losses.append(loss_of(scores, batch.labels))
             error = error_of(scores, batch.labels) / ranks

@@ -115,3 +115,15 @@ def test_hot_keys_need_a_switch_that_holds_them() -> None:
 def test_a_group_that_cannot_be_leaves_nothing_open() -> None:
     with pytest.raises(ValueError, match="needs 1 to 65535 workers"):
         sparse_group(0, 1, phy="udp")
+
+
+def test_an_exponent_for_every_key_keeps_small_gradients() -> None:
+    keys, size = [1, 2], np.array([1e6, 1e-6], np.float32)
+    for magnitudes, wrong in ((size, False), (None, True)):
+        with sparse_group(2, 1) as group:
+            group.use_hot(keys, magnitudes=magnitudes)
+            group.push_all([(keys, size * 0.3), (keys, size * 0.4)])
+            found = group.jobs[0].pull(keys)[:, 0]
+            assert group.in_network_share() == (1.0 if magnitudes is not None else 0.5)
+            assert (abs(found[1] / 0.7e-6 - 1) > 1e-3) is np.bool_(wrong)
+            assert found[0] == pytest.approx(0.7e6, rel=1e-6)
