@@ -78,12 +78,14 @@ class Column(IntEnum):
     # answers of this call
     PLACED = 29
     MESSAGES = 30
+    #: last PSN that was dropped for a gap before it since the peer was asked to go back
+    AHEAD = 31
 
 
 (_NUMBER, _REMOTE, _SERVING, _SENDING, _MTU, _PARTITION, _EXPECTED, _MSN, _IN_MESSAGE, _REGION) = range(10)
 (_BEGIN, _OFFSET, _TOTAL, _LEFT, _RECEIVES, _RNR_TIMER, _ACK_DUE, _NAK, _ASKED, _SQ_PSN) = range(10, 20)
 (_UNACKED, _NEXT, _HIGH, _PROGRESS, _WENT_BACK, _NOT_READY, _ENDED, _MARKED, _CNPS) = range(20, 29)
-(_PLACED, _MESSAGES) = range(29, 31)
+(_PLACED, _MESSAGES, _AHEAD) = range(29, 32)
 _F_QP, _F_OPCODE, _F_PSN, _F_ACK_REQUEST = (
     int(Field.QP),
     int(Field.OPCODE),
@@ -136,6 +138,9 @@ def _respond(row: I64, state: I64, regions: I64, placements: I64, messages: I64)
         if not state[_ASKED]:
             state[_ASKED] = 1
             state[_NAK] = SYNDROME_NAK | _SEQUENCE
+            state[_AHEAD] = row[_F_PSN]
+        elif (row[_F_PSN] - state[_AHEAD]) & PSN_MASK < PSN_HALF:
+            state[_AHEAD] = row[_F_PSN]
         return _PSN_GAP
     opcode, length = row[_F_OPCODE], row[_F_LENGTH]
     traits = TRAITS[opcode]
@@ -171,11 +176,13 @@ def _respond(row: I64, state: I64, regions: I64, placements: I64, messages: I64)
         state[_PLACED] += 1
     state[_OFFSET], state[_LEFT] = offset + length, left - length
     state[_EXPECTED] = (state[_EXPECTED] + 1) & PSN_MASK
-    if state[_NAK] >= 0:
-        # what the NAK asked for has come in the same batch
+    if state[_NAK] < 0:
+        state[_ASKED] = 0
+    elif (state[_AHEAD] - state[_EXPECTED]) & PSN_MASK >= PSN_HALF:
+        # the NAK has not been sent yet, and all that it was for has come in the same batch
+        state[_NAK] = -1
+        state[_ASKED] = 0
         state[_ACK_DUE] = 1
-    state[_NAK] = -1
-    state[_ASKED] = 0
     state[_IN_MESSAGE] = not ends
     if row[_F_ACK_REQUEST]:
         state[_ACK_DUE] = 1

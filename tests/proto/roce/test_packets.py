@@ -119,7 +119,9 @@ def test_requests_at_the_edge_of_a_region_are_served(packet: Packet, written: in
     [
         ("a gap is asked for once", [([1, 2], [(NAK, 0)]), ([3], []), ([0, 1, 2, 3], [(ACK, 3)])]),
         ("a gap in the middle", [([0, 2, 3], [(NAK, 1)]), ([1], [(ACK, 1)])]),
-        ("a gap that closes in the same batch", [([1, 0], [(ACK, 0)]), ([1], [(ACK, 1)])]),
+        ("a gap that closes in the same batch", [([1, 0, 1], [(ACK, 1)]), ([2], [(ACK, 2)])]),
+        ("a gap that moves in the same batch", [([1, 0], [(NAK, 1)]), ([2], []), ([1, 2], [(ACK, 2)])]),
+        ("the last of several is still missing", [([3, 2, 0, 1, 2], [(NAK, 3)]), ([3], [(ACK, 3)])]),
         ("a second gap is asked for as well", [([1], [(NAK, 0)]), ([0, 2], [(NAK, 1)])]),
         ("the same again", [([0, 1], [(ACK, 1)]), ([0], [(ACK, 1)]), ([1, 0], [(ACK, 1)])]),
         ("the same and a new one", [([0], [(ACK, 0)]), ([0, 1], [(ACK, 1)])]),
@@ -131,6 +133,12 @@ def test_sequence(name: str, batches: list[tuple[list[int], list[tuple[int, int]
     wire = Wire(SMALL, memory=4096)
     for numbers, expected in batches:
         assert serve(wire, *(request(ONLY, n, 1, ack_request=True) for n in numbers)) == expected, name
+
+
+def test_a_gap_that_has_closed_is_acknowledged_unasked() -> None:
+    wire = Wire(SMALL, memory=4096)
+    assert serve(wire, *(request(ONLY, n, 1) for n in (1, 0, 1))) == [(ACK, 1)]
+    assert serve(wire, request(ONLY, 2, 1)) == []
 
 
 def test_acknowledgements_are_sent_where_they_are_asked_for() -> None:
