@@ -32,6 +32,7 @@ def fabric(config: ManagerConfig, registry: Registry) -> Fabric:
         rate=planning.rate,
         downlinks=["unicast"] if config.control.downlink == "unicast" else ["multicast", "unicast"],
         evaluate=planning.evaluate,
+        dynamic=planning.dynamic,
     )
     return ManagedFabric(registry, policy, load_costs(), config.fabric.expect)
 

@@ -49,6 +49,8 @@ class Planning(Section):
     rate: Rate = 10 * 10**9
     #: the first step of a job goes to the PS directly; then trees are built by how its workers fared (XAgg, section V)
     evaluate: bool = False
+    #: running jobs take in aggregators that come, and leave out those that something else keeps busy
+    dynamic: bool = False
 
 
 class ManagerConfig(Section):

@@ -74,6 +74,8 @@ class Coordinator:
             multicast = settings.downlink != "unicast"
             self._negotiation = Negotiation(multicast=multicast, threshold=settings.loss_threshold)
         self._generation = 0
+        #: (job, aggregator) for those that are left out because they are busy
+        self._spared: set[tuple[int, str]] = set()
         self._outgoing: list[tuple[int, Message]] = []
         self._events: list[ControlEvent] = []
 
@@ -150,6 +152,8 @@ class Coordinator:
             self.send(peer, Pong(nonce=message.nonce))
         elif isinstance(message, Hello):
             self._admission.hello(peer, message, now)
+            if message.role != "worker":
+                self._renew(now)
             if self._negotiation is not None:
                 # not before: whoever is refused must not say anything about links
                 self._negotiation.joined(message)
@@ -217,14 +221,38 @@ class Coordinator:
         self.send(peer, Registered(heartbeat=self.settings.heartbeat, epoch=self._admission.epoch))
         self.say(NodeRegistered(peer.id, card.name, card.role, len(list(self.registry))))
         self._admission.look(now)
+        self._renew(now)
 
     def _registered(self, card: Register, message: Message, now: float) -> None:
         if isinstance(message, Report):
             self.registry.report(card.name, message, now)
+            self._weigh(card.name, now)
         elif isinstance(message, Stats):
             self.registry.count(card.name, message.counters)
         elif not isinstance(message, Pong):
             raise Refused(f"{message.kind} has no place on a connection for registration")
+
+    def _weigh(self, name: str, now: float) -> None:
+        """A server has reported its load: leave it out of jobs, or take it back into those it was left out of."""
+        why = self.settings.topology.busy(name)
+        hello = self._peers.nodes().get(name)
+        for job in self.jobs.values():
+            if why and name in job.topology.aggregators and name not in job.absent:
+                self._spared.add((job.number, name))
+                job.holder_lost(name, f"it is busy: {why}", now)
+            elif not why and hello is not None and (job.number, name) in self._spared:
+                self._spared.discard((job.number, name))
+                job.holder_returned(hello, now)
+
+    def _renew(self, now: float) -> None:
+        """A server has come: jobs that run may be better off with it."""
+        serving = self._peers.nodes()
+        for job in self.jobs.values():
+            if job.planner.switched is None:
+                chosen = self.settings.topology.renew(job.topology, tuple(job.hosts), serving)
+                if chosen is not None:
+                    self.say(PlanChosen(job.number, job.name, chosen.reason))
+                    job.rearrange(chosen.topology, serving, now)
 
     def overview(self, now: float) -> Overview:
         """Everything there is to see."""
@@ -330,6 +358,7 @@ class Coordinator:
         job.log.clear()
         if job.over:
             del self.jobs[job.number]
+            self._spared = {(number, name) for number, name in self._spared if number != job.number}
             self._admission.remember(job.planner.key, job.verdict)
             self._admission.groups.withdraw(job.number)
             for peer in self._peers:

@@ -16,6 +16,7 @@ from inanet.control.registry import Entry, Registry
 from inanet.control.remembering import topology_of
 from inanet.control.selection import Selection, cheapest
 from inanet.control.sentences import clip
+from inanet.control.strain import Strain
 from inanet.control.topology import Arrangement, Topology, Tree
 from inanet.control.trees import (
     WORTHWHILE,
@@ -44,6 +45,8 @@ class Policy:
     downlinks: Sequence[Downlink] = ("unicast",)
     #: begin with the PS alone, and build trees once the workers are known (XAgg, section V)
     evaluate: bool = False
+    #: running jobs take in servers that come, and leave out those that are busy with something else
+    dynamic: bool = False
 
 
 class ManagedFabric:
@@ -57,6 +60,7 @@ class ManagedFabric:
         self._costs = costs
         self._expect = tuple(expect)
         self._complete = False
+        self._strain = Strain()
 
     # ---------- as a Fabric
 
@@ -147,6 +151,29 @@ class ManagedFabric:
         tree = build(root, fleet.workers, able, k)
         plan = Plan("tree", f"XAgg's tree, k = {k}", (tree_of(0, root, tree.parents),))
         return Selection(plan, f"{plan.name} of {', '.join(tree.servers) or 'no server'} under {root}")
+
+    def renew(
+        self, topology: Topology, workers: Collection[str], connected: Collection[str]
+    ) -> Arrangement | None:
+        """See :class:`~inanet.control.topology.Fabric`: what a new job would get, if it has this job's root and takes in a
+        server that it does not have."""
+        if not self._policy.dynamic or self._policy.evaluate:
+            return None
+        root = topology.roots[0]
+        if self._roots(connected)[:1] != [root]:
+            return None
+        chosen = self.arrange(workers, connected)
+        found = chosen.topology
+        if found.roots != topology.roots or found.aggregators.keys() <= topology.aggregators.keys():
+            return None
+        return chosen
+
+    def busy(self, name: str) -> str:
+        """See :class:`~inanet.control.topology.Fabric`."""
+        entry = self._registry.get(name)
+        if not self._policy.dynamic or entry is None or entry.load is None:
+            return ""
+        return self._strain.report(entry.card, entry.load)
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> Topology | None:
         """See :class:`~inanet.control.topology.Fabric`."""

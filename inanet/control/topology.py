@@ -90,6 +90,14 @@ class Fabric(Protocol):
         """The trees for a job that has ``topology``, with the same root, now that it is known how its workers fare and
         that its tensors take ``size`` bytes."""
 
+    def renew(
+        self, topology: "Topology", workers: Collection[str], connected: Collection[str]
+    ) -> Arrangement | None:
+        """Other trees for a running job that has ``topology``, now that a server has come; None to leave it."""
+
+    def busy(self, name: str) -> str:
+        """Why a server should be left out of running jobs, as of the report that has just come; empty if it need not."""
+
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology | None":
         """The trees of a job that outlived its coordinator, from what its members hold; None: not known yet."""
 
@@ -250,6 +258,16 @@ class Topology(BaseModel):
     ) -> Arrangement:
         """See :class:`Fabric`."""
         return Arrangement(topology)
+
+    def renew(
+        self, topology: "Topology", workers: Collection[str], connected: Collection[str]
+    ) -> Arrangement | None:
+        """See :class:`Fabric`."""
+        return None
+
+    def busy(self, name: str) -> str:
+        """See :class:`Fabric`."""
+        return ""
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology":
         """See :class:`Fabric`."""

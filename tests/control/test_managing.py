@@ -292,6 +292,67 @@ class TestEvaluation:
         assert "its place in the tree was given up" in nodes.last("a0", JobEnded).reason
 
 
+class TestDynamic:
+    """Running jobs follow their fabric."""
+
+    def started(self) -> Managed:
+        nodes = Managed(kind="tree", dynamic=True)
+        nodes.register("ps", "a0", *WORKERS)
+        nodes.join("ps", "a0", *WORKERS)
+        nodes.begin(1, SPEC)
+        return nodes
+
+    def test_an_aggregator_that_comes_is_taken_in_between_rounds(self) -> None:
+        nodes = self.started()
+        assert set(parents(nodes).values()) == {"a0", "ps"}
+        nodes.register("a1")
+        nodes.join("a1")
+        assert "a1" not in nodes.plans
+        nodes.finish(1)
+        nodes.wait(40)
+        assert parents(nodes) == {"w0": "a0", "w1": "a0", "w2": "a1", "w3": "a1", "a0": "ps", "a1": "ps"}
+        assert set(nodes.layouts["a1"]) == {0}
+        nodes.begin(2, SPEC)
+        nodes.finish(2)
+        assert not nodes.got("w0", JobFailed)
+
+    def test_not_unless_it_is_asked_for(self) -> None:
+        nodes = Managed(kind="tree")
+        nodes.register("ps", "a0", *WORKERS)
+        nodes.join("ps", "a0", *WORKERS)
+        nodes.register("a1")
+        nodes.join("a1")
+        nodes.say("a0/r", *[Report(idle_cores=0.0, memory_used=0)] * 9)
+        nodes.wait(40)
+        assert nodes.plans["w0"].version == 1
+
+    @pytest.mark.parametrize(
+        ("load", "why"),
+        [
+            (Report(idle_cores=0.5, memory_used=GIB), "0.5 of its 8 cores are idle"),
+            (Report(idle_cores=8, memory_used=14 * GIB), "88% of its memory is in use"),
+        ],
+        ids=["cores", "memory"],
+    )
+    def test_one_that_is_busy_is_left_out_in_the_middle_of_a_round_until_it_is_idle(
+        self, load: Report, why: str
+    ) -> None:
+        nodes = self.started()
+        nodes.say("a0/r", load, load)
+        nodes.say("a0/r", Report(idle_cores=8, memory_used=GIB))
+        nodes.say("a0/r", load, load)
+        assert parents(nodes)["w0"] == "a0", "a moment is no burst"
+        nodes.say("a0/r", load)
+        assert set(parents(nodes).values()) == {"ps"}
+        assert nodes.last("w0", Plan).attach == (0,), "and sends everything again"
+        assert why in nodes.last("a0", JobEnded).reason
+        nodes.finish(1)
+        nodes.say("a0/r", *[Report(idle_cores=8, memory_used=GIB)] * 3)
+        nodes.wait(40)
+        assert parents(nodes)["w0"] == "a0"
+        assert not nodes.got("w0", JobFailed)
+
+
 def test_an_evaluation_adds_up_a_step_of_several_tensors() -> None:
     sending = [False]
     watched = Evaluation(7, lambda: sending[0], started=10.0)
