@@ -144,6 +144,8 @@ struct event {
 	__s64 b;
 };
 
+enum held { HELD_UP = 1, HELD_DOWN = 2 };
+
 /* What leaves without user space: per tree. `sent` is written here and `limit` there. */
 struct route {
 	__u64 up_sent;
@@ -159,7 +161,7 @@ struct route {
 	__u8 parent_mac[8];
 	/* what a retired id stands for, to the end of the chain (R5) */
 	__u32 stands_for[MAX_CHILDREN];
-	/* not 0: user space has still something to send to the parent, and the end of a group must not overtake it (R6) */
+	/* bits of `held`: user space has still something to send, and the end of a group must not overtake it (R6) */
 	__u32 ends_held;
 };
 

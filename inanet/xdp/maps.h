@@ -145,6 +145,7 @@ LAYOUT(enum shard_column, unused_shard_column);
 LAYOUT(enum tree_column, unused_tree_column);
 LAYOUT(enum job_column, unused_job_column);
 LAYOUT(enum logged, unused_logged);
+LAYOUT(enum held, unused_held);
 LAYOUT(enum drop, unused_drop);
 LAYOUT(enum count, unused_count);
 LAYOUT(enum event_code, unused_event_code);

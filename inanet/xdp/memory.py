@@ -8,7 +8,7 @@ Unlike private memory it is taken as a whole when it is made: one second per gig
 import mmap
 import platform
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 from functools import partial
 from typing import Any, Literal
 
@@ -114,6 +114,13 @@ class KernelEvent(IntEnum):
     WORK = 100
     HOP = 101
     LOG = 102
+
+
+class Held(IntFlag):
+    """Directions in which ends of groups are left to user space."""
+
+    HELD_UP = 1
+    HELD_DOWN = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import HEADER_BYTES, Kind, header_tag
 from inanet.xdp.gate import Gate
 from inanet.xdp.libbpf import RingBuffer
-from inanet.xdp.memory import EVENT, HOP, KernelCount, KernelEvent, SharedMemory
+from inanet.xdp.memory import EVENT, HOP, Held, KernelCount, KernelEvent, SharedMemory
 from inanet.xdp.road import Road
 
 _MASK32 = 0xFFFFFFFF
@@ -55,6 +55,8 @@ class OffloadedNode(Node):
         #: packets to the parent that have been put on the account of the link, by row of the tree
         self._accounted: dict[int, int] = {}
         self._roads: dict[int, Road] = {}
+        #: packets to the group that are on the accounts of those who hear it, by row of the tree
+        self._broadcast: dict[int, int] = {}
         #: since when a batch is in the slot engine, with the gate closed
         self._ingesting: float | None = None
 
@@ -136,6 +138,7 @@ class OffloadedNode(Node):
         """Put what the program has sent on its link's account, and let it send as much as is left there."""
         for tree in self._trees():
             route = self._routes[tree.row]
+            self._settle_group(tree, now)
             sent = int(route["up_sent"])
             link = tree.up
             if link is None:
@@ -147,8 +150,41 @@ class OffloadedNode(Node):
             self._accounted[tree.row] = sent
             road.look(sent)
             behind = self._is_behind(tree)
-            route["ends_held"] = behind
+            down = self._is_group_behind(tree)
+            route["ends_held"] = (Held.HELD_UP if behind else 0) | (Held.HELD_DOWN if down else 0)
             route["up_limit"] = road.limit(sent, half=behind)
+
+    def _settle_group(self, tree: Tree, now: float) -> None:
+        """As much as every child's link takes may go to the group without user space, if all children hear it."""
+        route, group = self._routes[tree.row], tree.multicast
+        sent = int(route["down_sent"])
+        fresh = sent - self._broadcast.get(tree.row, sent)
+        self._broadcast[tree.row] = sent
+        road = self._roads.get(tree.row)
+        proven = road is not None and road.arrives is True
+        room = 0
+        if group is not None:
+            for link in group.grouped if fresh else ():
+                link.sent(fresh, now)
+            group.sent += fresh
+            if proven and group.grouped and len(group.grouped) == len(tree.down):
+                room = max(0, min(link.room - len(link.resend) for link in group.grouped))
+                if self._is_group_behind(tree):
+                    room //= 2
+                route["group"] = group.link.endpoint
+        route["down_limit"] = sent + room
+
+    def _is_group_behind(self, tree: Tree) -> bool:
+        """As :meth:`_is_behind`, for results to the group."""
+        offsets = np.empty(BURST, np.int64)
+        for state in tree.lineup() if tree.multicast is not None else ():
+            cursor, logged = state.group_cursor, int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
+            while cursor < logged:
+                stop = min(cursor + BURST, logged)
+                if slotwork.logged_rows(self._tables, state.row, cursor, stop, False, offsets):
+                    return True
+                cursor = stop
+        return False
 
     def _is_behind(self, tree: Tree) -> bool:
         """Whether user space still has something to send to the parent: the end of a group must not overtake it, or the
@@ -188,8 +224,8 @@ class OffloadedNode(Node):
             for tree in self._trees():
                 if tree.row not in before:
                     # the row may have been another tree's
-                    self._routes[tree.row]["up_sent"] = 0
-                    self._accounted[tree.row] = 0
+                    self._routes[tree.row]["up_sent"] = self._routes[tree.row]["down_sent"] = 0
+                    self._accounted[tree.row] = self._broadcast[tree.row] = 0
             self._follow_routes()
             self._settle(now)
 
@@ -255,7 +291,7 @@ class OffloadedNode(Node):
             return
         for tree in self._trees():
             # what has been completed just now goes first
-            self._routes[tree.row]["ends_held"] = 1
+            self._routes[tree.row]["ends_held"] = Held.HELD_UP | Held.HELD_DOWN
         self._gate.__exit__(None, None, None)
         # a packet may speak of a round that the program has opened
         self._hear(now)
@@ -379,15 +415,13 @@ class OffloadedNode(Node):
         stats["fragments_completed"] += completed
         stats["results_in"] += results
         stats["corrupt_slots"] += corrupt
-        stats["rows_sent"] += kernel[KernelCount.FORWARDED] + kernel[KernelCount.ANSWERED]
+        for what in (KernelCount.FORWARDED, KernelCount.BROADCAST, KernelCount.ANSWERED):
+            stats["rows_sent"] += kernel[what]
+        stats["results_multicast"] += kernel[KernelCount.BROADCAST]
         stats["retransmissions"] += kernel[KernelCount.ANSWERED]
         return (
             stats
-            | {
-                f"xdp_{what.name.lower()}": kernel[what]
-                for what in KernelCount
-                if what is not KernelCount.BROADCAST
-            }
+            | {f"xdp_{what.name.lower()}": kernel[what] for what in KernelCount}
             | {"xdp_contributions_in": contributions}
         )
 

@@ -132,7 +132,7 @@ static __always_inline void complete(struct concern *c, struct outcome *o, void 
 	o->again = BYTE(logged) & bit;
 	if (!o->again && __sync_fetch_and_add(left, -1) == 1) {
 		kind |= 0x10;
-		if (!root && READ(tables.routes[tree].ends_held))
+		if (READ(tables.routes[tree].ends_held) & (root ? HELD_DOWN : HELD_UP))
 			o->emit = 0;
 	}
 	BYTE(logged) |= o->emit ? bit | bit << 2 : bit;
@@ -348,8 +348,11 @@ __noinline int adopt(struct frame *f, struct xagg_row *packet)
 		fold_copy(row, packet);
 		again = BYTE(logged) & LOGGED_DOWN;
 		if (!again) {
-			if (__sync_fetch_and_add(left, -1) == 1)
+			if (__sync_fetch_and_add(left, -1) == 1) {
 				kind |= 0x10;
+				if (READ(tables.routes[tree].ends_held) & HELD_DOWN)
+					emit = 0;
+			}
 			BYTE(logged) |= emit ? LOGGED_DOWN | LEFT_DOWN : LOGGED_DOWN;
 		}
 		stamp(row, c, kind, 0, BYTE(attempt));

@@ -137,6 +137,8 @@ def test_codes_that_both_sides_count(btf: Btf) -> None:
     assert {key: value for key, value in btf.enumeration("event_code").items() if value >= 100} == {
         f"E_{member.name}": int(member) for member in memory.KernelEvent
     }
+    for flag in memory.Held:
+        assert btf.enumeration("held")[flag.name] == flag
     for flag in ("LOGGED_UP", "LOGGED_DOWN", "LEFT_UP", "LEFT_DOWN"):
         assert btf.enumeration("logged")[flag] == getattr(slots, flag)
     assert GROUP == 1024

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from inanet.proto.slots import LEFT_DOWN, LEFT_UP, ShardColumn
+from inanet.proto.xagg import slotwork
 from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import ROW_BYTES, Flag, Kind, Packet, decode
 from inanet.xdp.libbpf import RingBuffer
-from inanet.xdp.memory import EVENT, KernelCount, KernelEvent, Mode, SharedMemory
+from inanet.xdp.memory import EVENT, Held, KernelCount, KernelEvent, Mode, SharedMemory
 from tests.xdp.conftest import CHILDREN, DROP, OWN, OWN_MAC, PARENT, PASS, REDIRECT, TX, frame
 from tests.xdp.test_golden import JOB, KEY, Side
 
@@ -107,6 +108,41 @@ def test_without_window_or_address_user_space_sends(shared: Callable[..., Shared
     for child in LIVE:
         rig.send(contribution(child, 5, 1), CHILDREN[child])
     assert len(rig.events) == 2
+
+
+def test_the_end_of_a_group_waits_for_what_user_space_has_to_send(
+    shared: Callable[..., SharedMemory],
+) -> None:
+    rig = Rig(shared(1600, "native"), "native")
+    rig.route["group"] = GROUP
+    group = int(rig.memory.shards[rig.side.row, ShardColumn.GROUP0])
+    rig.memory.up_left[group] = rig.memory.down_left[group] = 2
+    rig.route["ends_held"] = Held.HELD_UP
+    for fragment, verdict in ((3, REDIRECT), (4, DROP)):
+        for child in LIVE:
+            last, _ = rig.send(contribution(child, fragment, 1), CHILDREN[child])
+        assert last == verdict
+        assert bool(rig.memory.logged[rig.slot(fragment)] & LEFT_UP) == (verdict == REDIRECT)
+        ends = decode(rig.memory.rows[rig.slot(fragment)].tobytes(), KEY).flags
+        assert ends == (Flag.NONE if verdict == REDIRECT else Flag.GROUP_END)
+    rig.route["ends_held"] = Held.HELD_DOWN
+    for fragment, verdict in ((5, REDIRECT), (6, DROP)):
+        assert rig.send(contribution(0, fragment, 6, kind=Kind.RESULT, host=0), PARENT)[0] == verdict
+        assert bool(rig.memory.logged[rig.slot(fragment)] & LEFT_DOWN) == (verdict == REDIRECT)
+
+
+def test_a_fragment_that_is_complete_again_leaves_again(shared: Callable[..., SharedMemory]) -> None:
+    rig = Rig(shared(1600, "native"), "native")
+    for value in (1, 2):
+        for child in LIVE:
+            verdict, out = rig.send(contribution(child, 3, value, attempt=value - 1), CHILDREN[child])
+        assert verdict == REDIRECT
+        assert np.frombuffer(decode(out[42:], KEY).payload, "<i4").tolist() == [3 * value] * 256
+        slotwork.restart(
+            rig.side.tables, rig.side.row, np.array([3]), np.array([1], np.uint8), np.array([0], np.uint8)
+        )
+    assert rig.memory.shards[rig.side.row, ShardColumn.UP_LOGGED] == 1
+    assert rig.events == []
 
 
 def test_a_root_sends_the_result_to_the_group(shared: Callable[..., SharedMemory]) -> None:

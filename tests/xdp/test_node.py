@@ -89,6 +89,18 @@ def test_most_is_forwarded_by_the_kernel_whatever_has_to_be_repaired(load: Load)
         assert stats["xdp_contributions_in"] > 0.95 * stats["contributions_in"]
 
 
+def test_results_go_to_a_group_without_user_space(load: Load) -> None:
+    fabric = KernelFabric(load, "native", TREE, ONE_EACH, downlink="multicast", wrap=impaired(7, **ALL_FIVE))
+    assert rounds(fabric, ExponentMode.CARRIED) == rounds(VirtualFabric(STAR, ONE_EACH), ExponentMode.CARRIED)
+    fabric.settle()
+    for name in ("a0", "a1"):
+        stats = fabric.nodes[name].stats()
+        assert stats["results_multicast"] >= stats["xdp_broadcast"] > 0.75 * stats["results_in"]
+        # a child that lacks one, or sends something again, gets what is its own
+        assert stats["repairs_unicast"] > 0
+        assert stats["xdp_answered"] > 0
+
+
 def test_the_gate_is_closed_for_the_engine_and_not_for_what_follows(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
