@@ -35,7 +35,7 @@ def _tables() -> NDArray[np.uint32]:
 _T = _tables()
 
 
-@njit("uint32(uint8[::1], uint64)", cache=True, nogil=True, inline="always")
+@njit("uint32(uint8[::1], uint64)", cache=True, nogil=True, _nrt=False, inline="always")
 def _word(arena: NDArray[np.uint8], at: np.uint64) -> np.uint32:
     """The little-endian 32-bit word at ``at``; compilers make one load of it."""
     return np.uint32(
@@ -46,7 +46,7 @@ def _word(arena: NDArray[np.uint8], at: np.uint64) -> np.uint32:
     )
 
 
-@njit("uint32(uint32, uint32)", cache=True, nogil=True, inline="always")
+@njit("uint32(uint32, uint32)", cache=True, nogil=True, _nrt=False, inline="always")
 def _step4(state: np.uint32, word: np.uint32) -> np.uint32:
     """The state after the four bytes of a little-endian word."""
     mixed = np.uint32(state ^ word)
@@ -55,7 +55,7 @@ def _step4(state: np.uint32, word: np.uint32) -> np.uint32:
     )
 
 
-@njit("uint32(uint32, uint8[::1], uint64, uint64)", cache=True, nogil=True)
+@njit("uint32(uint32, uint8[::1], uint64, uint64)", cache=True, nogil=True, _nrt=False)
 def advance(state: np.uint32, arena: NDArray[np.uint8], begin: np.uint64, end: np.uint64) -> np.uint32:
     """The CRC's state after ``arena[begin:end]``; a multiple of four bytes."""
     at = begin
@@ -94,13 +94,13 @@ def _advance_folding(
 
 #: the faster one of both on this processor
 advance_fast = (
-    njit("uint32(uint32, uint8[::1], uint64, uint64)", cache=True, nogil=True)(_advance_folding)
+    njit("uint32(uint32, uint8[::1], uint64, uint64)", cache=True, nogil=True, _nrt=False)(_advance_folding)
     if AVAILABLE
     else advance
 )
 
 
-@njit("uint32(uint8[::1], int64, int64)", cache=True, nogil=True)
+@njit("uint32(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def invariant_crc(arena: NDArray[np.uint8], at: int, length: int) -> np.uint32:
     """ICRC of the packet ``arena[at : at + length]``; ``length`` is 44 bytes or more, and a multiple of four."""
     base, four = np.uint64(at), np.uint64(4)
@@ -122,7 +122,7 @@ def invariant_crc(arena: NDArray[np.uint8], at: int, length: int) -> np.uint32:
     return np.uint32(~state)
 
 
-@njit("void(uint8[::1], int64, int64)", cache=True, nogil=True)
+@njit("void(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def seal(arena: NDArray[np.uint8], at: int, length: int) -> None:
     """Write the ICRC into the last four bytes of a packet."""
     value = invariant_crc(arena, at, length)
@@ -130,14 +130,14 @@ def seal(arena: NDArray[np.uint8], at: int, length: int) -> None:
         arena[at + length - 4 + j] = np.uint8(value >> np.uint32(8 * j) & np.uint32(0xFF))
 
 
-@njit("void(uint8[::1], int64[::1], int64[::1])", cache=True, nogil=True)
+@njit("void(uint8[::1], int64[::1], int64[::1])", cache=True, nogil=True, _nrt=False)
 def seal_packets(arena: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
     """Write the ICRC of every packet; lengths as for :func:`invariant_crc`."""
     for i in range(len(offsets)):
         seal(arena, offsets[i], lengths[i])
 
 
-@njit("boolean(uint8[::1], int64, int64)", cache=True, nogil=True)
+@njit("boolean(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def is_sound(arena: NDArray[np.uint8], at: int, length: int) -> bool:
     """Whether a packet ends with its ICRC. Lengths that no packet has are unsound."""
     if length < 44 or length & 3:

@@ -69,6 +69,7 @@ def port_filter(own: int) -> list[Instruction]:
     "int64(uint32[:, ::1], uint8[::1], int64, int64, int64[::1], int64[::1], uint64[::1])",
     cache=True,
     nogil=True,
+    _nrt=False,
 )
 def find_packets(
     headers: U32, arena: U8, count: int, stride: int, offsets: I64, lengths: I64, sources: U64
@@ -94,6 +95,7 @@ def find_packets(
     "int64(uint8[::1], int64[::1], int64, int64, uint64[:, ::1], uint64[:, ::1], uint64, uint64, uint64)",
     cache=True,
     nogil=True,
+    _nrt=False,
 )
 def gather_packets(
     arena: U8,

@@ -54,14 +54,16 @@ def template(source: int, destination: int, number: int, partition: int, dscp: i
     return np.frombuffer(header.tobytes(), np.uint8).copy()
 
 
-@numba.njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True)
+@numba.njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
 def put(out: U8, at: int, value: int, size: int) -> None:
     """Write a big-endian number of ``size`` bytes."""
     for j in range(size):
         out[at + j] = np.uint8(value >> 8 * (size - 1 - j) & 0xFF)
 
 
-@numba.njit("void(uint8[::1], int64, int64, uint8[::1], int64, int64, int64)", cache=True, nogil=True)
+@numba.njit(
+    "void(uint8[::1], int64, int64, uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False
+)
 def _put_headers(out: U8, at: int, length: int, head: U8, opcode: int, pad: int, psn: int) -> None:
     """The first 40 bytes of a packet of ``length`` bytes; ``psn`` with the bit that asks for an acknowledgement.
 
@@ -89,6 +91,7 @@ def _put_headers(out: U8, at: int, length: int, head: U8, opcode: int, pad: int,
     ),
     cache=True,
     nogil=True,
+    _nrt=False,
 )
 def build_writes(
     out: U8,
@@ -145,7 +148,7 @@ def build_writes(
     return at
 
 
-@numba.njit("void(uint8[::1], uint8[::1], int64, int64, int64)", cache=True, nogil=True)
+@numba.njit("void(uint8[::1], uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
 def build_acknowledgement(out: U8, head: U8, psn: int, syndrome: int, msn: int) -> None:
     """An acknowledgement, positive or negative, as the :data:`ACK_LENGTH` bytes of ``out``."""
     put(out, HEADER_BYTES, syndrome << 24 | msn, 4)
@@ -153,7 +156,7 @@ def build_acknowledgement(out: U8, head: U8, psn: int, syndrome: int, msn: int) 
     seal(out, 0, ACK_LENGTH)
 
 
-@numba.njit("void(uint8[::1], uint8[::1])", cache=True, nogil=True)
+@numba.njit("void(uint8[::1], uint8[::1])", cache=True, nogil=True, _nrt=False)
 def build_notification(out: U8, head: U8) -> None:
     """A congestion notification packet as the :data:`CNP_LENGTH` bytes of ``out``, which are zero."""
     _put_headers(out, 0, CNP_LENGTH, head, _CNP, 0, 0)

@@ -14,7 +14,7 @@ KEY, BASE, LENGTH, ACCESS = range(4)
 _FIRST_KEY = 0x100
 
 
-@numba.njit("void(uint8[::1], uint8[::1], int64, int64[:, ::1], int64)", cache=True, nogil=True)
+@numba.njit("void(uint8[::1], uint8[::1], int64, int64[:, ::1], int64)", cache=True, nogil=True, _nrt=False)
 def place(arena: U8, target: U8, region: int, placements: I64, count: int) -> None:
     """Copy payloads to a region: rows (region, offset in it, offset in ``arena``, bytes) that name ``region``."""
     for i in range(count):

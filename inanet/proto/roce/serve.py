@@ -104,14 +104,14 @@ _STALE = int(Drop.STALE_SEQUENCE)
 _SEQUENCE, _INVALID, _NO_ACCESS = int(Nak.PSN_SEQUENCE), int(Nak.INVALID_REQUEST), int(Nak.REMOTE_ACCESS)
 
 
-@numba.njit("void(int64[::1], int64)", cache=True, nogil=True)
+@numba.njit("void(int64[::1], int64)", cache=True, nogil=True, _nrt=False)
 def _refuse(state: I64, code: int) -> None:
     """Answer with a NAK that ends the connection."""
     state[_NAK] = SYNDROME_NAK | code
     state[_SERVING] = state[_SENDING] = 0
 
 
-@numba.njit("int64(int64[::1], int64[::1], int64[:, ::1])", cache=True, nogil=True)
+@numba.njit("int64(int64[::1], int64[::1], int64[:, ::1])", cache=True, nogil=True, _nrt=False)
 def _find_region(row: I64, state: I64, regions: I64) -> int:
     """The region that a RETH names and lies in, -1 if there is none; one past the last for requests of no bytes, which need
     none (9.7.4.1.5)."""
@@ -197,7 +197,7 @@ def _respond(row: I64, state: I64, regions: I64, placements: I64, messages: I64)
     return 0
 
 
-@numba.njit("int64(int64[::1], int64[::1])", cache=True, nogil=True)
+@numba.njit("int64(int64[::1], int64[::1])", cache=True, nogil=True, _nrt=False)
 def _acknowledge(row: I64, state: I64) -> int:
     """Take an acknowledgement of either sign; returns the reason to drop it, or 0."""
     covered = (row[_F_PSN] - state[_SQ_PSN] - state[_UNACKED]) & PSN_MASK
@@ -232,6 +232,7 @@ def _acknowledge(row: I64, state: I64) -> int:
     "void(int64[:, ::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1])",
     cache=True,
     nogil=True,
+    _nrt=False,
 )
 def serve(fields: I64, state: I64, regions: I64, placements: I64, messages: I64, drops: I64) -> None:
     """Take all packets of a parsed batch that are for the queue pair with this ``state`` (:class:`Column`).
