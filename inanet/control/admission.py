@@ -7,10 +7,9 @@ order does not matter.
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from ipaddress import IPv4Address
 from typing import Protocol
 
-from inanet.control.entry import check_entry
+from inanet.control.entry import check_endpoint, check_entry
 from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.control.fields import Cause
 from inanet.control.groups import Groups
@@ -107,7 +106,7 @@ class Admission:
             refused = self._fabric.refusal(hello.role, hello.name)
         if refused:
             raise Refused(refused)
-        _check_endpoint(hello)
+        check_endpoint(hello)
         if hello.role != "worker":
             self._holder(peer, hello, now)
         elif hello.resume:
@@ -430,12 +429,3 @@ class Admission:
         for resuming in list(self._resuming.values()):
             if now >= resuming.deadline:
                 self._try_resume(resuming, now)
-
-
-def _check_endpoint(hello: Hello) -> None:
-    """Everybody else will send where this node says: it must be an address that one host can have."""
-    address = IPv4Address(hello.endpoint >> 16)
-    if address.is_unspecified or address.is_multicast or address.is_reserved:
-        raise Refused(
-            f"{hello.role} {hello.name!r} receives at {address}, which is no address of a host; set its [node] listen"
-        )

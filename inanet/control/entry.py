@@ -1,6 +1,7 @@
 """The door of a coordinator: the same protocol, the right token, a certificate for the name that is used."""
 
 import hmac
+from ipaddress import IPv4Address
 
 from inanet.control.joining import Refused
 from inanet.control.messages import PROTOCOL, Hello
@@ -28,3 +29,12 @@ def check_entry(message: Hello | Register | Query, token: str, certificate: Cert
             raise Refused(
                 f"{message.role} {message.name!r} is refused: {refusal}; issue it with 'ina keys issue'"
             )
+
+
+def check_endpoint(hello: Hello) -> None:
+    """Everybody else will send where this node says: it must be an address that one host can have."""
+    address = IPv4Address(hello.endpoint >> 16)
+    if address.is_unspecified or address.is_multicast or address.is_reserved:
+        raise Refused(
+            f"{hello.role} {hello.name!r} receives at {address}, which is no address of a host; set its [node] listen"
+        )

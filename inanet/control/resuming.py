@@ -2,12 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from inanet.control.job import Inheritance, Job
+from inanet.control.job import Job
 from inanet.control.joining import Members
 from inanet.control.layouts import Tensor
 from inanet.control.messages import Begin, Finished, Held, Hello, Known, LayoutReady, Refuse, Resume
 from inanet.control.rounds import Host
 from inanet.control.topology import Fabric, Topology
+from inanet.control.versions import Inheritance
 from inanet.proto.plan import TensorLayout, TensorSpec
 
 #: Messages about its rounds that a member may send before the job has been taken over.

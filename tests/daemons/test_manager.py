@@ -14,7 +14,7 @@ from inanet.demo.fabric import Fabric, daemon_command, python, python_environmen
 from inanet.demo.process import Process
 from inanet.demo.topology import NodeSpec
 from tests.client.agent import run_all
-from tests.daemons.test_fabric import LARGE, Expected, contributions, in_the_middle, shared, start
+from tests.daemons.test_fabric import LARGE, Expected, contributions, in_the_middle, shared, start, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -34,6 +34,7 @@ round_timeout = "100 s"
 expect = {expect}
 [planning]
 plan = "tree"
+evaluate = true
 """
 
 
@@ -86,15 +87,19 @@ def join(fabric: Fabric, stack: ExitStack, job: str) -> list[inanet.Job]:
 
 def test_nodes_register_and_a_job_is_planned(fabric: Managed, stack: ExitStack) -> None:
     jobs = join(fabric, stack, "first")
-    values = contributions(20_000)
-    bits = Expected(20_000).after(values)
-    for handle in start(jobs, values):
-        handle.wait()
-    assert {value.tobytes() for value in values} == {bits}
-    log = (fabric.directory / "manager.log").read_text()
+    expected = Expected(20_000)
+    log = fabric.directory / "manager.log"
+    # the first step goes to the PS; once every worker has told how it fared, the manager says what it makes of that
+    for round_ in range(2):
+        values = contributions(20_000, round_)
+        bits = expected.after(contributions(20_000, round_))
+        for handle in start(jobs, values):
+            handle.wait()
+        assert {value.tobytes() for value in values} == {bits}
+    until(lambda: log.read_text().count("plan chosen") == 2)
     for name in NODES:
-        assert f"peer={name}" in log
-    assert "plan chosen" in log
+        assert f"peer={name}" in log.read_text()
+    assert "the first step goes to ps directly" in log.read_text()
     assert json.loads((fabric.directory / "epoch.json").read_text()) == {"schema": 1, "epoch": 1}
 
 
