@@ -83,6 +83,8 @@ class Stream:
         self._sent_at: NDArray[np.float64] = np.full(count, np.inf)
         self._times: I64 = np.zeros(count, np.int64)
         #: the last packet that each receiver has answered
+        #: when an answer came last: what is behind it in a queue is not lost
+        self._progress = float("-inf")
         self._heard: I64 = np.full(len(self.receivers), -1, np.int64)
         #: first packet that somebody lacks, first that has not been sent
         self._low = self._next = 0
@@ -111,10 +113,12 @@ class Stream:
         fresh[candidates[first]] = True
         news = index[fresh]
         self._acked[receiver, news] = True
+        if len(news):
+            self._progress = now
         self._heard[receiver] = max(int(self._heard[receiver]), int(news.max(initial=-1)))
         single = news[self._times[news] == 1]
         if len(single):
-            self._path.measured(now - float(self._sent_at[single].max()))
+            self._path.measured(now - float(self._sent_at[single].min()))
         whole: NDArray[np.bool_] = np.asarray(self._acked[:, self._low :].all(axis=0))
         self._low += len(whole) if whole.all() else int(np.argmin(whole))
         return fresh
@@ -124,7 +128,7 @@ class Stream:
         out: list[Transmission] = []
         index = np.arange(self._low, self._next)
         lacking = ~self._acked[:, self._low : self._next]
-        overdue = self._sent_at[index] + self._path.timeout <= now
+        overdue = np.maximum(self._sent_at[index], self._progress) + self._path.timeout <= now
         passed = (index < self._heard[:, None] - GAP) & (self._times[index] == 1)
         again = lacking & (overdue | passed)
         late = index[again.any(axis=0)]
@@ -156,4 +160,4 @@ class Stream:
         """When the next packet is to be sent again."""
         window = slice(self._low, self._next)
         waiting = self._sent_at[window][~self._acked[:, window].all(axis=0)]
-        return float(waiting.min()) + self._path.timeout if len(waiting) else None
+        return max(float(waiting.min()), self._progress) + self._path.timeout if len(waiting) else None

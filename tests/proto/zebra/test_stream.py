@@ -54,7 +54,9 @@ def test_what_is_not_answered_is_repeated_ever_more_slowly() -> None:
     ack(sender, 0, now=0.11)
     # an answer to what was sent twice measures nothing
     assert sent(sender, 0.11) == [(5, 6)]
-    assert sent(sender, 0.305) == [(5, i) for i in range(1, 6)]
+    # the timer begins anew with every answer
+    assert sent(sender, 0.305) == []
+    assert sent(sender, 0.32) == [(5, i) for i in range(1, 7)]
 
 
 def test_a_packet_that_later_ones_have_overtaken_is_repeated_once() -> None:
