@@ -280,7 +280,8 @@ def switch(only: str, seconds: float, as_json: bool) -> None:
 @_json
 def xdp(as_json: bool, size: int, seconds: float, samples: int, repetitions: int) -> None:
     """The aggregator in the kernel: alone, over a virtual cable, beside user space and TCP. Needs root."""
-    from inanet.bench.xdp import run, show
+    from inanet.bench.xdp import run
+    from inanet.bench.xdp_report import show
 
     click.echo(show(run(size, seconds, samples, repetitions), as_json))
 

@@ -4,7 +4,6 @@ Every figure is measured in this run: the program alone by test runs over packet
 a virtual cable in throughput and processor time (Figs. 7 and 9), deployment, and the latency of the hop (Fig. 10).
 """
 
-import json
 import select
 import socket
 import statistics
@@ -14,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,8 @@ import numpy as np
 from inanet.bench import hop
 from inanet.bench.measure import idle_share, ticks
 from inanet.bench.veth import Cable
-from inanet.control.exits import Failure
+from inanet.bench.xdp_report import judge
+from inanet.control.exits import Exit, Failure
 from inanet.phy.udp import UdpDevice
 from inanet.proto.engine import open_round, tables_of
 from inanet.proto.slots import ShardColumn
@@ -142,6 +144,22 @@ class Children:
             if time.perf_counter() - start > _DEADLINE or not poller.poll(2000):
                 raise Failure(f"{self.fragments - got} of {self.fragments} sums were lost")
             got += self._drain()
+        return time.perf_counter() - start
+
+    def add(self, memory: SharedMemory, row: int) -> float:
+        """As :meth:`round` for a program that sends nothing: seconds until the last sum is complete in its slot."""
+        offsets = np.arange(self.fragments, dtype=np.int64) * ROW_BYTES
+        start = time.perf_counter()
+        for first in range(0, self.fragments, _FRAME * _AHEAD):
+            part = offsets[first : first + _FRAME * _AHEAD]
+            for rows, sender in zip(self.rows, self.senders, strict=True):
+                sent = 0
+                while sent < len(part):
+                    sent += sender.send(Transmission(hop.AGGREGATOR, rows, part, ROW_BYTES), sent)
+        while memory.shards[row, ShardColumn.UP_LOGGED] < self.fragments:
+            if time.perf_counter() - start > _DEADLINE:
+                raise Failure("contributions were lost")
+            time.sleep(0)
         return time.perf_counter() - start
 
     def _drain(self) -> int:
@@ -316,123 +334,111 @@ def deployment(fragments: int) -> dict[str, float | None]:
     return {"precompiled": precompiled, "compiled": compiled}
 
 
+class Refused(Failure):
+    """This process may not load BPF programs."""
+
+    code = Exit.PERMISSION
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One path: throughput by kind of work, with processor time, and latency in microseconds."""
+
+    gbps: float
+    cpu_s_per_gb: float
+    latency: dict[str, float]
+    #: contributions summed and no sums sent
+    add_only: dict[str, float] | None = None
+
+
+def kernel_hop(mode: Mode, fragments: int, seconds: float, samples: int) -> Hop:
+    """The program in one mode. Raises :class:`Failure` after a loss, :class:`Unavailable` where it cannot be loaded."""
+    # a cable of its own: what a mode changes in the other end's offloads does not come back
+    with Cable() as cable, in_kernel(cable, fragments, mode) as (memory, row):
+        children = Children(cable, fragments)
+        try:
+            figures = _throughput(fragments, lambda: hop.reopen(memory, row), children.round, seconds)
+            hop.reopen(memory, row)
+            latency = _latencies(children, min(samples, fragments))
+            memory.tables["routes"][0, 0]["up_limit"] = 0
+            add = _throughput(
+                fragments, lambda: hop.reopen(memory, row), lambda: children.add(memory, row), seconds
+            )
+        finally:
+            children.close()
+    return Hop(figures["gbps"], figures["cpu_s_per_gb"], latency, add)
+
+
+def udp_hop(fragments: int, seconds: float, samples: int) -> Hop:
+    """The same node in user space. Raises :class:`Failure` after a loss."""
+    with Cable() as cable, as_process(cable, fragments, "udp"):
+        children = Children(cable, fragments)
+        try:
+            figures = _throughput(fragments, lambda: None, children.round, seconds)
+            return Hop(**figures, latency=_latencies(children, min(samples, fragments)))
+        finally:
+            children.close()
+
+
+def tcp_hop(fragments: int, seconds: float, samples: int) -> Hop:
+    """TCP-Agg with messages of one fragment."""
+    with Cable() as cable, as_process(cable, fragments, "tcp"):
+        tcp = TcpHop(cable, fragments)
+        try:
+            figures = _throughput(fragments, lambda: None, tcp.round, seconds)
+            return Hop(**figures, latency=_percentiles([tcp.round(1) for _ in range(samples)]))
+        finally:
+            tcp.close()
+
+
+def available() -> None:
+    """Raises :class:`Refused` for want of a privilege, :class:`Failure` for any other reason that XDP is not to be had."""
+    try:
+        load(2, hop.AGGREGATOR, "generic").close()
+    except Unavailable as reason:
+        kind = Refused if str(reason).startswith("permission") else Failure
+        raise kind(f"XDP cannot be used here: {reason}") from None
+
+
 def run(size: int, seconds: float, samples: int, repetitions: int) -> dict[str, Any]:
-    """``size`` is MiB per child. Raises :class:`Failure`, with the reason where XDP is not to be had."""
+    """``size`` is MiB per child. Raises :class:`Refused` and :class:`Failure` where XDP is not to be had."""
     fragments = size * 1024
-    gbps: dict[str, float] = {}
-    cpu: dict[str, float] = {}
-    latency: dict[str, dict[str, float]] = {}
     notes: list[str] = []
     others = _background()
     if others > 0.1:
         notes.append(
             f"other processes keep {others:.0%} of the processors busy; cpu_s_per_gb counts them too"
         )
-    try:
-        deployed = deployment(fragments)
-    except Unavailable as reason:
-        raise Failure(f"XDP cannot be used here: {reason}") from None
+    available()
+    deployed = deployment(fragments)
     try:
         alone = program_alone(fragments, repetitions)
     except NotMeasured as reason:
         alone = {}
         notes.append(f"ns_per_packet: {reason}")
-
-    def keep(path: str, figures: dict[str, float]) -> None:
-        gbps[path], cpu[path] = figures["gbps"], figures["cpu_s_per_gb"]
-
-    for mode in MODES:
-        # a cable of its own: what a mode changes in the other end's offloads does not come back
-        with Cable() as cable, in_kernel(cable, fragments, mode) as (memory, row):
-            children = Children(cable, fragments)
-            try:
-                keep(mode, _throughput(fragments, lambda: hop.reopen(memory, row), children.round, seconds))
-                hop.reopen(memory, row)
-                latency[mode] = _latencies(children, min(samples, fragments))
-            except Failure as failure:
-                notes.append(f"{mode}: {failure}")
-            children.close()
-    with Cable() as cable, as_process(cable, fragments, "udp"):
-        children = Children(cable, fragments)
+    hops: dict[str, Hop] = {}
+    for path, measure in (
+        *((mode, partial(kernel_hop, mode)) for mode in MODES),
+        ("udp", udp_hop),
+        ("tcp_agg_1k", tcp_hop),
+    ):
         try:
-            keep("udp", _throughput(fragments, lambda: None, children.round, seconds))
-            latency["udp"] = _latencies(children, min(samples, fragments))
+            hops[path] = measure(fragments, seconds, samples)
         except Failure as failure:
-            notes.append(f"udp: {failure}")
-        children.close()
-    with Cable() as cable, as_process(cable, fragments, "tcp"):
-        tcp = TcpHop(cable, fragments)
-        keep("tcp_agg_1k", _throughput(fragments, lambda: None, tcp.round, seconds))
-        latency["tcp_agg_1k"] = _percentiles([tcp.round(1) for _ in range(samples)])
-        tcp.close()
+            notes.append(f"{path}: {failure}")
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "ok": True,
         "mib": size,
         "ns_per_packet": alone,
         "paper_mpps": {str(values): rate for values, rate in PAPER_MPPS.items()},
-        "gbps": gbps,
-        "cpu_s_per_gb": cpu,
+        "gbps": {path: its.gbps for path, its in hops.items()},
+        "cpu_s_per_gb": {path: its.cpu_s_per_gb for path, its in hops.items()},
+        "add_only": {path: its.add_only for path, its in hops.items() if its.add_only is not None},
         "deploy_seconds": deployed,
-        "latency_us": latency,
+        "latency_us": {path: its.latency for path, its in hops.items()},
         "background_share": others,
         "notes": notes,
     }
     result["marks"] = judge(result)
     return result
-
-
-def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The marks, each with what was measured; ``met`` is ``None`` where it was not."""
-    tcp = result["cpu_s_per_gb"].get("tcp_agg_1k")
-    cpu, latency, gbps = result["cpu_s_per_gb"], result["latency_us"], result["gbps"]
-    marks: list[tuple[str, float | None, str, float]] = [
-        ("ns per packet, 256 values", result["ns_per_packet"].get("256"), "<=", 150.0),
-        ("Gbps native", gbps.get("native"), ">=", 8.0),
-        ("Gbps generic", gbps.get("generic"), ">=", 18.0),
-        ("seconds to deploy, precompiled", result["deploy_seconds"]["precompiled"], "<=", 0.34),
-        ("seconds to deploy, compiled", result["deploy_seconds"]["compiled"], "<=", 0.68),
-    ]
-    for mode in MODES:
-        ratio = tcp / cpu[mode] if tcp and cpu.get(mode) else None
-        marks.append((f"CPU of TCP-Agg over {mode}", ratio, ">=", 3.3))
-        for rank in ("p50", "p99"):
-            if mode in latency and "tcp_agg_1k" in latency:
-                share = latency[mode][rank] / latency["tcp_agg_1k"][rank]
-            else:
-                share = None
-            marks.append((f"latency {rank}, {mode} over TCP-Agg", share, "<=", 0.76))
-    return [
-        {
-            "name": name,
-            "value": value,
-            "bound": f"{sign} {bound:g}",
-            "met": None if value is None else (value <= bound if sign == "<=" else value >= bound),
-        }
-        for name, value, sign, bound in marks
-    ]
-
-
-def table(result: dict[str, Any]) -> Iterator[str]:
-    """For people; every line that is not data begins with '#'."""
-    yield f"# {result['mib']} MiB per child, {hop.CHILDREN} children, one aggregator, sums to the parent's socket"
-    yield "# values  ns/packet    Mpps   paper Mpps per core"
-    for values, ns in result["ns_per_packet"].items():
-        paper = result["paper_mpps"].get(values)
-        yield f"  {values:>6}  {ns:9.0f}  {1e3 / ns:6.2f}   {paper if paper is not None else '-'}"
-    yield "# path          Gbps   CPU s/GB   p50 us   p99 us"
-    for path, gbps in result["gbps"].items():
-        late = result["latency_us"].get(path)
-        shown = f"{late['p50']:8.1f} {late['p99']:8.1f}" if late else "       -        -"
-        yield f"  {path:<11} {gbps:7.2f}   {result['cpu_s_per_gb'][path]:8.3f} {shown}"
-    for note in result["notes"]:
-        yield f"# {note}"
-    for mark in result["marks"]:
-        verdict = "not measured" if mark["met"] is None else "met" if mark["met"] else "MISSED"
-        value = "" if mark["value"] is None else f": {mark['value']:.3f}"
-        yield f"# mark {verdict}: {mark['name']}{value} ({mark['bound']})"
-
-
-def show(result: dict[str, Any], as_json: bool) -> str:
-    """What the command prints."""
-    return json.dumps(result) if as_json else "\n".join(table(result))

@@ -4,7 +4,9 @@ import pytest
 
 from inanet.bench import hop, xdp
 from inanet.bench.veth import Cable
-from inanet.control.exits import Failure
+from inanet.cli.main import main
+from inanet.control.exits import Exit, Failure
+from inanet.proto.engine import Count
 from inanet.wire.xagg import decode
 from inanet.xdp.attach import why_not
 from inanet.xdp.build import compiler_release
@@ -39,10 +41,14 @@ def test_a_hop_in_the_kernel(privileged: None, mode: Mode) -> None:
             hop.reopen(memory, row)
             latency = xdp._latencies(children, 3)
             assert 0 < latency["p50"] <= latency["p99"]
+            hop.reopen(memory, row)
+            memory.tables["routes"][0, 0]["up_limit"] = 0
+            assert children.add(memory, row) > 0
         finally:
             children.close()
         counts = memory.kernel_counts()
         assert counts[KernelCount.FORWARDED] == FRAGMENTS + 3
+        assert counts[Count.COMPLETED] == 2 * FRAGMENTS + 3
         assert counts[KernelCount.PASSED] == 0
 
 
@@ -104,5 +110,15 @@ def test_without_the_privilege(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(xdp, "load", refuse)
     monkeypatch.setattr(xdp, "_background", lambda: 0.0)
-    with pytest.raises(Failure, match="XDP cannot be used here: permission"):
+    with pytest.raises(Failure, match="XDP cannot be used here: permission") as refused:
         xdp.run(1, 0.01, 2, 1)
+    assert refused.value.code == Exit.PERMISSION
+    assert main(["bench", "xdp"]) == 4
+
+    def lacks(*_: object) -> None:
+        raise xdp.Unavailable("no libbpf: it is not installed")
+
+    monkeypatch.setattr(xdp, "load", lacks)
+    with pytest.raises(Failure, match="no libbpf") as lacking_it:
+        xdp.available()
+    assert lacking_it.value.code == Exit.FAILED
