@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 
 from inanet.phy.device import Device
+from inanet.phy.pcap import PcapWriter
 from inanet.phy.whole import PacketWholeDevice, RawWholeDevice, TunWholeDevice
 from inanet.proto.roce import Attributes, Completion, Peer, ProtectionDomain, QueuePair, Received, Status
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import endpoint
-from inanet.wire.roce import PORT, Opcode, Packet
+from inanet.wire.roce import PORT, PSN_MASK, Opcode, Packet
 from tests.phy.conftest import lacking
 from tests.phy.helpers import DEADLINE, contents, read_until
 from tests.phy.spaces import Space, cable, open_spaces
+from tests.proto.roce.decoding import check_checksums, dissect
 
 pytestmark = pytest.mark.privileged("CAP_NET_RAW, and CAP_NET_ADMIN and CAP_SYS_ADMIN for TUN and namespaces")
 ONE, OTHER = "10.79.0.1", "10.79.0.2"
@@ -114,10 +116,9 @@ def test_packets_arrive_as_they_were_made(
     assert one.counters()["tx_packets"] == one.counters()["rx_packets"] == 320
 
 
-@pytest.mark.parametrize("kinds", ["packet packet", "raw packet", "tun tun"])
-def test_queue_pairs_write_across(open_whole: Callable[[str], tuple[Device, Device]], kinds: str) -> None:
-    one, other = open_whole(kinds)
-    memory = np.zeros(400_000, np.uint8)
+def write_across(one: Device, other: Device, size: int) -> None:
+    """Connect queue pairs over two devices and write twice ``size`` bytes from one to the other."""
+    memory = np.zeros(2 * size, np.uint8)
     domain = ProtectionDomain()
     region = domain.register(memory, base=1 << 32)
     here = Peer(endpoint(address(one), 50000), 0x21, psn=0xFFFFF0)
@@ -128,9 +129,9 @@ def test_queue_pairs_write_across(open_whole: Callable[[str], tuple[Device, Devi
     sender.connect()
     receiver.connect()
     receiver.post_receive(1, count=2)
-    data = np.random.default_rng(3).integers(0, 256, 200_000, dtype=np.uint8)
+    data = np.random.default_rng(3).integers(0, 256, size, dtype=np.uint8)
     sender.post_write(data, 0, 1, wr_id=1)
-    sender.post_write(data, 200_000, 2, wr_id=2)
+    sender.post_write(data, size, 2, wr_id=2)
     ends = ((sender, one), (receiver, other))
     happened: list[object] = []
     poll = select.poll()
@@ -151,11 +152,35 @@ def test_queue_pairs_write_across(open_whole: Callable[[str], tuple[Device, Devi
             happened += pair.events()
         poll.poll(1)
     happened += receiver.events()
-    assert (memory[:200_000] == data).all()
-    assert (memory[200_000:] == data).all()
+    assert (memory[:size] == data).all()
+    assert (memory[size:] == data).all()
     assert [event.immediate for event in happened if isinstance(event, Received)] == [1, 2]
     assert [event.status for event in happened if isinstance(event, Completion)] == [Status.SUCCESS] * 2
     assert receiver.drops_by_reason()["bad_icrc"] == 0
+
+
+@pytest.mark.parametrize("kinds", ["raw packet", "tun tun"])
+def test_queue_pairs_write_across(open_whole: Callable[[str], tuple[Device, Device]], kinds: str) -> None:
+    write_across(*open_whole(kinds), 200_000)
+
+
+def test_a_capture_of_the_cable_is_accepted_by_both_decoders(
+    open_whole: Callable[[str], tuple[Device, Device]], tmp_path: Path
+) -> None:
+    one, other = open_whole("packet packet")
+    path = tmp_path / "cable.pcap"
+    writer = PcapWriter(one, path, time.time, whole=True)
+    write_across(writer, other, 60_000)
+    writer.close()
+    opcodes = check_checksums(path)
+    assert opcodes.count(Opcode.WRITE_MIDDLE) >= 2 * 57
+    rows = dissect(
+        path, "_ws.malformed", "_ws.expert.severity", "infiniband.bth.opcode", "infiniband.bth.psn"
+    )
+    assert [row[2] for row in rows] == [str(opcode) for opcode in opcodes]
+    assert all(row[:2] == ["", ""] for row in rows)
+    sent = [int(row[3]) for row in rows if int(row[2]) != Opcode.ACKNOWLEDGE]
+    assert {*sent} == {0xFFFFF0 + i & PSN_MASK for i in range(118)}
 
 
 def test_packets_above_the_mtu_are_refused(open_whole: Callable[[str], tuple[Device, Device]]) -> None:

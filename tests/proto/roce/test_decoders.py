@@ -1,9 +1,5 @@
 """What leaves and arrives, read by two decoders of other people: scapy (checksums) and Wireshark's (structure)."""
 
-import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +12,7 @@ from inanet.proto.roce import Attributes, Status
 from inanet.testing.clock import FakeClock
 from inanet.wire.batch import PacketBatch
 from inanet.wire.roce import CONGESTED, PSN_MASK, Opcode
+from tests.proto.roce.decoding import check_checksums, dissect
 from tests.proto.roce.rig import Wire
 
 MTU = 256
@@ -72,57 +69,10 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@contextmanager
-def frames_of(path: Path) -> Iterator[list]:  # type: ignore[type-arg]
-    """Packets of a capture, as scapy reads them."""
-    pytest.importorskip("scapy")
-    import scapy.contrib.roce
-    from scapy.utils import PcapReader
-
-    assert scapy.contrib.roce
-    with PcapReader(str(path)) as reader:
-        yield reader.read_all()
-
-
 def test_scapy_finds_every_checksum_right(capture: Path) -> None:
-    with frames_of(capture) as frames:
-        from scapy.contrib.roce import BTH
-
-        assert len(frames) > 200
-        opcodes = set()
-        for frame in frames:
-            bth = frame[BTH]
-            opcodes.add(bth.opcode)
-            assert bth.compute_icrc(b"") == bth.icrc.to_bytes(4, "big")
-        assert opcodes == set(Opcode)
-
-
-def dissect(path: Path, *fields: str) -> list[list[str]]:
-    """A row of fields for every frame, from tshark."""
-    tshark = shutil.which("tshark")
-    if tshark is None:
-        pytest.skip("tshark is not installed")
-    wanted = [argument for field in fields for argument in ("-e", field)]
-    done = subprocess.run(
-        [
-            tshark,
-            "-n",
-            "-o",
-            "ip.check_checksum:TRUE",
-            "-r",
-            str(path),
-            "-T",
-            "fields",
-            "-E",
-            "occurrence=f",
-            *wanted,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    return [line.split("\t") for line in done.stdout.splitlines()]
+    opcodes = check_checksums(capture)
+    assert len(opcodes) > 200
+    assert set(opcodes) == set(Opcode)
 
 
 def test_wireshark_finds_nothing_malformed_and_every_sequence_legal(capture: Path) -> None:
