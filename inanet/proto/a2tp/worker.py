@@ -108,4 +108,4 @@ class A2tpWorker(AtpWorker):
 
 def join(member: Membership, facts: Switched, timing: Timing) -> A2tpWorker:
     """The worker of a job as its plan describes it."""
-    return A2tpWorker(member, facts.window, facts.slots, timing=timing)
+    return A2tpWorker(member, facts.window, facts.slots, initial=facts.window, timing=timing)

@@ -146,4 +146,4 @@ class AtpWorker(Worker):
 
 def join(member: Membership, facts: Switched, timing: Timing) -> AtpWorker:
     """The worker of a job as its plan describes it."""
-    return AtpWorker(member, facts.window, facts.slots, timing=timing)
+    return AtpWorker(member, facts.window, facts.slots, initial=facts.window, timing=timing)

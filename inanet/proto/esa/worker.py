@@ -37,4 +37,4 @@ class EsaWorker(AtpWorker):
 
 def join(member: Membership, facts: Switched, timing: Timing) -> EsaWorker:
     """The worker of a job as its plan describes it."""
-    return EsaWorker(member, facts.window, facts.slots, timing=timing)
+    return EsaWorker(member, facts.window, facts.slots, initial=facts.window, timing=timing)
