@@ -164,11 +164,30 @@ def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
             members=members,
             rings=rings,
             clock=time.monotonic,
+            splice=_splice(config, tables, link),
         )
     except BaseException:
         for opened in (*devices.values(), *rings.values()):
             opened.close()
         raise
+
+
+def _splice(config: SwitchConfig, tables: Any, link: int) -> Any:
+    """NetReduce between RoCE hosts, if there are rings. Raises :class:`SwitchError` for ones that do not fit."""
+    if not config.switch.rings:
+        return None
+    from inanet.proto.netreduce.plan import Connection, Sizes, rack
+    from inanet.switch.splice import Splice
+
+    plans = []
+    try:
+        for one in config.switch.rings:
+            ends = [(int(each.source), int(each.destination), each.queue_pair) for each in one.connections]
+            sizes = Sizes(one.length, one.window, one.packet)
+            plans.append(rack(one.ring, [Connection(*end) for end in ends], sizes, one.epoch))
+        return Splice(tables, link, plans, budget=config.switch.ring_memory)
+    except (ValueError, MemoryError) as error:
+        raise SwitchError(f"switch {config.node.name}: {error}") from error
 
 
 def _open_interface(transport: str, port: Port) -> Any:

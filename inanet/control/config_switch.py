@@ -23,6 +23,7 @@ from inanet.control.config_fields import (
 from inanet.control.config_file import SeveralErrors
 from inanet.control.config_sections import Impair, Log, Metrics, Section
 from inanet.proto.systems import SYSTEMS
+from inanet.wire.netreduce import MESSAGE_PACKETS, PACKET_BYTES, WINDOW
 
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", re.ASCII)
@@ -155,6 +156,30 @@ class SwitchJob(Section):
         return workers
 
 
+class RingConnection(Section):
+    """A rank's connection to its successor."""
+
+    source: Address
+    destination: Address
+    queue_pair: Annotated[int, Field(ge=0, lt=1 << 24)] = Field(
+        description="number of the receiver's queue pair"
+    )
+
+
+class RingEntry(Section):
+    """A NetReduce ring whose connections pass this switch; sizes as its hosts have them."""
+
+    ring: Annotated[int, Field(ge=0, le=0xFFFF)]
+    epoch: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
+    #: packets in a message, messages in flight, payload bytes of a packet
+    length: Annotated[int, Field(ge=2)] = MESSAGE_PACKETS
+    window: Annotated[int, Field(ge=1)] = WINDOW
+    packet: Annotated[int, Field(ge=64, le=4096)] = PACKET_BYTES
+    connections: Annotated[tuple[RingConnection, ...], Field(strict=False, min_length=1)] = Field(
+        description="by rank, each to the next one"
+    )
+
+
 class ProgramEntry(Section):
     """A program, the registers it has, and its jobs. Several may be of one system if their packets can be told apart."""
 
@@ -218,6 +243,9 @@ class Switch(Section):
     hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
     routes: Annotated[tuple[Route, ...], Field(strict=False)] = ()
     programs: Annotated[tuple[ProgramEntry, ...], Field(strict=False)] = ()
+    #: packet and tun: NetReduce rings between RoCE hosts, and bytes of packet memory for all of them
+    rings: Annotated[tuple[RingEntry, ...], Field(strict=False)] = ()
+    ring_memory: Annotated[Bytes, between(1 << 10, 1 << 40)] = REGISTERS
 
     @field_validator("address")
     @classmethod
@@ -266,6 +294,15 @@ class Switch(Section):
                 [f"there is no port {port!r}; allowed: {', '.join(names)}" for port in unknown]
             )
         return entries
+
+    @field_validator("rings")
+    @classmethod
+    def _between_interfaces(cls, rings: tuple[RingEntry, ...], info: ValidationInfo) -> tuple[RingEntry, ...]:
+        if rings and info.data.get("transport", "udp") == "udp":
+            raise ValueError(
+                "rings are connections between other hosts; allowed: with transport packet or tun"
+            )
+        return rings
 
     @field_validator("programs")
     @classmethod

@@ -7,6 +7,7 @@ fragment of its wire length to the queue.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -27,13 +28,17 @@ from inanet.switch.tables import DROPPED, FLOOD, LOCAL, TAKEN, Tables
 from inanet.wire.batch import I64, U8, PacketBatch
 from inanet.wire.drops import Drop
 
+if TYPE_CHECKING:
+    from inanet.switch.splice import Splice
+
 
 class FrameSwitch:
     """Ports by name on ``devices`` around the programs of ``pipeline``; ``tables`` say who is where.
 
     ``link`` is the length of link headers: 14, or 0 for TUN. ``members`` maps endpoints to the number of the port that
     their hosts must come in at; those of hosts that it lacks may come in anywhere. ``rings`` bring raw frames of the ports
-    with these names. ``clock`` is what delays of faults are measured by.
+    with these names. ``clock`` is what delays of faults are measured by. ``splice`` sees RoCE before anything else does; faults
+    of ports do not touch what it absorbs.
     """
 
     def __init__(
@@ -47,9 +52,11 @@ class FrameSwitch:
         members: Mapping[int, int] | None = None,
         rings: Mapping[str, FrameSource] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        splice: "Splice | None" = None,
     ) -> None:
         self.pipeline = pipeline
         self.tables = tables
+        self.splice = splice
         self._link = link
         self._flows = Flows(tables, link)
         self._local = Local(tables, link)
@@ -117,6 +124,15 @@ class FrameSwitch:
 
     def take(self, port: FramedPort, frames: FrameBatch, now: float) -> None:
         """Pass frames that have arrived at a port through the switch."""
+        if self.splice is not None:
+            frames, sums = self.splice.take(frames, now)
+            for out, made in sums:
+                if out == FLOOD:
+                    self._flood(made, -1, now)
+                else:
+                    self._send_frames(out, made, now)
+            if not len(frames):
+                return
         pipeline, count = self.pipeline, len(frames)
         if count > len(self._places):
             self._places = np.zeros((count, parse.PLACES), np.int64)
@@ -415,7 +431,8 @@ class FrameSwitch:
 
     def stats(self) -> dict[str, object]:
         """See :class:`~inanet.switch.port.Switch`."""
-        return self.pipeline.stats_with(self.ports)
+        figures = self.pipeline.stats_with(self.ports)
+        return figures if self.splice is None else self.splice.add_to(figures)
 
     def close(self) -> None:
         """Close all ports; figures stay readable."""

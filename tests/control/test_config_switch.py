@@ -48,7 +48,7 @@ def test_the_shipped_file_has_every_key_and_its_defaults(tmp_path: Path) -> None
     full = loaded(tmp_path, frames)
     assert full.impair.active
     examples = {"transport", "address", "hardware", "loopback"}
-    examples |= {"ports", "hosts", "routes", "programs"}
+    examples |= {"ports", "hosts", "routes", "programs", "rings"}
     for key in Switch.model_fields.keys() - examples:
         assert getattr(full.switch, key) == getattr(shipped.switch, key), key
     for key in Switch.model_fields.keys() - {"programs"}:
@@ -151,6 +151,10 @@ jobs = [
             "switch.ports: e: behind and attracts are for transport 'tun'; allowed: hosts and routes",
         ),
         (
+            'rings = [{ ring = 1, connections = [{ source = "10.0.0.1", destination = "10.0.0.2", queue_pair = 1 }] }]',
+            "switch.rings: rings are connections between other hosts; allowed: with transport packet or tun",
+        ),
+        (
             'transport = "tun"\naddress = "10.0.0.9"\nports = [{ name = "e" }]\nroutes = [{ network = "0.0.0.0/0", port = "f" }]',
             "switch.routes: there is no port 'f'; allowed: e",
         ),
@@ -196,8 +200,8 @@ def test_programs_that_cannot_be_built_say_why(tmp_path: Path, program: str, say
 
 
 def test_over_udp_all_programs_run_together(tmp_path: Path) -> None:
-    job = '{ job = 1, workers = ["127.0.0.1:9"], ps = "127.0.0.1:8", slots = 9 }'
-    shared = {"switchml": ""}
+    job = '{ job = 1, workers = ["127.0.0.1:9"], ps = "127.0.0.1:8", slots = 64 }'
+    shared = {"switchml": "", "netreduce": ""}
     entries = ", ".join(
         f'{{ system = "{one}", memory = "1 MB", udp_ports = "0", {shared.get(one, "shared = 99,")} jobs = [{job}] }}'
         for one in SYSTEMS

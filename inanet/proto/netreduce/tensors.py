@@ -131,6 +131,9 @@ class Round:
         self._swaps = isinstance(self.source, Stream)
         self._question: Question | None = None
         self._sent = 0
+        #: the message after its last, over all rounds, once that has left; and since when it has all results
+        self.end: int | None = None
+        self.since: float | None = None
 
     def advance(self, agreement: Agreement, now: float) -> None:
         """See what may leave by now."""

@@ -36,6 +36,10 @@ from inanet.wire.drops import Drop
 from inanet.wire.endpoint import show
 from inanet.wire.netreduce import HEADER_BYTES, Operation
 
+#: seconds after which a round with all results is done although the successor has not acknowledged its own: more often than
+#: not it has them, and has gone
+LINGER = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Broken:
@@ -86,6 +90,8 @@ class NetReduceWorker:
         self._events: list[NodeEvent | Broken] = []
         self._heard: float | None = None
         self._broken = False
+        #: why there is no successor any more, if that did not matter
+        self._gone: str | None = None
         #: since when queue pairs give up, one after the other
         self._waiting: float | None = None
         self.revived = 0
@@ -163,7 +169,9 @@ class NetReduceWorker:
                 one, number = self._expected.popleft()
                 one.take(self._agreement, number, result.values)
             self._advance(now)
-            busy = self._send(pipe)
+            busy = self._gone is None and self._send(pipe)
+        if self._gone is not None and self._rounds:
+            self._break(self._gone)
 
     def _advance(self, now: float) -> None:
         """Open, feed and end rounds, in order."""
@@ -175,12 +183,21 @@ class NetReduceWorker:
                 source.open()
             if source.opened:
                 one.advance(self._agreement, now)
-            if source.finished and not ahead:
+            if source.finished and not ahead and self._is_safe(one, now):
                 self._finish(one)
             else:
                 ahead.add(tensor)
         if not self._rounds:
             self._heard = None
+
+    def _is_safe(self, one: Round, now: float) -> bool:
+        """Whether the successor has what this worker owes it: it may never hear of this worker again once a round is done."""
+        assert self._pipe is not None
+        one.since = now if one.since is None else one.since
+        # nothing of later rounds has left if it was not known to have sent everything
+        one.end = self._pipe.sent if one.end is None else one.end
+        acknowledged = self._pipe.completed >= one.end
+        return acknowledged or self._gone is not None or now >= one.since + LINGER
 
     def _send(self, pipe: Pipe) -> bool:
         """Messages of the oldest rounds as far as the window reaches; whether results may have come with that."""
@@ -193,6 +210,8 @@ class NetReduceWorker:
                 self._messages += 1
             if not one.has_sent(self._agreement):
                 break
+            if one.end is None:
+                one.end = pipe.sent
         return pipe.received > before
 
     def _finish(self, one: Round) -> None:
@@ -259,13 +278,22 @@ class NetReduceWorker:
         elif self._can_wait(event, now):
             self._revive()
         else:
-            inward = pair is self._pairs[0]
-            name = f"job {self.member.job}, ring {self.member.ring}, rank {self.member.rank}"
-            other = (self.member.rank + (-1 if inward else 1)) % self.member.hosts
-            raise RingBroken(
-                f"{name}: the connection {'from' if inward else 'to'} rank {other} ({show(pair.remote.endpoint)}) is gone:"
-                f" {event}; start the ring again in its next epoch, without the host that does not answer"
-            )
+            self._lost(pair, event)
+
+    def _lost(self, pair: QueuePair, event: Event) -> None:
+        """A connection is gone. That of the successor is not missed when everything has its result."""
+        assert self._pairs is not None
+        assert self._pipe is not None
+        inward = pair is self._pairs[0]
+        name = f"job {self.member.job}, ring {self.member.ring}, rank {self.member.rank}"
+        other = (self.member.rank + (-1 if inward else 1)) % self.member.hosts
+        reason = (
+            f"{name}: the connection {'from' if inward else 'to'} rank {other} ({show(pair.remote.endpoint)}) is gone:"
+            f" {event}; start the ring again in its next epoch, without the host that does not answer"
+        )
+        if inward or self._pipe.received < self._pipe.sent:
+            raise RingBroken(reason)
+        self._gone = self._gone or reason
 
     def _can_wait(self, event: Event, now: float) -> bool:
         """Whether the queue pair to the successor has given up, but a peer may still be late."""
@@ -306,14 +334,16 @@ class NetReduceWorker:
     def timer(self) -> float | None:
         """When :meth:`on_timer` wants to be called next."""
         times = [self._adapter.timer()]
-        if self._rounds and self._heard is not None and not self._broken:
-            times.append(self._heard + self._silent)
+        if self._rounds and not self._broken:
+            since = self._rounds[0].since
+            times.append(None if since is None else since + LINGER)
+            times.append(None if self._heard is None else self._heard + self._silent)
         return min((at for at in times if at is not None), default=None)
 
     def on_timer(self, now: float) -> None:
         """Repeat what is not acknowledged, report silence."""
         self._adapter.on_timer(now)
-        if self._rounds and self._heard is not None and now - self._heard >= self._silent:
+        if self._rounds and self._heard is not None and now >= self._heard + self._silent:
             self._events.append(PeerSilent(self.member.job, "ring", now - self._heard))
             self._heard = now
         self._listen(now)

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inanet.proto.events import RoundDone
 from inanet.proto.netreduce.worker import Broken
 from inanet.proto.roce import Attributes, Peer, ProtectionDomain, QueuePair, Received
 from inanet.testing.netreduce import RingFabric, connections_of, host_address, switch_address
@@ -208,3 +209,23 @@ def test_connections_are_named_by_the_receivers_queue_pair():
     assert first.queue_pair == workers[1].inlet.number
     assert str(first) == "10.0.0.1 -> 10.0.0.2 (QP 16)"
     assert PORT == 4791
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_that_leave_as_soon_as_they_are_done_leave_nobody_without_a_result(seed):
+    fabric, arrays = RingFabric(3, impair={"drop": 0.1}, seed=100 * seed), integers(3, 1500)
+    expected = total(arrays)
+    workers = fabric.add_ring(members(3, mode="switch"))
+    for worker, array in zip(workers, arrays, strict=True):
+        worker.add_tensor(0, spec(1500))
+        worker.begin(0, 1, [array], fabric.clock.now)
+
+    def done() -> bool:
+        for worker, event in fabric.log:
+            if isinstance(event, RoundDone):
+                fabric.workers[worker.outlet.endpoint >> 16].clear()
+        return fabric.done(workers, 1)
+
+    fabric.run(done)
+    for array in arrays:
+        np.testing.assert_array_equal(array, expected)

@@ -1,0 +1,154 @@
+"""NetReduce in a switch of frames: a bump in the wire of RoCE connections.
+
+Frames of RoCE (UDP port 4791, whole, one packet each) are shown to the program before anything else looks at them. What it
+absorbs leaves no trace; the sums that it makes leave under the link headers that its connections' frames came with, so
+neither hosts nor the switches around see that they were away. Everything else goes on as it came.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from inanet.phy.vnet import (
+    ETHERTYPE_IPV4,
+    GSO_NONE,
+    HEADER_BYTES,
+    IP_BYTES,
+    UDP,
+    UDP_BYTES,
+    FrameBatch,
+    big16,
+)
+from inanet.proto.netreduce.plan import RingAt
+from inanet.proto.netreduce.program import NetReduceProgram
+from inanet.proto.program import Action, Verdicts
+from inanet.switch.tables import FLOOD, Tables
+from inanet.wire.batch import I64, U8, PacketBatch, Transmission
+from inanet.wire.drops import Drop
+from inanet.wire.roce import PORT
+
+
+@numba.njit(
+    "int64(uint8[::1], int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1])",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def find_roce(arena: U8, offsets: I64, lengths: I64, link: int, chosen: I64, starts: I64, sizes: I64) -> int:
+    """Find the frames with one RoCE packet: their indices, where their IPv4 header begins, and its total length.
+
+    ``link`` is the length of link headers. Returns how many there are.
+    """
+    found = np.int64(0)
+    for i in range(len(offsets)):
+        head = offsets[i]
+        ip, end = head + HEADER_BYTES + link, head + lengths[i]
+        if end - ip < IP_BYTES + UDP_BYTES or arena[head + 1] & 0x7F != GSO_NONE:
+            continue
+        if link and big16(arena, ip - 2) != ETHERTYPE_IPV4:
+            continue
+        if arena[ip] != 0x45 or arena[ip + 9] != UDP or big16(arena, ip + 6) & 0x3FFF:
+            continue
+        size = big16(arena, ip + 2)
+        if big16(arena, ip + IP_BYTES + 2) != PORT or ip + size > end:
+            continue
+        chosen[found], starts[found], sizes[found] = i, ip, size
+        found += 1
+    return found
+
+
+class Splice:
+    """The program between the ports of a switch with these ``tables`` and link headers of ``link`` bytes (14, or 0 on TUN).
+
+    ``rings`` are what it serves from the start. Raises as
+    :meth:`~inanet.proto.netreduce.program.NetReduceProgram.add_ring`.
+    """
+
+    def __init__(
+        self, tables: Tables, link: int, rings: Sequence[RingAt] = (), *, budget: int | None = None
+    ) -> None:
+        self.program = NetReduceProgram() if budget is None else NetReduceProgram(budget=budget)
+        for ring in rings:
+            self.program.add_ring(ring)
+        self._tables = tables
+        self._link = link
+        self._verdicts = Verdicts(64)
+        #: link headers of a connection's frames, by source and destination
+        self._headers: dict[int, bytes] = {}
+        #: sums that nobody knows the way for
+        self.unroutable = 0
+
+    def take(self, frames: FrameBatch, now: float) -> tuple[FrameBatch, list[tuple[int, FrameBatch]]]:
+        """Frames that go on, and frames of sums with the port they leave at, or
+        :data:`~inanet.switch.tables.FLOOD`.
+        """
+        count = len(frames)
+        chosen, starts, sizes = (np.empty(count, np.int64) for _ in range(3))
+        found = int(
+            find_roce(frames.arena, frames.offsets, frames.lengths, self._link, chosen, starts, sizes)
+        )
+        if not found:
+            return frames, []
+        chosen, starts, sizes = chosen[:found], starts[:found], sizes[:found]
+        if found > len(self._verdicts.action):
+            self._verdicts = Verdicts(found)
+        verdicts = self._verdicts
+        batch = PacketBatch(frames.arena, starts, sizes, np.zeros(found, np.uint64))
+        self.program.process(batch, np.zeros(found, np.uint8), verdicts, now)
+        absorbed = verdicts.action[:found] == Action.DROP
+        if not absorbed.any():
+            return frames, []
+        self._learn(frames.arena, starts[absorbed])
+        stays = np.ones(count, np.bool_)
+        stays[chosen[absorbed]] = False
+        made = [self._frames(one, now) for one in self.program.spilled()]
+        return frames.select(np.flatnonzero(stays)), [one for one in made if one is not None]
+
+    def _learn(self, arena: U8, starts: I64) -> None:
+        """Note the link headers of absorbed frames."""
+        if not self._link:
+            return
+        fields = np.ascontiguousarray(arena[starts[:, None] + np.arange(12, 20)]).view(">u8")[:, 0]
+        for pair, index in zip(*np.unique(fields, return_index=True), strict=True):
+            at = int(starts[index])
+            self._headers[int(pair)] = arena[at - self._link : at].tobytes()
+
+    def _way(self, pair: int, now: float) -> tuple[int, bytes] | None:
+        """Port and link header for a connection's packets; ``None``: nobody knows where its receiver is."""
+        own, known = int(self._tables.own_hardware), self._headers.get(pair)
+        if known is not None and int.from_bytes(known[:6], "big") != own:
+            port = self._tables.port_of(int.from_bytes(known[:6], "big"), now)
+            return FLOOD if port is None else port, known
+        host = self._tables.host(pair & 0xFFFFFFFF)
+        if host is None:
+            return None
+        if not self._link:
+            return host[1], b""
+        ethernet = host[0].to_bytes(6, "big") + own.to_bytes(6, "big") + ETHERTYPE_IPV4.to_bytes(2, "big")
+        return host[1], ethernet
+
+    def _frames(self, packets: Transmission, now: float) -> tuple[int, FrameBatch] | None:
+        """Packets of one connection as frames, and where they go."""
+        first, length = int(packets.offsets[0]), packets.length
+        way = self._way(int.from_bytes(packets.arena[first + 12 : first + 20].tobytes(), "big"), now)
+        if way is None:
+            self.unroutable += len(packets)
+            return None
+        port, header = way
+        head = HEADER_BYTES + self._link
+        rows = np.zeros((len(packets), head + length), np.uint8)
+        rows[:, HEADER_BYTES:head] = np.frombuffer(header, np.uint8)
+        rows[:, head:] = packets.arena[packets.offsets[:, None] + np.arange(length)]
+        at = np.arange(len(packets), dtype=np.int64) * (head + length)
+        return port, FrameBatch(rows.reshape(-1), at, np.full(len(packets), head + length, np.int64))
+
+    def add_to(self, figures: dict[str, Any]) -> dict[str, object]:
+        """A switch's figures with the program's."""
+        drops, stats = dict(figures["drops"]), self.program.stats()
+        for reason in Drop:
+            count = int(self.program.drops[reason]) + (self.unroutable if reason is Drop.NO_ROUTE else 0)
+            if count:
+                drops[reason.label] = drops.get(reason.label, 0) + count
+        return {**figures, "drops": drops, "programs": {**figures["programs"], self.program.name: stats}}
