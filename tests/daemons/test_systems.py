@@ -1,0 +1,101 @@
+"""The systems on a switch, each in a job of its own beside the others, through real daemons over UDP."""
+
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import inanet
+from inanet.control.errors import InaError
+from inanet.demo.fabric import Fabric, daemon_command
+from inanet.demo.topology import NodeSpec
+from inanet.proto.local import LocalTensor
+from inanet.proto.plan import ExponentMode, TensorSpec
+from tests.client.agent import run_all
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+SYSTEMS = ("switchml", "atp", "esa", "a2tp")
+HOSTS = 2
+PATIENCE = 60.0
+FLOATS = TensorSpec("g", "f32", (3001,), "sum", ExponentMode.CARRIED)
+
+
+def with_all_programs(node: NodeSpec, config: Path) -> Sequence[str]:
+    """The daemon's command; the switch runs all systems instead of one."""
+    if node.role == "switch":
+        entries = "".join(f'    {{ system = "{name}", udp_ports = "0" }},\n' for name in SYSTEMS)
+        text, count = re.subn(r"    \{ system = .*\n", entries, config.read_text())
+        assert count == 1
+        config.write_text(text)
+    return daemon_command(node, config)
+
+
+@pytest.fixture(scope="module")
+def fabric() -> Iterator[Fabric]:
+    with Fabric(HOSTS, system="switchml", command=with_all_programs) as running:
+        yield running
+
+
+def join(fabric: Fabric, stack: ExitStack, system: str) -> list[inanet.Job]:
+    def connect(rank: int) -> inanet.Job:
+        socket = fabric.worker_socket(rank)
+        return inanet.connect(
+            system,
+            rank=rank,
+            world=HOSTS,
+            local_world=1,
+            socket=socket,
+            system=system,
+            timeout=PATIENCE,
+        )
+
+    return [stack.enter_context(job) for job in run_all(connect, HOSTS)]
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_every_system_gives_the_bits_of_a_single_host(fabric: Fabric, system: str) -> None:
+    reference = LocalTensor(FLOATS, HOSTS)
+    with ExitStack() as stack:
+        jobs = join(fabric, stack, system)
+        # the first agrees on exponents beforehand, the second carries them over
+        for seed in (1, 2):
+            generator = np.random.default_rng(seed)
+            arrays = [generator.standard_normal(3001).astype(np.float32) for _ in jobs]
+            expected = [array.copy() for array in arrays]
+            assert reference.reduce(expected) is None
+            handles = [job.all_reduce_async(array, name="g") for job, array in zip(jobs, arrays, strict=True)]
+            for handle, array in zip(handles, arrays, strict=True):
+                handle.wait(PATIENCE)
+                np.testing.assert_array_equal(array.view(np.uint32), expected[0].view(np.uint32))
+        run_all(lambda rank: jobs[rank].barrier(), HOSTS)
+        assert jobs[0].stats()["leaf_contributions"] > 0
+
+
+def test_jobs_side_by_side_and_a_lost_switch_is_one_error_for_all(fabric: Fabric) -> None:
+    with ExitStack() as stack:
+        several = [join(fabric, stack, system) for system in ("switchml", "a2tp")]
+        rounds = [
+            jobs[0].all_reduce_async(np.ones(100, np.float32), name=f"g{index}")
+            for index, jobs in enumerate(several)
+        ]
+        fabric.processes["switch0"].kill()
+        # whoever has not called anything yet learns it as well
+        for jobs, handle in zip(several, rounds, strict=True):
+            errors: list[str] = []
+
+            def fail(action: object, into: list[str] = errors) -> None:
+                with pytest.raises(InaError) as caught:
+                    action()  # type: ignore[operator]
+                into.append(caught.value.reason)
+
+            waiting = threading.Thread(target=fail, args=(lambda handle=handle: handle.wait(PATIENCE),))
+            waiting.start()
+            fail(lambda jobs=jobs: jobs[1].all_reduce(np.ones(100, np.float32), name="g", timeout=PATIENCE))
+            waiting.join(PATIENCE)
+            assert len(errors) == HOSTS
+            assert all("switch 'switch0' was lost" in error for error in errors), errors
