@@ -1,11 +1,12 @@
 """Registration, questions and TLS over real connections on the loopback, in one event loop."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from inanet.aio.asking import QueryRefused, ask
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
@@ -108,7 +109,7 @@ async def test_a_node_registers_reports_and_is_seen() -> None:
     assert seen.missing == ("s0",)
 
 
-async def test_certificates_say_who_somebody_is(keys: Path) -> None:
+async def _certificates_say_who_somebody_is(keys: Path) -> None:
     async with AsyncExitStack() as stack:
         coordination = await stack.enter_async_context(coordinating(of(keys, "manager")))
         address = coordination.address
@@ -132,7 +133,7 @@ async def test_certificates_say_who_somebody_is(keys: Path) -> None:
             assert "'ina keys issue'" in found.reason
 
 
-async def test_strangers_do_not_get_in(keys: Path) -> None:
+async def _strangers_do_not_get_in(keys: Path) -> None:
     async with coordinating(of(keys, "manager")) as coordination:
         foreign = Keys(str(keys / "ca.pem"), str(keys / "other" / "w0.pem"))
         with pytest.raises((ChannelClosed, DeadlineError)):
@@ -142,6 +143,18 @@ async def test_strangers_do_not_get_in(keys: Path) -> None:
         # and a coordinator of another fabric is none of ours
         with pytest.raises(DeadlineError, match=r"TLS: .*certificate"):
             await ask(coordination.address, "", of(keys / "other", "w0"), 0.5)
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("body", [_certificates_say_who_somebody_is, _strangers_do_not_get_in])
+def test_tls(
+    keys: Path,
+    loop: Callable[[], asyncio.AbstractEventLoop],
+    body: Callable[[Path], Coroutine[None, None, None]],
+) -> None:
+    """On both loops: each has a TLS of its own."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(body(keys))
 
 
 async def test_a_node_does_not_take_another_node_for_its_coordinator(keys: Path) -> None:
