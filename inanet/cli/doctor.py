@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from inanet.cli import host_probes, network_probes, xdp_probe
+from inanet.cli import fabric_probes, host_probes, network_probes, xdp_probe
 from inanet.cli.findings import Probe, examine
 from inanet.control.about import version
 from inanet.control.exits import Exit
@@ -25,6 +25,8 @@ PROBES: tuple[Probe, ...] = (
     network_probes.mtu,
     network_probes.own_addresses,
     xdp_probe.xdp,
+    fabric_probes.clock,
+    fabric_probes.fabric,
 )
 _COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
@@ -36,7 +38,8 @@ def doctor(context: click.Context, as_json: bool) -> None:
     """Find out what on this machine would be in the way, and how to mend it.
 
     Every line is OK, WARN (works, but slowly or not everything) or FAIL (cannot work). Exit code 1 if
-    anything is FAIL. Needs no privileges and changes nothing; its packets stay on 127.0.0.1.
+    anything is FAIL. Needs no privileges and changes nothing; its packets stay on 127.0.0.1, but for a question to the
+    coordinator, if a file in /etc/inanet names one.
     """
     findings = list(examine(PROBES))
     ok = all(finding.status != "FAIL" for finding in findings)

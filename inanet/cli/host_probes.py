@@ -17,7 +17,17 @@ from inanet.control.exits import EXTRAS
 #: UDP_GRO came with it (UDP_SEGMENT with 4.18).
 OLDEST_KERNEL = (5, 0)
 OLDEST_PYTHON = (3, 11)
-REQUIRED = ("numpy", "numba", "msgpack", "pydantic", "structlog", "uvloop", "click", "prometheus-client")
+REQUIRED = (
+    "numpy",
+    "numba",
+    "msgpack",
+    "pydantic",
+    "structlog",
+    "uvloop",
+    "click",
+    "prometheus-client",
+    "psutil",
+)
 CAP_NET_RAW = 13
 
 
