@@ -28,7 +28,7 @@ from inanet.proto.program import Action, Verdicts
 from inanet.proto.switched.registers import DEFAULT_BUDGET, OutOfRegisters
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
-from inanet.wire.netreduce import NoHeader, decode
+from inanet.wire.netreduce import TAG, NoHeader, decode
 
 #: packets that may leave between two looks at how much room there is
 ROOM_PACKETS = 512
@@ -244,7 +244,11 @@ class NetReduceProgram:
             return False
         source, destination = (int.from_bytes(packet[at : at + 4], "big") for at in (12, 16))
         ring = self._rings.get(header.ring)
-        if ring is None or destination not in ring.plan.hosts or header.epoch != ring.plan.epoch:
+        if ring is None or destination not in ring.plan.hosts or source in ring.plan.hosts:
+            return False
+        if (header.tag, header.epoch, header.length, header.aggregated) != (
+            *(TAG, ring.plan.epoch, ring.plan.sizes.length, 0),
+        ):
             return False
         slot = header.message & (2 * ring.plan.sizes.window - 1)
         held = claim(
