@@ -279,9 +279,11 @@ class Station:
         yield Sample("inanet_retransmissions", stats["retransmissions"], ("requested",))
         yield Sample("inanet_result_repairs", stats["repairs_multicast"], ("multicast",))
         yield Sample("inanet_result_repairs", stats["repairs_unicast"], ("unicast",))
-        yield Sample("inanet_gradient_bytes", stats["rows_sent"] * PAYLOAD_BYTES, ("sent",))
-        received = stats["contributions_in"] + stats["results_in"]
-        yield Sample("inanet_gradient_bytes", received * PAYLOAD_BYTES, ("received",))
+        own, beside = self.node.stats(), self.beside.figures()
+        sent = own["rows_sent"] * PAYLOAD_BYTES + beside["gradient_sent"]
+        received = (own["contributions_in"] + own["results_in"]) * PAYLOAD_BYTES + beside["gradient_received"]
+        yield Sample("inanet_gradient_bytes", sent, ("sent",))
+        yield Sample("inanet_gradient_bytes", received, ("received",))
         place = "root" if role == "ps" else "network"
         yield Sample("inanet_contributions", stats["contributions_summed"], (place,))
         yield Sample("inanet_aggregator_slots", stats["slots_free"], ("free",))

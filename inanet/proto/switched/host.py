@@ -177,6 +177,8 @@ class SwitchedHost:
             "jobs": 1,
             "leaf_contributions": leaves,
             "leaf_bytes": leaves * worker.layout.frame_bytes,
+            "gradient_sent": stats["rows_sent"] * 4 * worker.layout.width,
+            "gradient_received": stats["results_in"] * 4 * worker.layout.width,
         }
 
     def _drops(self) -> NDArray[np.int64]:
