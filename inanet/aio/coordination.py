@@ -7,8 +7,9 @@ from typing import Any
 
 import structlog
 
-from inanet.aio.channel import Channel, ChannelClosed, ControlServer, serve
+from inanet.aio.channel import Channel, ChannelClosed, ControlServer, parse_address, serve
 from inanet.control import events
+from inanet.control.addresses import is_loopback
 from inanet.control.coordinator import Coordinator
 from inanet.control.member import Member
 from inanet.control.observe.metrics import Sample
@@ -57,6 +58,18 @@ class Coordination:
 
     async def start(self, address: str) -> None:
         """Listen for nodes, and let the local node join."""
+        target = parse_address(address)
+        if (
+            self._keys is None
+            and not target.path
+            and target.host != "localhost"
+            and not is_loopback(target.host)
+        ):
+            _log.warning(
+                "control connections are not encrypted",
+                address=address,
+                fix="'ina keys', control.ca_file and key_file",
+            )
         self._server = await serve(address, self._connection, keys=self._keys)
         self.address = self._server.address
         if self._local is not None:
