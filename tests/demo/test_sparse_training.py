@@ -17,6 +17,7 @@ from inanet.demo.sparse_models import (
 )
 from inanet.demo.sparse_training import hot_by_sampling, train
 from inanet.proto.zebra.hot import OnlineIdentifier
+from inanet.proto.zebra.stream import Timing
 
 
 def made_up(count: int, seed: int = 0) -> Samples:
@@ -58,20 +59,29 @@ def test_the_area_under_the_curve() -> None:
     assert area_under_curve(scores, np.ones(4)) == 0.5
 
 
-@pytest.mark.parametrize("model", [LogisticRegression(), FactorisationMachine(2)], ids=["lr", "fm"])
-def test_training_learns_and_loss_changes_no_bit(model: Model) -> None:
-    batches, held_out = list(made_up(720).batches(24)), made_up(300, seed=1)
+@pytest.mark.parametrize(
+    ("model", "steps"), [(LogisticRegression(), 10), (FactorisationMachine(2), 5)], ids=["lr", "fm"]
+)
+def test_training_learns_and_loss_changes_no_bit(model: Model, steps: int) -> None:
+    batches, held_out = list(made_up(72 * steps).batches(24)), made_up(300, seed=1)
     results = []
     for impair in (0.0, 0.04):
         with sparse_group(
-            3, 2, width=model.width, optimiser=model.optimiser, initial=model.initial, impair=impair, seed=2
+            3,
+            2,
+            width=model.width,
+            optimiser=model.optimiser,
+            initial=model.initial,
+            impair=impair,
+            seed=2,
+            timing=Timing(first=0.002, least=0.001, most=0.02),
         ) as group:
             group.use_hot(hot_by_sampling(batches, 0.1, 0, model.width, 1 << 16))
             results.append(train(group, model, batches, held_out))
             assert group.in_network_share() > 0.2
     clean, lossy = results
-    assert clean.auc > 0.85
-    assert clean.loss < 0.6
+    assert clean.auc > 0.75
+    assert clean.loss < 0.65
     assert (clean.keys == lossy.keys).all()
     assert clean.values.tobytes() == lossy.values.tobytes()
 

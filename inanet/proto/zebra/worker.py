@@ -5,16 +5,17 @@ all of them, and nothing later. Operations are carried out in the order in which
 """
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.zebra.keyindex import KeyIndex
-from inanet.proto.zebra.layout import by_heat, in_sequence, orchestrate
+from inanet.proto.zebra.cache import HotCache
+from inanet.proto.zebra.layout import in_sequence, orchestrate
 from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
 from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job
 from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements
+from inanet.proto.zebra.pulling import Pull, Pulling
 from inanet.proto.zebra.stream import Path, Stream, Timing
 from inanet.proto.zebra.switchcpu import earliest
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
@@ -64,15 +65,6 @@ class _Push:
     values: F32
 
 
-@dataclass(slots=True)
-class _Pull:
-    ticket: int
-    keys: U64
-    out: F32
-    #: per shard: places in ``keys`` in the order of transmission, first sequence number
-    places: dict[int, I64] = field(default_factory=dict)
-
-
 class ZebraWorker:
     """Worker ``rank`` of a job."""
 
@@ -82,23 +74,18 @@ class ZebraWorker:
         self.timing = timing or Timing()
         self.done = 0
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
-        self.hot_pairs = self.cold_pairs = self.misfits = self.cached = 0
+        self.hot_pairs = self.cold_pairs = self.misfits = 0
         self._known: dict[int, HotSet] = {EMPTY.version: EMPTY}
-        self._hot, self._wanted = EMPTY, EMPTY.version
-        self._index = KeyIndex()
-        self._layout = by_heat(0, job.registers)
-        self._cache: F32 = np.zeros((0, job.width), np.float32)
-        self._valid: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._queue: deque[_Push | _Pull] = deque()
-        self._current: _Push | _Pull | None = None
+        self._cache, self._wanted = HotCache(job), EMPTY.version
+        self._queue: deque[_Push | Pull] = deque()
+        self._current: _Push | Pull | None = None
         self._begun = 0
         shards = len(job.shards)
         self._shard_at = {address: shard for shard, address in enumerate(job.shards)}
         self._paths = [Path(self.timing) for _ in range(shards + 1)]
         #: gradients to the shards, and last to the switch
         self._pushes: list[Stream | None] = [None] * (shards + 1)
-        self._pulls: list[Stream | None] = [None] * shards
-        self._asked = [0] * shards
+        self._pulling = Pulling(job, rank, self._paths)
         self._news = Ledger(shards)
         self._share = (0, 0)
         self._tickets = 0
@@ -122,19 +109,8 @@ class ZebraWorker:
             raise RuntimeError(
                 f"rank {self.rank} has begun iteration {self._begun}; announce a hot set at shard 0 instead"
             )
-        self._adopt(self._known[version])
+        self._cache.adopt(self._known[version])
         self._wanted = version
-
-    def _adopt(self, hot: HotSet) -> None:
-        """Change the ranks. What is known of parameters that stay hot is kept."""
-        index = KeyIndex(hot.keys)
-        cache: F32 = np.zeros((len(hot), self.job.width), np.float32)
-        valid = np.zeros(len(hot), np.bool_)
-        before = self._index.find(hot.keys)
-        stay = before >= 0
-        cache[stay], valid[stay] = self._cache[before[stay]], self._valid[before[stay]]
-        self._hot, self._index, self._cache, self._valid = hot, index, cache, valid
-        self._layout = by_heat(len(hot), self.job.registers)
 
     # ---------------------------------------------------------- operations
 
@@ -164,7 +140,7 @@ class ZebraWorker:
         """Ask for the values of ``keys`` (uint64[n], repetitions allowed); a :class:`Pulled` with this ticket brings them."""
         keys = np.ascontiguousarray(keys, np.uint64)
         self._tickets += 1
-        self._queue.append(_Pull(self._tickets, keys, np.zeros((len(keys), self.job.width), np.float32)))
+        self._queue.append(Pull(self._tickets, keys, np.zeros((len(keys), self.job.width), np.float32)))
         self._turn(now)
         return self._tickets
 
@@ -179,22 +155,23 @@ class ZebraWorker:
             if isinstance(self._current, _Push):
                 self._begin(self._current)
             else:
-                self._ask(self._current)
+                self._pulling.ask(self._current, self._cache, self.done)
+                self._end_pull()
 
     # --------------------------------------------------------------- pushes
 
     def _begin(self, push: _Push) -> None:
         job = self.job
-        if self._wanted != self._hot.version:
+        if self._wanted != self._cache.hot.version:
             if self._wanted not in self._known:
                 raise RuntimeError(
                     f"{self._who()}: shard 0 has announced hot set {self._wanted}, which this worker was not given; "
                     "prepare() it everywhere before announce()"
                 )
-            self._adopt(self._known[self._wanted])
+            self._cache.adopt(self._known[self._wanted])
         self._begun += 1
         self._news.clear()
-        ranks = self._index.find(push.keys) if job.switch else np.full(len(push.keys), -1, np.int64)
+        ranks = self._cache.ranks(push.keys)
         words, fits = self._quantised(push.values, ranks)
         hot = ranks >= 0
         self.misfits += int((hot & ~fits).sum())
@@ -219,13 +196,13 @@ class ZebraWorker:
 
     def _head(self) -> Head:
         job = self.job
-        return Head(job.number, job.key, self.rank, self._hot.version, self._begun, job.width)
+        return Head(job.number, job.key, self.rank, self._cache.hot.version, self._begun, job.width)
 
     def _quantised(self, values: F32, ranks: I64) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Words of all values for the switch, and which keys' fit; those that do not go to the PS as they are (R1)."""
-        if self.job.floats or not len(self._hot):
+        if self.job.floats or not len(self._cache.hot):
             return values.view(np.uint32), np.ones(len(values), np.bool_)
-        scaled = np.rint(values.astype(np.float64) * self._hot.scale[ranks][:, None])
+        scaled = np.rint(values.astype(np.float64) * self._cache.hot.scale[ranks][:, None])
         fits: NDArray[np.bool_] = np.asarray((np.abs(scaled) <= self.job.limit).all(axis=1))
         scaled[~fits] = 0
         return scaled.astype(np.int32).view(np.uint32), fits
@@ -234,7 +211,7 @@ class ZebraWorker:
         job = self.job
         heat = np.argsort(ranks)
         ranks, words = ranks[heat], words[heat]
-        order, counts = orchestrate(self._layout.register[ranks], job.registers, job.capacity(Kind.HOT))
+        order, counts = orchestrate(self._cache.layout.register[ranks], job.registers, job.capacity(Kind.HOT))
         head = self._head()
         head.flags = Flag.FLOAT if job.floats else Flag.NONE
         sheaf = Sheaf(Kind.HOT, head, counts, ranks[order].astype(np.uint64), words[order])
@@ -242,8 +219,7 @@ class ZebraWorker:
 
     def _finish(self) -> None:
         """Every shard has finished the iteration, so everything of it has arrived, whatever was acknowledged."""
-        for streams in (self._pushes, self._pulls):
-            self._drop(streams)
+        self._drop(self._pushes)
         self.done = self._begun
         self._events.append(IterationDone(self.job.number, self.rank, self.done, *self._share))
         self._current = None
@@ -255,38 +231,12 @@ class ZebraWorker:
                 self._repeated += stream.repeated
                 streams[place] = None
 
-    # ---------------------------------------------------------------- pulls
-
-    def _ask(self, pull: _Pull) -> None:
-        job = self.job
-        ranks = self._index.find(pull.keys)
-        here = ranks >= 0
-        here[here] = self._valid[ranks[here]]
-        pull.out[here] = self._cache[ranks[here]]
-        self.cached += int(here.sum())
-        away = np.flatnonzero(~here)
-        shards = job.shard_of(pull.keys[away])
-        for shard, address in enumerate(job.shards):
-            mine = away[shards == shard]
-            if not len(mine):
-                continue
-            base = self._asked[shard]
-            counts = in_sequence(len(mine), job.capacity(Kind.PULL))
-            head = Head(job.number, job.key, self.rank, self._hot.version, self.done, job.width)
-            sheaf = Sheaf(Kind.PULL, head, counts, pull.keys[mine], None, base=base, end=False)
-            pull.places[shard] = mine
-            self._pulls[shard] = Stream(sheaf, [address], self._paths[shard], base=base)
-            self._asked[shard] += len(counts)
-        self._end_pull()
-
     def _end_pull(self) -> None:
+        """Report the pull if every answer is in."""
         pull = self._current
-        if isinstance(pull, _Pull) and all(stream is None or stream.done for stream in self._pulls):
-            ranks = self._index.find(pull.keys)
-            hot = ranks >= 0
-            self._cache[ranks[hot]] = pull.out[hot]
-            self._valid[ranks[hot]] = True
-            self._drop(self._pulls)
+        if isinstance(pull, Pull) and self._pulling.done:
+            self._cache.learn_keys(pull.keys, pull.out)
+            self._drop(self._pulling.streams)
             self._events.append(Pulled(self.job.number, self.rank, pull.ticket, pull.out))
             self._current = None
 
@@ -303,7 +253,9 @@ class ZebraWorker:
         judged.refuse((shards < 0) & ~through_switch & ~from_switch, Drop.FOREIGN_HOST)
         judged.refuse((kinds != Kind.NEWS) & (kinds != Kind.VALUES) & (kinds != Kind.ACK), Drop.BAD_TYPE)
         moved = self._acknowledged(judged, shards, now)
-        moved |= self._values(judged, shards, now)
+        pull = self._current if isinstance(self._current, Pull) else None
+        moved |= self._pulling.take(judged, shards, pull, now)
+        self._end_pull()
         moved |= self._told_news(judged)
         if moved:
             self._moved, self._told = now, False
@@ -324,38 +276,6 @@ class ZebraWorker:
             mine = live & (hot if at_switch else ~hot & (shards[which] == place))
             if mine.any():
                 moved |= bool(stream.acknowledge(columns[mine, Column.SEQUENCE], 0, now).any())
-        return moved
-
-    def _values(self, judged: Judged, shards: I64, now: float) -> bool:
-        which = judged.of(Kind.VALUES)
-        pull = self._current
-        moved = False
-        for shard in np.unique(shards[which]).tolist():
-            mine = which[shards[which] == shard]
-            stream = self._pulls[shard]
-            if stream is None or not isinstance(pull, _Pull):
-                judged.reason[mine] = Drop.UNMATCHED
-                continue
-            sequences = judged[Column.SEQUENCE][mine]
-            most = self.job.capacity(Kind.PULL)
-            index = sequences - stream.base
-            wanted = np.minimum(len(pull.places[shard]) - index * most, most)
-            judged.reason[mine[judged[Column.PAIRS][mine] != wanted]] = Drop.UNMATCHED
-            sound = judged.reason[mine] == 0
-            mine, sequences = mine[sound], sequences[sound]
-            fresh = stream.acknowledge(sequences, 0, now)
-            judged.reason[mine[~fresh]] = Drop.DUPLICATE
-            mine = mine[fresh]
-            if not len(mine):
-                continue
-            moved = True
-            _, words = judged.entries(mine)
-            counts = judged[Column.PAIRS][mine]
-            first = np.repeat((sequences[fresh] - stream.base) * most, counts)
-            step = np.arange(len(first)) - np.repeat(np.cumsum(counts) - counts, counts)
-            pull.out[pull.places[shard][first + step]] = words.view(np.float32)
-        if moved:
-            self._end_pull()
         return moved
 
     def _told_news(self, judged: Judged) -> bool:
@@ -389,9 +309,8 @@ class ZebraWorker:
                 self._wanted = int.from_bytes(judged.batch.arena[at : at + NEXT_BYTES].tobytes(), "big")
         if len(fresh):
             ranks, words = judged.entries(fresh)
-            at_rank = ranks.astype(np.int64)
-            self._cache[at_rank] = words.view(np.float32).reshape(len(ranks), self.job.width)
-            self._valid[at_rank] = True
+            values = words.view(np.float32).reshape(len(ranks), self.job.width)
+            self._cache.learn(ranks.astype(np.int64), values)
 
     def _thank(self, judged: Judged, which: I64) -> None:
         """Acknowledge NEWS to their shards, through whatever address they came."""
@@ -408,15 +327,14 @@ class ZebraWorker:
     def transmit(self, now: float) -> list[Transmission]:
         """What is to be sent."""
         out, self._out = self._out, []
-        for streams in (self._pushes, self._pulls):
-            for stream in streams:
-                if stream is not None:
-                    out += stream.transmit(now)
+        for stream in (*self._pushes, *self._pulling.streams):
+            if stream is not None:
+                out += stream.transmit(now)
         return out
 
     def timer(self) -> float | None:
         """Next deadline."""
-        times = [earliest(self._pushes), earliest(self._pulls)]
+        times = [earliest(self._pushes), earliest(self._pulling.streams)]
         if self._current is not None and not self._told:
             times.append(self._moved + self.timing.silent)
         return min((at for at in times if at is not None), default=None)
@@ -434,7 +352,7 @@ class ZebraWorker:
         ]
         waiting += [
             f"shard {shard} ({show(stream.receivers[0])}) has not answered {stream.outstanding} pulls"
-            for shard, stream in enumerate(self._pulls)
+            for shard, stream in enumerate(self._pulling.streams)
             if stream is not None and not stream.done
         ]
         if isinstance(self._current, _Push):
@@ -451,17 +369,17 @@ class ZebraWorker:
     @property
     def hot(self) -> HotSet:
         """The hot set of the last iteration that was begun."""
-        return self._hot
+        return self._cache.hot
 
     def stats(self) -> dict[str, int]:
         """Counters; drops by reason as ``drop_<reason>``."""
-        live = [stream for stream in (*self._pushes, *self._pulls) if stream is not None]
+        live = [stream for stream in (*self._pushes, *self._pulling.streams) if stream is not None]
         return {
             "iterations": self.done,
             "hot_pairs": self.hot_pairs,
             "cold_pairs": self.cold_pairs,
             "misfits": self.misfits,
-            "cached": self.cached,
+            "cached": self._pulling.cached,
             "sent": self._sent + sum(stream.sent for stream in live),
             "repeated": self._repeated + sum(stream.repeated for stream in live),
         } | {f"drop_{Drop(i).label}": int(n) for i, n in enumerate(self.drops) if i and n}
