@@ -197,7 +197,7 @@ class Coordinator:
     def _performed(self, name: str, peer: Peer, message: Performed, now: float) -> None:
         """A worker's first step is over; with the last of them, the trees may be arranged anew."""
         job = self.jobs.get(message.job)
-        if job is None or peer.job != message.job:
+        if job is None or peer.job != message.job or job.planner.switched is not None:
             return
         workers = job.performed(Performance(name, message.training, message.transmission))
         if workers:
@@ -237,6 +237,8 @@ class Coordinator:
         why = self.settings.topology.busy(name)
         hello = self._peers.nodes().get(name)
         for job in self.jobs.values():
+            if job.planner.switched is not None:
+                continue
             if why and name in job.topology.aggregators and name not in job.absent:
                 self._spared.add((job.number, name))
                 job.holder_lost(name, f"it is busy: {why}", now)
