@@ -254,9 +254,14 @@ class TunnelWorker:
         return drops
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, by name."""
+        """Counters since the start, by name; ``results_in`` are packets' worth of results, padding included."""
         stats = self.inner.stats()
-        return {"rows_sent": stats.get("packets_sent", 0), "retransmissions": 0, **stats}
+        return {
+            "rows_sent": stats.get("packets_sent", 0),
+            "retransmissions": 0,
+            "results_in": stats["messages_received"] * self.inner.member.sizes.length,
+            **stats,
+        }
 
 
 def join(member: Membership, facts: Switched, timing: Timing) -> TunnelWorker:

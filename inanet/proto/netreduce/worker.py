@@ -361,7 +361,13 @@ class NetReduceWorker:
         for pair in self._pairs or ():
             for name, value in pair.stats().items():
                 totals[name] = totals.get(name, 0) + value
-        return {"messages_sent": self._messages, "revived": self.revived, **totals}
+        received = 0 if self._pipe is None else self._pipe.received
+        return {
+            "messages_sent": self._messages,
+            "messages_received": received,
+            "revived": self.revived,
+            **totals,
+        }
 
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""

@@ -64,3 +64,16 @@ def test_slots_that_are_too_few_are_refused_with_a_sentence():
         small.add_job(Tenant(1, {1: 1, 2: 2}, 1, slots=SLOTS))
     with pytest.raises(ValueError, match="shares no slots"):
         small.add_job(Tenant(1, {1: 1, 2: 2}, 1))
+
+
+def test_a_host_of_switched_jobs_finds_the_figures_it_wants():
+    job = tunnelled(2)
+    job.add(0, spec(1000))
+    job.begin(0, floats(1000, 2, 1))
+    job.star.run(job.done)
+    for worker in job.workers:
+        stats = worker.stats()
+        assert stats["rows_sent"] == stats["results_in"] > 0
+        assert stats["retransmissions"] == 0
+        assert worker.layout.frame_bytes > 4 * worker.layout.width
+        assert not worker.drops.any()
