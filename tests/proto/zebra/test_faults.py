@@ -4,7 +4,7 @@ import numpy as np
 
 from inanet.proto.events import PeerSilent
 from inanet.proto.zebra.membership import fixed
-from inanet.proto.zebra.worker import Stalled
+from inanet.proto.zebra.worker import Pulled, Stalled
 from inanet.testing.switched import SWITCH
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import endpoint
@@ -121,3 +121,36 @@ def test_the_ps_refuses_what_does_not_come_from_its_job() -> None:
         rig.star.send(source, Transmission(rig.job.shards[0], arena, np.zeros(1, np.int64), len(data)))
     rig.star.settle(0.01)
     assert rig.shards[0].stats()["drop_foreign_host"] == 2
+
+
+def test_a_hot_set_does_not_change_under_a_running_iteration() -> None:
+    rig = started()
+    rig.push([(KEYS, ONES)] * 2)
+    rig.prepare(fixed(2, KEYS[::-1].copy()))
+    rig.workers[0].push(KEYS, ONES, rig.star.now)
+    rig.star.settle(0.001)
+    # rank 1 has a set that is ready, but not named yet
+    rig.star.inject(rig.job.workers[1], hot(rig, 1, 2, 0, version=2))
+    rig.star.settle(0.001)
+    assert rig.program.stats()["drop_stale_plan"] == 1
+    rig.workers[1].push(KEYS, ONES, rig.star.now)
+    rig.star.run(lambda: all(worker.done == 2 for worker in rig.workers), deadline=20.0)
+    rig.push([(KEYS, ONES)] * 2)
+    assert rig.workers[1].hot.version == 2
+    assert rig.pull(KEYS)[0].ravel().tolist() == [6.0] * 4
+
+
+def test_a_late_answer_to_an_earlier_pull_is_not_taken_for_one_to_this() -> None:
+    rig = started(1)
+    rig.push([(np.array([50, 60], np.uint64), np.array([[5.0], [6.0]], np.float32))])
+    assert rig.pull(np.array([50], np.uint64))[0][0, 0] == 5.0
+    late = Packet(Kind.VALUES, 3, 0, 0, 1, 0, 1, 0, (), (0x40A00000,)).encode(77)
+    worker, shard = rig.job.workers[0], rig.job.shards[0]
+    rig.workers[0].pull(np.array([60], np.uint64), rig.star.now)
+    rig.workers[0].transmit(rig.star.now)
+    arena = np.frombuffer(late, np.uint8).copy()
+    rig.star.send(shard, Transmission(worker, arena, np.zeros(1, np.int64), len(late)))
+    rig.star.settle(0.1)
+    found = [event.values[0, 0] for _, event in rig.star.log if isinstance(event, Pulled)]
+    assert found == [5.0, 6.0]
+    assert rig.workers[0].stats()["drop_unmatched"] == 1
