@@ -18,7 +18,7 @@
 /* what the arrays of the map `slots` hold for one slot */
 #define WORD(name) (*(__u32 *)(words + geometry.name))
 #define BYTE(name) (*(__u8 *)(bytes + geometry.name))
-#define UNROLL _Pragma("clang loop unroll_count(16)")
+#define UNROLL _Pragma("clang loop unroll_count(8)")
 /* where more would not stay in registers */
 #define UNROLL_LESS _Pragma("clang loop unroll_count(4)")
 #define HEADER_FLAG_END 0x1000u

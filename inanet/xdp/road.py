@@ -31,11 +31,14 @@ class Road:
         self.credited = self.link.taken
 
     def look(self, sent: int) -> None:
-        """Has the parent taken more than user space has sent? Then most of the program's have arrived as well."""
+        """Has the parent taken clearly more than user space has sent? Then what the program sends arrives.
+
+        A quarter of it is more than a network repeats, and less than what losses leave.
+        """
         tried = sent - self.before
         if self.arrives is None and tried:
             taken = (self.link.taken - self.credited) & _MASK32
-            if taken < 1 << 31 and 2 * (taken - self.ours) > tried:
+            if taken < 1 << 31 and 4 * (taken - self.ours) > tried:
                 self.arrives = True
 
     def heard(self, left: int, asked: int) -> None:

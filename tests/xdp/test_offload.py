@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -123,7 +123,8 @@ def test_frames_that_vanish_bring_generic_mode_back(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_road_is_tried_before_it_is_trusted() -> None:
-    link = Link("ps", 1, 1, window=4000)
+    # how much a link takes is its own matter
+    link = cast(Link, SimpleNamespace(room=4000, taken=0))
     road = Road(link, 50)
     assert road.limit(50) == 50 + PROBATION
     road.judge(50)
@@ -141,7 +142,7 @@ def test_a_road_is_tried_before_it_is_trusted() -> None:
 def test_a_parent_that_takes_more_than_user_space_has_sent_proves_the_road() -> None:
     link = Link("ps", 1, 1, window=4000, taken=7)
     road = Road(link, 0, ours=100)
-    for taken, proven in ((107, None), (107 + 128, None), (107 + 129, True)):
+    for taken, proven in ((107, None), (107 + 64, None), (107 + 65, True)):
         link.taken = taken
         road.look(PROBATION)
         assert road.arrives is proven
