@@ -32,8 +32,8 @@ from inanet.wire.netreduce import MESSAGE_PACKETS, PACKET_BYTES
 WINDOW = 8
 #: contributions to a place that are reckoned with when slots are offered to jobs whose size is not known
 _RECKONED = 16
-#: code of the acknowledgement timeout, 0.13 s, and the seconds that training processes may be late
-_TIMEOUT, _SKEW = 15, 15.0
+#: code of the acknowledgement timeout, 34 ms, and the seconds that training processes may be late
+_TIMEOUT, _SKEW = 13, 15.0
 _SOURCE_PORT = 0xC000
 
 
