@@ -133,7 +133,7 @@ class LocalServer:
         local_world = get(message, "local_world", int, low=1, high=world)
         if not 1 <= len(name) <= 128 or not name.isprintable():
             raise JoinRefused("the name of a job must have 1 to 128 printable characters")
-        system = (get(message, "system", str) if "system" in message else "") or self._system
+        system = get({"system": "", **message}, "system", str) or self._system
         if system not in NAMES:
             raise JoinRefused(f"there is no system {system[:64]!r}; there are {', '.join(NAMES)}")
         group = self._groups.get(name)

@@ -142,7 +142,9 @@ def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
     beginning = job.stats()
     job.barrier()
     before = job.stats()
-    barriers = (before["rows_sent"] - beginning["rows_sent"]) * (options.warmups + options.repetitions)
+    # fragments, of which none is counted twice
+    barrier = before["leaf_contributions"] - beginning["leaf_contributions"]
+    barriers = barrier * (options.warmups + options.repetitions)
     seconds, spent, wrong, worst = [], 0.0, 0, 0.0
     for repetition in range(options.warmups + options.repetitions):
         fill(buffer, job.rank)
@@ -157,7 +159,8 @@ def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
             bad, error = check(buffer, options.op, options.workers)
             wrong, worst = wrong + bad, max(worst, error)
     after = job.stats()
-    leaves, leaf_bytes = (after[name] - before[name] for name in ("leaf_contributions", "leaf_bytes"))
+    # the first barrier has reached the root as well
+    leaves, leaf_bytes = (after[name] - beginning[name] for name in ("leaf_contributions", "leaf_bytes"))
     return {
         "seconds": seconds,
         "cpu": spent,

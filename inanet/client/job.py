@@ -94,7 +94,7 @@ class Job:
                 rank=rank,
                 world=world,
                 local_world=local_world,
-                **({"system": system} if system else {}),
+                system=system,
             )
             self._join()
         except BaseException:

@@ -7,7 +7,7 @@ one file descriptor (SCM_RIGHTS). Tensors never travel: both sides map the memfd
 =========== ========= ========================================================================================
 ``t``       direction other keys
 =========== ========= ========================================================================================
-``hello``   to agent  protocol, job, rank, world, local_world, perhaps system: the first frame
+``hello``   to agent  protocol, job, rank, world, local_world, system (or ""): the first frame
 ``welcome`` from      (none): the job has all its ranks
 ``waiting`` from      text, ranks, seq: who is waited for, in collective ``seq`` or, if that is 0, to join
 ``memory``  to agent  id, size (bytes), and the file descriptor of a memfd sealed against shrinking
