@@ -41,7 +41,7 @@ def connect(
     ``rank``, ``world`` and ``local_world`` (ranks on this host) default to RANK, WORLD_SIZE and
     LOCAL_WORLD_SIZE, as torchrun sets them, and ``local_world`` then to 1; ``socket`` to INA_SOCKET, then to
     the usual places (:func:`~inanet.client.environment.socket_path`). ``timeout`` (seconds) is for joining,
-    and the default for rounds. ``system`` is who sums: "xagg", or "switchml", "atp", "esa" or "a2tp" where there
+    and the default for rounds. ``system`` is who sums: "xagg", or "switchml", "atp", "esa", "a2tp" or "netreduce" where there
     is a switch for it, the same on all ranks; by default what INA_SYSTEM says, or else the agent's configuration. While ranks are missing, the logger ``inanet`` says so every 5 seconds.
 
     Raises :class:`~inanet.control.errors.AgentUnavailable`, :class:`~inanet.control.errors.JoinTimeout`
