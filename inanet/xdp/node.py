@@ -211,6 +211,8 @@ class OffloadedNode(Node):
 
     def try_again(self) -> None:
         """The program has moved to another mode: what did not arrive may do so now."""
+        for road in self._roads.values():
+            road.release()
         self._roads.clear()
 
     # ---------------------------------------------------------------- with the gate closed
@@ -346,7 +348,7 @@ class OffloadedNode(Node):
             ours = self.memory.round[slots] == h.round
             left = (self.memory.logged[slots] & LEFT_UP != 0) & ours
             asked = np.unpackbits(bits, bitorder="little")[: len(left)] != 0
-            road.heard(int(left.sum()), int((left & asked).sum()))
+            road.heard((state.row, h.round, h.gradient), int(left.sum()), int((left & asked).sum()))
 
     def _heal(self, state: ShardState, fragment: int, now: float) -> None:
         with self._gate:

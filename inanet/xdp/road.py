@@ -24,11 +24,19 @@ class Road:
     #: times that the parent has asked for something that the program had sent
     missed: int = 0
     arrives: bool | None = None
+    #: the parent lacked most of a group: should some come after all, as from a ring that is emptied by other packets, then
+    #: that proves nothing
+    doubted: bool = False
     #: packets put on the account of the link because the program may send them
     reserved: int = 0
 
+    #: (shard row, round, group) of the groups in which the parent has said what it lacks
+    judged: set[tuple[int, int, int]] = field(default_factory=set)
+
     def __post_init__(self) -> None:
         self.credited = self.link.taken
+        # what is on its way now proves nothing
+        self.ours += self.link.in_flight
 
     def look(self, sent: int) -> None:
         """Has the parent taken clearly more than user space has sent? Then what the program sends arrives.
@@ -36,15 +44,23 @@ class Road:
         A quarter of it is more than a network repeats, and less than what losses leave.
         """
         tried = sent - self.before
-        if self.arrives is None and tried:
+        if self.arrives is None and tried and not self.doubted:
             taken = (self.link.taken - self.credited) & _MASK32
             if taken < 1 << 31 and 4 * (taken - self.ours) > tried:
                 self.arrives = True
 
-    def heard(self, left: int, asked: int) -> None:
-        """Of a group of which the program has sent ``left``, the parent lacks ``asked``."""
-        if self.arrives is None and left >= SAMPLE and 2 * asked < left:
-            self.arrives = True
+    def heard(self, group: tuple[int, int, int], left: int, asked: int) -> None:
+        """Of a group of which the program has sent ``left``, the parent lacks ``asked``. Only the first time says anything:
+        later, user space may have repeated what had vanished.
+        """
+        if group in self.judged:
+            return
+        self.judged.add(group)
+        if self.arrives is None and left >= SAMPLE:
+            if 2 * asked < left:
+                self.arrives = True
+            else:
+                self.doubted = True
 
     def limit(self, sent: int, *, half: bool = False) -> int:
         """How many packets the program may have sent: few before it has shown that they arrive, and only ``half`` of
@@ -60,10 +76,14 @@ class Road:
 
     def settle(self, fresh: int, now: float) -> None:
         """Put on the link's account what the program has sent, instead of what it might have sent."""
-        self.link.in_flight = max(0, self.link.in_flight - self.reserved)
-        self.reserved = 0
+        self.release()
         if fresh:
             self.link.sent(fresh, now)
+
+    def release(self) -> None:
+        """Nothing is kept for the program any more."""
+        self.link.in_flight = max(0, self.link.in_flight - self.reserved)
+        self.reserved = 0
 
     def judge(self, sent: int) -> None:
         """At the end of a round, when whatever was lost has been asked for again."""

@@ -124,7 +124,7 @@ def test_frames_that_vanish_bring_generic_mode_back(monkeypatch: pytest.MonkeyPa
 
 def test_a_road_is_tried_before_it_is_trusted() -> None:
     # how much a link takes is its own matter
-    link = cast(Link, SimpleNamespace(room=4000, taken=0))
+    link = cast(Link, SimpleNamespace(room=4000, taken=0, in_flight=0))
     road = Road(link, 50)
     assert road.limit(50) == 50 + PROBATION
     road.judge(50)
@@ -147,11 +147,28 @@ def test_a_parent_that_takes_more_than_user_space_has_sent_proves_the_road() -> 
         road.look(PROBATION)
         assert road.arrives is proven
     asked = Road(link, 0)
-    asked.heard(100, 50)
-    asked.heard(SAMPLE - 1, 0)
+    asked.heard((0, 1, 0), 100, 50)
+    asked.heard((0, 1, 1), SAMPLE - 1, 0)
+    # what had vanished was repeated by user space since
+    asked.heard((0, 1, 0), 100, 5)
     assert asked.arrives is None
-    asked.heard(100, 49)
+    # packets that were stuck come after all
+    link.taken += 500
+    asked.look(PROBATION)
+    assert asked.arrives is None
+    asked.heard((0, 1, 2), 100, 49)
     assert asked.arrives is True
+
+
+def test_what_was_on_its_way_before_proves_no_road() -> None:
+    link = Link("ps", 1, 1, window=200, in_flight=150)
+    road = Road(link, 1000)
+    link.taken += 150
+    road.look(1000 + PROBATION)
+    assert road.arrives is None
+    assert road.limit(1000, half=True) == 1025
+    road.release()
+    assert link.in_flight == 150
 
 
 def test_user_space_and_the_program_share_a_link_that_both_need() -> None:
