@@ -1,8 +1,8 @@
 """A2TP's Fig. 13: many jobs of four models in a leaf-spine network, with two-level aggregation, beside Ring all-reduce.
 
 The paper has 12 racks of 48 servers under 12 core switches, 160 to 320 jobs of 2 to 8 workers placed at random, a PS each, and 1
-to 3 MB of memory in every rack's switch. Here racks stay, and everything that stands in them is divided by :data:`FEWER`:
-servers, jobs, core links and memory, so that as many processes share a server, a core link and a slot as there. Rates, slots and
+to 3 MB of memory in every rack's switch. Here racks stay, and what stands in them is divided by :data:`FEWER`: servers,
+jobs and memory, so that as many processes share a server and a slot as there. Two core switches are left. Rates, slots and
 queues are divided by :data:`SCALE` as well, and iterations are :data:`SHORTER` times shorter. Delays are the paper's: 16 us for
 a round trip between racks.
 """
@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from inanet.papers.a2tp_testbed import PULL_AFTER, TIMING
 from inanet.papers.a2tp_training import Model
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Outcome, Panel, Table, joined
+from inanet.proto.switched.window import Timing
 from inanet.sim.cluster import RING, Cluster, Layout, Placed, scaled
 
 FEWER, SCALE, SHORTER = 24, 5, 1000
-RACKS, SERVERS, CORES, LINE = 12, 48, 12, 100e9
+RACKS, SERVERS, CORES, LINE = 12, 48, 2, 100e9
 #: Most jobs on a server, and the workers of a job.
 MOST, LEAST_WORKERS, MOST_WORKERS = 8, 2, 8
 #: What a slot takes of the memory: values, and state beside them; SwitchML has two versions.
@@ -33,25 +33,28 @@ MODELS: Mapping[str, Model] = {
 }
 SYSTEMS_RUN = (RING, "switchml", "atp", "a2tp")
 #: Jobs at 2 MB, and MB at so many jobs.
-JOBS, MEMORY, MEMORIES, JOBS_THERE = (160, 320), 2.0, (1.0, 2.0, 3.0), 320
+JOBS, MEMORY, MEMORIES, JOBS_THERE = (160, 320), 2.0, (1.0, 2.0, 3.0), 160
 #: Iterations of every job that count, and the seconds after which they do.
 ROUNDS, SETTLED = 1, 3e-3
 TICK = 4e-6
 #: Bytes in flight at 100 Gbit/s in 16 us.
 WINDOW = LINE * 16e-6 / 8
 SEED = 13
+#: Iterations are so much shorter that the testbed's waits would be a part of them; these are some round trips.
+TIMING, PULL_AFTER = Timing(timeout=100e-6, silent=60.0), 50e-6
 
 
 def layout(fewer: int = FEWER) -> Layout:
-    """The network, all rates scaled. Two core switches have the uplinks of what is left of twelve."""
-    cores = 2
+    """The network, all rates scaled. Ways between racks have the rate of a server's link, as in the paper, where streams of a
+    job to its PS spread over twelve of them: divided as the servers are, they would be bound by a job's own fan-in.
+    """
     return scaled(
         Layout(
             racks=RACKS,
-            cores=cores,
+            cores=CORES,
             servers=max(1, SERVERS // fewer),
             nic=LINE,
-            uplink=LINE * CORES / fewer / cores,
+            uplink=LINE,
             delay=TICK / 2,
             core_delay=2e-7,
             tick=TICK,
@@ -148,19 +151,19 @@ def _claims(found: Found, points: Sequence[float]) -> list[Claim]:
 
 _WHY = {
     RING: (
-        "A PS shares a server with workers of other jobs, and with few slots its link takes what the slots could not sum; a "
-        "ring needs no server beside its workers"
+        "A ring has one stream into a server; workers that are alone in their racks, as most are, send to the PS's rack each, "
+        "and what finds no slot there shares the link of the PS's server with other jobs"
     ),
     "switchml": (
-        "SwitchML's answers are spared the way to the PS, and it has no window that congestion makes smaller; its slots are "
-        "divided among the jobs of a switch here, not among all in the network"
+        "SwitchML's answers are spared the way to a PS and its shared server, and it has no window that congestion makes "
+        "smaller; its slots are divided among the jobs of a switch here, not among all in the network"
     ),
     "atp": "what both systems share, servers' and core links and computing, takes most of an iteration",
 }
 NOTES = (
-    f"{RACKS} racks of {SERVERS // FEWER} servers ({SERVERS} in the paper): servers, jobs, memory and core capacity divided "
-    f"by {FEWER}; two core switches with {LINE * CORES / FEWER / 2 / 1e9:.0f} Gbit/s to each rack, ways chosen by a hash of "
-    "the addresses.",
+    f"{RACKS} racks of {SERVERS // FEWER} servers ({SERVERS} in the paper): servers, jobs and memory divided by {FEWER}; "
+    f"{CORES} core switches (12) with {LINE / 1e9:.0f} Gbit/s to each rack, ways chosen by a hash of the addresses. That is as "
+    "much as a rack's servers have; the paper's core has a quarter.",
     f"Rates, slots, windows and queues divided by {SCALE}; {TICK * 1e6:.0f} us of polling; iterations {SHORTER} times "
     f"shorter; at least {ROUNDS} of every job, after {SETTLED * 1e3:.0f} ms.",
     "MB and ms of computing, before that: "

@@ -249,4 +249,8 @@ def _why(found: Mapping[tuple[str, int, str], float], name: str, jobs: int, syst
             f"SwitchML has {share} slots a job, and a round trip without a PS; its answers are spared the way to a PS whose "
             "server three jobs share"
         )
-    return text + "workers of several jobs share servers, so links bound both systems alike"
+    return text + (
+        "Jobs without stragglers do not come to equal shares under A2TP: a job counts Col marks over its own aggregator "
+        "window, so one that holds most slots sees few, and one with a window of a packet sees that packet collide and stays "
+        "there, with everything at its PS"
+    )

@@ -58,8 +58,8 @@ _A2TP_SCALE = (
 )
 _TRAINING_SCALE = f"{_A2TP_SCALE}; iterations 200 times shorter"
 _LEAF_SPINE_SCALE = (
-    "12 racks of 2 servers instead of 48: servers, jobs, memory and core capacity divided by 24; rates, slots and queues "
-    "by 5; iterations 1000 times shorter"
+    "12 racks of 2 servers instead of 48: servers, jobs and memory divided by 24, two core switches; rates, slots and "
+    "queues by 5; iterations 1000 times shorter"
 )
 _ZEBRA_DATA = (
     "real: the sources of Python's standard library, 38,000 samples; generated: the paper's parameters and shares, 400 "

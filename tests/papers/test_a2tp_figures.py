@@ -70,7 +70,7 @@ def test_iterations_beside_a_straggler_and_of_several_jobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("system", "scaled"), [("ring", 0.24575), ("switchml", 0.18841), ("atp", 0.36641), ("a2tp", 0.37880)]
+    ("system", "scaled"), [("ring", 0.092420), ("switchml", 0.039962), ("atp", 0.052543), ("a2tp", 0.051074)]
 )
 def test_a_few_jobs_in_the_leaf_spine(monkeypatch: pytest.MonkeyPatch, system: str, scaled: float) -> None:
     monkeypatch.setattr(a2tp_datacenter, "SHORTER", 10_000)
@@ -87,7 +87,7 @@ def test_jobs_are_placed_apart_and_the_same_every_time() -> None:
         assert 2 <= len(job.workers) <= 8
         assert len({*job.workers, job.ps}) == len(job.workers) + 1
         assert max(*job.workers, job.ps) < 24
-    assert a2tp_datacenter.layout().uplink * a2tp_datacenter.layout().cores == pytest.approx(50e9 / 5)
+    assert (a2tp_datacenter.layout().uplink, a2tp_datacenter.layout().cores) == (20e9, 2)
 
 
 def test_parts_of_a_figure_are_told_apart() -> None:
