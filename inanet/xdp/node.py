@@ -377,7 +377,9 @@ class OffloadedNode(Node):
         if road is not None and road.arrives is not False:
             granted = job.plan.window or min(link.window, 64)
             room = road.link.room if road.arrives else 0
-            taken -= max(0, granted - max(room, granted // 4))
+            # losses may have left less of the parent's window than it was granted
+            least = max(1, min(granted, road.link.room + road.link.in_flight) // 4)
+            taken -= max(0, granted - max(room, least))
         super()._credit(job, tree, link, taken, down=down)
 
     def on_timer(self, now: float) -> None:
