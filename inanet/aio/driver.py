@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from inanet.aio.moderation import BATCH, Moderation
 from inanet.phy.device import Device, GroupReceiver
 from inanet.proto.events import NodeEvent
 from inanet.proto.machine import Machine
@@ -21,7 +22,7 @@ from inanet.wire.endpoint import show
 
 _log: Any = structlog.get_logger("inanet.driver")
 
-#: batches taken in one callback of the event loop
+#: batches taken in one callback of the event loop, as long as they are small
 READ_BUDGET = 8
 #: seconds between two complaints about one destination
 _COMPLAINT_SECONDS = 5.0
@@ -58,7 +59,10 @@ class Driver:
         self.refused = 0
         #: by destination: when that may be complained of again
         self._complaints: dict[int, float] = {}
-        self._loop.add_reader(device.fileno(), self._readable)
+        self._moderation = Moderation(device.rx_budget)
+        #: pending end of a pause between two reads
+        self._resting: asyncio.TimerHandle | None = None
+        self._watch_arrivals(True)
 
     def now(self) -> float:
         """The time that the node is driven with."""
@@ -84,7 +88,8 @@ class Driver:
         descriptor = self.device.join(group)
         if descriptor is not None and group not in self._groups:
             self._groups[group] = descriptor
-            self._loop.add_reader(descriptor, self._readable)
+            if self._resting is None:
+                self._loop.add_reader(descriptor, self._readable)
 
     def leave(self, group: int) -> None:
         """Undo :meth:`join`."""
@@ -118,14 +123,38 @@ class Driver:
         self._wanted = wanted
 
     def _readable(self) -> None:
+        packets = 0
         for _ in range(READ_BUDGET):
             batch = self.device.receive()
             if batch is None:
                 break
             self.batches += 1
+            packets += len(batch)
             self.node.receive(batch, self._loop.time())
-            self._send()
+            if packets >= BATCH:
+                break
         self._pump()
+        if not self._closed:
+            self._rest(packets)
+
+    def _rest(self, packets: int) -> None:
+        """Read again after a pause, or as soon as there is something."""
+        pause = self._moderation.pause(packets, self.node.lacking, self._loop.time())
+        if pause:
+            if self._resting is None:
+                self._watch_arrivals(False)
+            self._resting = self._loop.call_later(pause, self._readable)
+        elif self._resting is not None:
+            self._resting = None
+            self._watch_arrivals(True)
+
+    def _watch_arrivals(self, on: bool) -> None:
+        """Have :meth:`_readable` called for what arrives, or not."""
+        for descriptor in (self.device.fileno(), *self._groups.values()):
+            if on:
+                self._loop.add_reader(descriptor, self._readable)
+            else:
+                self._loop.remove_reader(descriptor)
 
     def _pump(self) -> None:
         if self._closed:
@@ -225,11 +254,10 @@ class Driver:
         if self._closed:
             return
         self._closed = True
-        for descriptor in (self.device.fileno(), *self._groups.values()):
-            self._loop.remove_reader(descriptor)
+        self._watch_arrivals(False)
         if self._pending is not None:
             self._unwatch()
-        for handle in (self._timer, self._kick):
+        for handle in (self._timer, self._kick, self._resting):
             if handle is not None:
                 handle.cancel()
         self.device.close()

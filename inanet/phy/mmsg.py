@@ -23,6 +23,7 @@ import ctypes
 import errno
 import os
 import socket
+import struct
 
 import numba
 import numpy as np
@@ -31,6 +32,11 @@ from numpy.typing import NDArray
 from inanet.wire.batch import I64, U8, U64
 
 U32 = NDArray[np.uint32]
+
+#: in a ``sockaddr_in``, from byte 2 on
+_PORT_AND_ADDRESS = struct.Struct(">HI")
+#: value of a ``UDP_SEGMENT`` control message
+_SEGMENT = struct.Struct("=H")
 
 HEADER_WORDS = 8
 NAME_BYTES = 16
@@ -82,7 +88,10 @@ def address_in_memory(array: NDArray[np.generic]) -> int:
 
 
 @numba.njit(
-    "int64(uint32[:, ::1], uint64[:, ::1], uint32[:, ::1], int64, int64[::1])", cache=True, nogil=True
+    "int64(uint32[:, ::1], uint64[:, ::1], uint32[:, ::1], int64, int64[::1])",
+    cache=True,
+    nogil=True,
+    _nrt=False,
 )
 def segment_sizes(headers: U32, words: U64, control: U32, count: int, sizes: I64) -> int:
     """Find the segment size of ``count`` received super-frames; returns how many packets they hold.
@@ -114,6 +123,7 @@ def segment_sizes(headers: U32, words: U64, control: U32, count: int, sizes: I64
     "void(uint32[:, ::1], uint8[:, ::1], int64, int64, int64[::1], int64[::1], int64[::1], uint64[::1])",
     cache=True,
     nogil=True,
+    _nrt=False,
 )
 def expand(
     headers: U32, names: U8, count: int, stride: int, sizes: I64, offsets: I64, lengths: I64, sources: U64
@@ -144,6 +154,7 @@ def expand(
     "int64(uint8[::1], int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64)",
     cache=True,
     nogil=True,
+    _nrt=False,
 )
 def gather(
     arena: U8,
@@ -261,19 +272,19 @@ class SendTable:
         self._name[:2].view(np.uint16)[0] = socket.AF_INET
         self._address = address_in_memory(self.words)
         self._iovecs_address = address_in_memory(self._iovecs)
-        self._destination = self._segment = -1
+        self._destination = -1
+        self._segment = 0
 
     def aim(self, destination: int, segment: int) -> None:
         """Set the destination (an endpoint) and the segment size in bytes; 0 sends plain datagrams."""
         if destination != self._destination:
             self._destination = destination
-            # port and address, both in network byte order
-            turned = (destination & 0xFFFF) << 32 | destination >> 16
-            self._name[2:8] = np.frombuffer(turned.to_bytes(6, "big"), np.uint8)
+            _PORT_AND_ADDRESS.pack_into(self._name, 2, destination & 0xFFFF, destination >> 16)
         if segment != self._segment:
+            if (segment == 0) != (self._segment == 0):
+                self.words[:, 5] = 24 if segment else 0
             self._segment = segment
-            self._control[4:5].view(np.uint16)[0] = segment
-            self.words[:, 5] = 24 if segment else 0
+            _SEGMENT.pack_into(self._control, 16, segment)
 
     def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
         """Fill the table from ``offsets[start:]``; returns the number of messages. See :func:`gather`.

@@ -24,7 +24,7 @@ from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import LOST_BODY_BYTES, Kind, is_newer
 
 #: fragments a worker encodes at a time
-CHUNK = 248
+CHUNK = 496
 
 
 class Core:
@@ -51,9 +51,11 @@ class Core:
         self._tables = tables_of(self.memory)
         self._jobs: dict[int, Job] = {}
         self._by_row: dict[int, ShardState] = {}
+        #: shards with a round that is not over here, by row
+        self._running: dict[int, ShardState] = {}
         self._events: list[NodeEvent] = []
         self._outbox = Outbox()
-        self._reported: NDArray[np.int64] = np.zeros((256, 4), np.int64)
+        self._reported: NDArray[np.int64] = np.zeros((CHUNK + 16, 4), np.int64)
         self._used: NDArray[np.int64] = np.zeros(1, np.int64)
         self._misfit: NDArray[np.uint8] = np.zeros(CHUNK, np.uint8)
         self._bits: NDArray[np.uint8] = np.zeros(LOST_BODY_BYTES, np.uint8)
@@ -149,6 +151,19 @@ class Core:
         return self._next_timer
 
     # ---------------------------------------------------------------- figures
+
+    @property
+    def lacking(self) -> int:
+        """Results that the round nearest to its end still lacks here; 0 if no tensor is on its way."""
+        shards = self.memory.shards
+        return min(
+            (
+                state.shard.count - int(shards[state.row, ShardColumn.DOWN_LOGGED])
+                for state in self._running.values()
+                if state.data
+            ),
+            default=0,
+        )
 
     @property
     def groups(self) -> frozenset[int]:

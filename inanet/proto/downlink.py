@@ -37,7 +37,7 @@ class Downlink(Sending):
             self._see_stall(tree, group, now)
             return None
         while link.resend:
-            entries = link.take_resend(most)
+            entries = link.take_resend(most, now)
             slots = np.array([self._by_row[row].slot0 + fragment for row, fragment in entries], np.int64)
             burst = self._to_group(group, slots[self.memory.state[slots] == State.RESULT] * ROW_BYTES, now)
             if burst is not None:
@@ -72,7 +72,7 @@ class Downlink(Sending):
             state.group_cursor = stop
             for sender in senders:
                 if start <= sender.cursor < stop:
-                    sender.cursor = stop
+                    sender.advance(stop, now)
                     sender.sent_due = None
             burst = self._to_group(group, offsets[:found], now)
         for sender in senders:
@@ -86,6 +86,7 @@ class Downlink(Sending):
             return None
         for link in group.grouped:
             link.sent(count, now)
+            link.last = int(offsets[-1]) // ROW_BYTES
         group.sent += count
         self.rows_sent += count
         return Transmission(group.link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
@@ -115,20 +116,14 @@ class Downlink(Sending):
         """Repeat a fragment for a neighbour that lacks it; in a group, others may ask for it within a moment."""
         group = state.tree.multicast
         if child < 0 or group is None or not link.grouped:
-            return link.again(state.row, fragment)
+            return link.missed(state.row, fragment, now)
+        if (state.row, fragment) in group.link.queued or (state.row, fragment) in link.queued:
+            # what was decided on an earlier request has not left yet
+            return False
         if group.asked_due is None:
             group.asked_due = now + self.timing.reorder
             self._wake(group.asked_due)
         return group.ask(state.row, fragment, link.bit)
-
-    def _sent_to(self, state: ShardState, child: int, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Those fragments that a child could have by now: who was excused hears of the end of groups before their start."""
-        sender = state.down.get(child)
-        logged = int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
-        if state.tree.multicast is None or sender is None or sender.cursor >= logged:
-            return wanted
-        ahead = self.memory.down_log[state.slot0 + sender.cursor : state.slot0 + logged]
-        return wanted[~np.isin(wanted, ahead)]
 
     # ---------------------------------------------------------------- probes
 

@@ -117,7 +117,8 @@ class Event(IntEnum):
 
     #: a control packet for Python; a = packet index in the batch
     CONTROL = 0
-    #: the last fragment of a group has come from a child; a = child index (-1: from the parent), b = group
+    #: the last fragment of a group has come from a child; a = child index (-1: from the parent), b = group, or
+    #: -1 - group if it had come before
     GROUP_END = 1
     #: a duplicate for a slot that holds the result; a = fragment, b = child index
     ANSWER = 2

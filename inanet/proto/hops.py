@@ -47,13 +47,13 @@ class Hops(Downlink):
     def _on_event(self, code: int, state: ShardState, a: int, b: int, now: float) -> None:
         """One report of the engine about a shard; see :class:`~inanet.proto.engine.Event` for a and b."""
         if code == Event.OPENED:
-            state.start(a, self.timing)
+            self._start(state, a)
             if a in state.dead:
                 self._close(state, now, failed=True)
         elif code == Event.GROUP_END:
             receiver = state.from_parent if a < 0 else state.from_children.get(a)
             if receiver is not None:
-                receiver.group_ended(b, now)
+                receiver.group_ended(b if b >= 0 else -1 - b, now, prodded=b < 0)
                 self._wake(now + self.timing.reorder)
         elif code == Event.ANSWER:
             link = state.tree.down.get(b)
@@ -171,19 +171,33 @@ class Hops(Downlink):
             state.up.attach_due = state.up.asking_since = None
         wanted = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + h.gradient * GROUP
         wanted = wanted[wanted < state.shard.count]
-        if child >= 0:
-            wanted = self._sent_to(state, child, wanted)
+        slots = state.slot0 + wanted
+        sent = (self.memory.round[slots] == state.round) & (self.memory.state[slots] >= State.SENT)
+        wanted = self._sent_to(state, child, h.gradient, wanted[sent], now - link.congestion.crossing)
         lost = 0
         for fragment in wanted.tolist():
             lost += self._send_again(state, child, link, fragment, now)
-        link.written_off(lost)
+        link.written_off(lost, now)
+
+    def _sent_to(
+        self, state: ShardState, child: int, group: int, wanted: NDArray[np.int64], before: float
+    ) -> NDArray[np.int64]:
+        """Those fragments of a group that had left for a neighbour ``before`` a time: it may look before all have come."""
+        sender = state.down.get(child) if child >= 0 else state.up
+        if sender is None:
+            return wanted
+        shard = self.memory.shards[state.row]
+        if child >= 0:
+            log, logged = self.memory.down_log, int(shard[ShardColumn.DOWN_LOGGED])
+        else:
+            log, logged = self.memory.up_log, int(shard[ShardColumn.UP_LOGGED])
+        ahead = log[state.slot0 + sender.sent_before(before) : state.slot0 + logged]
+        return wanted[~np.isin(wanted, ahead[ahead // GROUP == group])] if len(ahead) else wanted
 
     def _send_again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> bool:
         """Repeat a fragment, if this node has something to send for it; True if it will leave by the link once more."""
         slot = state.slot0 + fragment
         memory = self.memory
-        if memory.round[slot] != state.round or memory.state[slot] in (State.FREE, State.COLLECT):
-            return False
         verdict = slotwork.mend(self._tables, state.row, fragment)
         self.counts[Count.CORRUPT_SLOTS] += verdict != 0
         holds_result = memory.state[slot] == State.RESULT
@@ -317,21 +331,29 @@ class Hops(Downlink):
         elif not link.credit(h.gradient, now):
             self._drop(Drop.DUPLICATE)
 
-    def _return_credit(self) -> None:
-        """Tell neighbours what was taken from them, a quarter of a window at a time."""
-        taken = self.memory.taken
+    def _return_credit(self, now: float) -> None:
+        """Tell neighbours what was taken from them, as soon as it is worth a packet or has waited for long enough."""
         for job in self._jobs.values():
             for tree in job.trees.values():
+                taken = self.memory.taken[tree.row].tolist()
                 for index, link in tree.down.items():
-                    self._credit(job, tree, link, int(taken[tree.row, index]), down=False)
-                if tree.up is not None:
-                    self._credit(job, tree, tree.up, int(taken[tree.row, 32]), down=True)
+                    if taken[index] != link.reported:
+                        self._credit(job, tree, link, taken[index], now, down=False)
+                if tree.up is not None and taken[32] != tree.up.reported:
+                    self._credit(job, tree, tree.up, taken[32], now, down=True)
 
-    def _credit(self, job: Job, tree: Tree, link: Link, taken: int, *, down: bool) -> None:
-        # without knowing how much the neighbour may send: often enough for a small window
-        granted = job.plan.window or min(link.window, 64)
-        if taken - link.reported < max(1, granted // 4):
-            return
+    def _credit(self, job: Job, tree: Tree, link: Link, taken: int, now: float, *, down: bool) -> None:
+        """Credit for one neighbour. One whose window losses have shrunk below the quota would wait for ever without delay."""
+        owed = taken - link.reported
+        if owed < link.quota:
+            if owed <= 0:
+                return
+            if link.credit_due is None:
+                link.credit_due = now + self.timing.reorder
+            if link.credit_due > now:
+                self._wake(link.credit_due)
+                return
+        link.credit_due = None
         link.reported = taken
         self._outbox.send(
             link.endpoint,

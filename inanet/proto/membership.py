@@ -51,6 +51,7 @@ class Tree:
             if not same:
                 memory.taken[self.row, 32] = 0
             self.up.window = parent.window
+            self.up.grants(self.job.plan.window)
             self.up.since = max(self.up.since, version - _HORIZON)
         t[TreeColumn.IS_ROOT] = parent is None
         t[TreeColumn.BIT] = parent.bit if parent else 0
@@ -68,6 +69,7 @@ class Tree:
                 )
                 memory.taken[self.row, index] = 0
             known.window = child.window
+            known.grants(self.job.plan.window)
             known.since = max(known.since, version - _HORIZON)
         for index in [index for index in self.down if not live >> index & 1]:
             del self.down[index]

@@ -94,7 +94,7 @@ class Multicast:
                 for row, fragment in self.link.resend:
                     link.again(row, fragment)
         if not self.grouped:
-            self.link.take_resend(len(self.link.resend))
+            self.link.drop_resend()
 
     # ---------------------------------------------------------------- who hears
 
@@ -110,8 +110,7 @@ class Multicast:
             listener.hears = False
             listener.after = self.probes
             # what the group has sent waits in a buffer that is not that of unicast, or it is lost and will be asked for
-            listener.link.in_flight = 0
-            listener.link.waiting_since = now
+            listener.link.give_up(now)
         self.probe_due = None
         self._regroup()
 

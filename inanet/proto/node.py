@@ -126,6 +126,7 @@ class Node(Upkeep):
         for state in job.remove(tensor):
             state.tree.forget(state.row)
             del self._by_row[state.row]
+            self._running.pop(state.row, None)
             self.memory.drop_shard(state.row)
         known = job.tensors.pop(tensor, None)
         job.collectives = {n: its for n, its in job.collectives.items() if its.state is not known}
@@ -167,5 +168,5 @@ class Node(Upkeep):
                 self._on_control(read_header(arena, int(batch.offsets[a])), batch, arena, a, now)
             else:
                 self._on_event(code, self._by_row[row], a, b, now)
-        self._return_credit()
+        self._return_credit(now)
         self._sink(now)

@@ -12,14 +12,17 @@ fragment that is the last of its group to leave carries GROUP_END, whatever its 
   paper's three checks at the end of a send.
 - A *link* bounds what is in flight between two neighbours by the receive buffer that the receiver was granted. CREDIT
   returns what was taken; a LOST bitmap returns what will never be; a link that hears nothing for a while starts afresh.
+  What queues on the way do not bear, a link does not send either: :mod:`inanet.proto.congestion`.
 
 Nothing here reads a clock or a slot: :class:`~inanet.proto.node.Node` does.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from inanet.proto.congestion import Congestion
 from inanet.proto.slots import GROUP
 
 _MASK32 = 0xFFFFFFFF
@@ -47,30 +50,51 @@ class Link:
     bit: int
     window: int
     in_flight: int = 0
+    congestion: Congestion = field(default_factory=Congestion)
     #: the neighbour's last CREDIT
     taken: int = 0
     #: when the link last heard of progress, or became full and started to wait for it
     waiting_since: float = 0.0
+    #: slot of the last row that was sent; when it was repeated because of a wait, and how long to wait for an effect
+    last: int = -1
+    prodded: float = -math.inf
+    prod_interval: float = 0.0
     #: (shard row, fragment) to send again, in order, each at most once
     resend: deque[tuple[int, int]] = field(default_factory=deque)
     queued: set[tuple[int, int]] = field(default_factory=set)
+    #: when what was sent again in running rounds has left
+    repeated: dict[tuple[int, int], float] = field(default_factory=dict)
     #: packets sent again by this link; what nodes count outlives it
     retransmissions: int = 0
-    #: packets taken from this neighbour that it has been told about
+    #: packets taken from this neighbour that it has been told about, and how many more are worth telling
     reported: int = 0
+    quota: int = 1
+    #: when it is told in any case
+    credit_due: float | None = None
     #: plan version that made this link: credit under an older one counts another link's packets
     since: int = 0
     #: results reach this neighbour through a multicast group
     grouped: bool = False
 
+    def grants(self, window: int) -> None:
+        """The neighbour may have ``window`` packets in flight towards this node, 0: who knows.
+
+        It is told what was taken a quarter of a window at a time, or half of a large one, where the rest is enough to
+        keep it busy.
+        """
+        granted = window or min(self.window, 64)
+        self.quota = max(1, granted // (2 if granted >= 2 * GROUP else 4))
+
     @property
     def room(self) -> int:
         """Packets that may leave now."""
-        return max(0, self.window - self.in_flight)
+        room = min(self.window, self.congestion.window) - self.in_flight
+        return int(room) if room > 0 else 0
 
     def sent(self, packets: int, now: float) -> None:
         """These have left. What was in flight before may date from long ago: only a link that is full waits."""
         self.in_flight += packets
+        self.congestion.sent(packets, self.in_flight, now)
         if self.room == 0:
             self.waiting_since = now
 
@@ -82,11 +106,44 @@ class Link:
         self.taken = taken
         self.in_flight = max(0, self.in_flight - gained)
         self.waiting_since = now
+        self.congestion.settled(gained, 0, self.window, now)
         return True
 
-    def written_off(self, packets: int) -> None:
+    def prod_due(self, timing: Timing) -> float:
+        """When to repeat the last row of a full link that hears nothing: what follows a loss shows it to the receiver.
+
+        A group goes on without such a member before long.
+        """
+        if self.grouped:
+            return math.inf
+        if self.prodded < self.waiting_since:
+            return self.waiting_since + timing.retransmit
+        return self.prodded + self.prod_interval
+
+    def wait_ends(self, timing: Timing) -> float:
+        """When something has to be done about a full link that hears nothing."""
+        return min(self.prod_due(timing), self.waiting_since + timing.retransmit_max)
+
+    def prod(self, now: float, timing: Timing) -> None:
+        """That has been done."""
+        again = self.prodded >= self.waiting_since
+        self.prod_interval = (
+            min(2 * self.prod_interval, timing.retransmit_max) if again else timing.retransmit
+        )
+        self.prodded = now
+
+    def written_off(self, packets: int, now: float) -> None:
         """These will never be credited: the receiver has just said that they are lost."""
         self.in_flight = max(0, self.in_flight - packets)
+        if packets:
+            self.waiting_since = now
+            self.congestion.settled(0, packets, self.window, now)
+
+    def give_up(self, now: float) -> None:
+        """Nothing was heard for too long: start afresh."""
+        self.in_flight = 0
+        self.waiting_since = now
+        self.congestion.reset()
 
     def again(self, row: int, fragment: int) -> bool:
         """Queue one fragment for another transmission; False if it is queued already."""
@@ -97,17 +154,32 @@ class Link:
         self.resend.append(entry)
         return True
 
-    def take_resend(self, most: int) -> list[tuple[int, int]]:
-        """Up to ``most`` queued entries, removed."""
+    def missed(self, row: int, fragment: int, now: float) -> bool:
+        """As :meth:`again`, for what the neighbour says it lacks: not if it can have known of no repetition yet."""
+        if now < self.repeated.get((row, fragment), -math.inf) + self.congestion.crossing:
+            return False
+        return self.again(row, fragment)
+
+    def take_resend(self, most: int, now: float) -> list[tuple[int, int]]:
+        """Up to ``most`` queued entries, removed because they leave."""
         taken = [self.resend.popleft() for _ in range(min(most, len(self.resend)))]
         self.queued.difference_update(taken)
+        self.repeated.update(dict.fromkeys(taken, now))
         return taken
 
+    def drop_resend(self) -> None:
+        """Drop all queued entries."""
+        self.resend.clear()
+        self.queued.clear()
+
     def forget(self, row: int) -> None:
-        """Drop queued entries of one shard: its round is over."""
+        """Drop queued entries of one shard: its round is over, and a pause may follow that times nothing."""
+        self.congestion.reset()
         if self.resend:
             self.resend = deque(entry for entry in self.resend if entry[0] != row)
             self.queued = set(self.resend)
+        if self.repeated:
+            self.repeated = {entry: at for entry, at in self.repeated.items() if entry[0] != row}
 
 
 @dataclass(slots=True)
@@ -124,6 +196,19 @@ class Sender:
     done: bool = False
     #: a fresh hop into a running round (R5): the neighbour has to say what it lacks first
     attach_due: float | None = None
+    #: when bursts have left that may still be on their way, and from which position of the log on
+    _bursts: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def advance(self, stop: int, now: float) -> None:
+        """The log has been sent up to ``stop``."""
+        self._bursts.append((now, self.cursor))
+        self.cursor = stop
+
+    def sent_before(self, when: float) -> int:
+        """How far the log had been sent at a time that is never earlier than one asked for before."""
+        while self._bursts and self._bursts[0][0] <= when:
+            self._bursts.popleft()
+        return self._bursts[0][1] if self._bursts else self.cursor
 
 
 class Receiver:
@@ -133,7 +218,7 @@ class Receiver:
     long before they look, and before they ask again, each for another time (R6).
     """
 
-    __slots__ = ("_complete", "_due", "_spread", "_timing", "count", "done", "final", "groups")
+    __slots__ = ("_complete", "_due", "_passed", "_spread", "_timing", "count", "done", "final", "groups")
 
     def __init__(self, count: int, timing: Timing, spread: Callable[[], float] | None = None) -> None:
         self.count = count
@@ -146,11 +231,26 @@ class Receiver:
         self._spread = spread
         self._complete = bytearray(self.groups)
         self._due: dict[int, tuple[float, float]] = {}
+        #: groups before this one are complete, or to be looked at
+        self._passed = 0
 
-    def group_ended(self, group: int, now: float) -> None:
-        """The last fragment of a group has come."""
-        if not self._complete[group] and group not in self._due:
-            self._due[group] = (now + self._spread_out(self._timing.reorder), self._timing.retransmit)
+    def group_ended(self, group: int, now: float, *, prodded: bool = False) -> None:
+        """The last fragment of a group has come: look at it, and at earlier ones whose last fragment may be lost.
+
+        ``prodded``: it has come before, and its sender waits. Then groups that were looked at before are no exception.
+        """
+        soon = now + self._spread_out(self._timing.reorder)
+        for ended in (*range(self._passed, group), group):
+            if not self._complete[ended]:
+                self._due.setdefault(ended, (soon, self._timing.retransmit))
+        self._passed = max(self._passed, group)
+        if prodded:
+            self._hasten(soon)
+
+    def _hasten(self, soon: float) -> None:
+        for group, (at, interval) in self._due.items():
+            if at > soon:
+                self._due[group] = (soon, interval)
 
     def _spread_out(self, seconds: float) -> float:
         return seconds if self._spread is None else seconds * (1.0 + self._spread())
@@ -164,8 +264,8 @@ class Receiver:
         soon = now + self._spread_out(self._timing.reorder)
         for group in range(self.groups):
             if not self._complete[group]:
-                at, interval = self._due.get(group, (soon, self._timing.retransmit))
-                self._due[group] = (min(at, soon), interval)
+                self._due.setdefault(group, (soon, self._timing.retransmit))
+        self._hasten(soon)
 
     def reopen(self, group: int, now: float, wait: float = 0.0) -> None:
         """A fragment of this group is owed again (restart, or a damaged slot); ask for it after ``wait``."""

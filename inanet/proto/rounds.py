@@ -33,9 +33,6 @@ class Rounds(Core):
         job = self._jobs[job_id]
         collective = Collective(job.tensors[tensor], round_, arrays)
         job.collectives[round_] = collective
-        if collective.finished:
-            self._finish(job, collective)
-            return
         if collective.refused:
             self._refuse(job, collective)
             return
@@ -58,7 +55,7 @@ class Rounds(Core):
                 state.waiting.popleft()
                 if takes_part and (state.data or collective.uses_prologue):
                     engine.open_round(self._tables, state.row, number)
-                    state.start(number, self.timing)
+                    self._start(state, number)
                     state.collective = collective
             if not state.waiting or self._is_committed(state):
                 state.ready_due = None
@@ -111,12 +108,18 @@ class Rounds(Core):
         if not self._is_committed(state) or self._is_over(state, round_):
             return False
         engine.open_round(self._tables, state.row, round_)
-        state.start(round_, self.timing)
+        self._start(state, round_)
         return True
+
+    def _start(self, state: ShardState, round_: int) -> None:
+        """The slots have been opened for a round."""
+        state.start(round_, self.timing)
+        self._running[state.row] = state
 
     def _close(self, state: ShardState, now: float, *, failed: bool) -> None:
         """The round is over here: later rounds may take the slots, below as well."""
         self.memory.shards[state.row, ShardColumn.COMMITTED] = 1
+        self._running.pop(state.row, None)
         round_ = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
         state.over, state.over_failed = round_, failed
         state.dead = {number for number in state.dead if is_newer(number, round_)}
@@ -136,8 +139,8 @@ class Rounds(Core):
 
     def _sink(self, now: float) -> None:
         """Hand new results to the local arrays and see which shards are complete."""
-        for state in self._by_row.values():
-            if state.round is None or self._is_committed(state) or state.confirmed:
+        for state in list(self._running.values()):
+            if state.confirmed:
                 continue
             logged = int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
             if state.collective is not None and logged > state.decoded:

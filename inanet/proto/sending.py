@@ -48,10 +48,10 @@ class Sending(Rounds):
         most = min(link.room, BURST)
         if most == 0:
             if link.in_flight:
-                self._wake(link.waiting_since + self.timing.retransmit_max)
+                self._wake(link.wait_ends(self.timing))
             return None
         while link.resend:
-            entries = link.take_resend(most)
+            entries = link.take_resend(most, now)
             slots = np.array([self._by_row[row].slot0 + fragment for row, fragment in entries], np.int64)
             # a slot that was emptied again holds no more than a partial sum
             whole = self.memory.state[slots] == (State.SENT if up else State.RESULT)
@@ -79,7 +79,7 @@ class Sending(Rounds):
                 stop = min(sender.cursor + most, logged)
                 offsets = np.empty(stop - sender.cursor, np.int64)
                 found = slotwork.logged_rows(self._tables, state.row, sender.cursor, stop, up, offsets)
-                sender.cursor = stop
+                sender.advance(stop, now)
                 burst = self._send_rows(link, offsets[:found], now)
                 sender.sent_due = None
             self._see_end(state, sender, now)
@@ -109,8 +109,17 @@ class Sending(Rounds):
         if count == 0:
             return None
         link.sent(count, now)
+        link.last = int(offsets[-1]) // ROW_BYTES
+        if link.room == 0 and link.congestion.window < link.window:
+            # a window smaller than a group: what is lost of it has to be missed before the group ends
+            self._ask_for_check(link.last)
         self.rows_sent += count
         return Transmission(link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
+
+    def _ask_for_check(self, slot: int) -> None:
+        """Have the receiver of a row look at its group as soon as the row arrives."""
+        job = self._jobs[int(self.memory.rows[slot, :1].view(np.uint32)[0]) >> 16]
+        slotwork.ask_for_check(self.memory.rows, slot, job.plan.key)
 
     def _produce(self, state: ShardState, sender: Sender, most: int, now: float) -> None:
         """Encode the next chunk of a worker's own contribution, just ahead of its transmission."""
@@ -118,7 +127,8 @@ class Sending(Rounds):
         assert collective is not None
         if state.encoded > sender.cursor or state.encoded == state.shard.count:
             return
-        count = collective.ready(state.shard, state.encoded, min(most, CHUNK), self._data_position(state))
+        ahead = self._data_position(state) if not state.data else 0
+        count = collective.ready(state.shard, state.encoded, min(most, CHUNK), ahead)
         if count:
             first = state.encoded
             state.encoded += count
@@ -141,9 +151,8 @@ class Sending(Rounds):
             if not told:
                 self._refuse(state.job, collective)
             return
-        used = np.zeros(1, np.int64)
-        again = np.zeros((stop - first, 4), np.int64)
-        slotwork.contribute(self._tables, state.row, first, stop, misfit, again, used)
-        for _, _, fragment, _ in again[: used[0]].tolist():
-            if state.tree.up is not None:
+        self._used[0] = 0
+        slotwork.contribute(self._tables, state.row, first, stop, misfit, self._reported, self._used)
+        if self._used[0] and state.tree.up is not None:
+            for _, _, fragment, _ in self._reported[: self._used[0]].tolist():
                 state.tree.up.again(state.row, fragment)

@@ -4,9 +4,11 @@ import numpy as np
 
 from inanet.proto.events import PeerSilent
 from inanet.proto.hops import Hops
-from inanet.proto.membership import ShardState
+from inanet.proto.membership import ShardState, Tree
 from inanet.proto.reliability import Link, Receiver, Sender
+from inanet.proto.slots import ROW_BYTES, State
 from inanet.proto.xagg import slotwork
+from inanet.wire.batch import Transmission
 from inanet.wire.xagg import GROUP, Kind
 
 
@@ -31,7 +33,8 @@ class Upkeep(Hops):
             for tree in job.trees.values():
                 self._multicast_timer(tree, now)
                 for link in tree.links():
-                    self._link_timer(link, now)
+                    self._link_timer(tree, link, now)
+        self._return_credit(now)
 
     def _ready_timer(self, state: ShardState, now: float) -> None:
         if state.ready_due is None or not state.waiting or state.tree.up is None:
@@ -99,12 +102,28 @@ class Upkeep(Hops):
                 sender.asking_since = now
         self._wake(sender.sent_due)
 
-    def _link_timer(self, link: Link, now: float) -> None:
-        """A window that stays full means that credits or packets were lost: start afresh."""
-        if link.in_flight and link.room == 0:
-            if now >= link.waiting_since + self.timing.retransmit_max:
-                link.in_flight = 0
-                link.waiting_since = now
-                self._wake(now)
-            else:
-                self._wake(link.waiting_since + self.timing.retransmit_max)
+    def _link_timer(self, tree: Tree, link: Link, now: float) -> None:
+        """A window that stays full means that credits or packets were lost: prod the receiver, then start afresh."""
+        if not link.in_flight or link.room:
+            return
+        if now >= link.waiting_since + self.timing.retransmit_max:
+            link.give_up(now)
+            self._wake(now)
+            return
+        if now >= link.prod_due(self.timing):
+            link.prod(now, self.timing)
+            self._prod(tree, link)
+        self._wake(link.wait_ends(self.timing))
+
+    def _prod(self, tree: Tree, link: Link) -> None:
+        """Repeat the last row of a link, beyond its window: lost tails are missed by nobody."""
+        wanted = State.SENT if link is tree.up else State.RESULT
+        if link.last < 0 or self.memory.state[link.last] != wanted:
+            return
+        self._ask_for_check(link.last)
+        link.in_flight += 1
+        self.rows_sent += 1
+        self._retransmissions += 1
+        link.retransmissions += 1
+        row = np.array([link.last * ROW_BYTES], np.int64)
+        self._outbox.push(Transmission(link.endpoint, self.memory.bytes, row, ROW_BYTES))

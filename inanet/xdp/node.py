@@ -70,7 +70,7 @@ class OffloadedNode(Node):
         self._hear(now)
         self._settle(now)
         self._stirred = True
-        self._return_credit()
+        self._return_credit(now)
         self._sink(now)
 
     def _hear(self, now: float) -> None:
@@ -312,9 +312,9 @@ class OffloadedNode(Node):
         self._ingested()
         super()._on_control(h, batch, arena, index, now)
 
-    def _return_credit(self) -> None:
+    def _return_credit(self, now: float) -> None:
         self._ingested()
-        super()._return_credit()
+        super()._return_credit(now)
 
     def _open_for(self, state: ShardState, round_: int) -> bool:
         with self._gate:
@@ -369,7 +369,7 @@ class OffloadedNode(Node):
                 road.ours += len(burst)
         return burst
 
-    def _credit(self, job: Job, tree: Tree, link: Link, taken: int, *, down: bool) -> None:
+    def _credit(self, job: Job, tree: Tree, link: Link, taken: int, now: float, *, down: bool) -> None:
         """Children may send as much as the parent takes, and a quarter of a window in any case: what is complete then
         finds room in the parent's window, instead of waiting for user space.
         """
@@ -380,7 +380,7 @@ class OffloadedNode(Node):
             # losses may have left less of the parent's window than it was granted
             least = max(1, min(granted, road.link.room + road.link.in_flight) // 4)
             taken -= max(0, granted - max(room, least))
-        super()._credit(job, tree, link, taken, down=down)
+        super()._credit(job, tree, link, taken, now, down=down)
 
     def on_timer(self, now: float) -> None:
         """As for any node."""

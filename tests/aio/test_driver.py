@@ -19,6 +19,9 @@ from inanet.wire.endpoint import endpoint
 class Listener:
     """A node that only listens, and says when it has heard enough."""
 
+    #: results that its round still lacks
+    lacking = 0
+
     def __init__(self) -> None:
         self.heard: list[tuple[int, bytes]] = []
         self.wanted = 0
@@ -137,3 +140,21 @@ async def test_a_path_that_takes_no_packets_costs_no_other_peer_one(few: int) ->
         other.close()
         narrow.close()
     assert broken == []
+
+
+async def test_a_node_with_much_to_come_rests_and_misses_nothing() -> None:
+    device, peer, node = UdpDevice(), UdpDevice(), Listener()
+    driver = Driver(node, device, lambda event: None)  # type: ignore[arg-type]
+    node.lacking = 1 << 20
+    try:
+        for value in range(40):
+            peer.send(packets(device.endpoint, 62, value))
+            await node.hear(62)
+        rested = driver.batches
+        node.lacking = 0
+        peer.send(packets(device.endpoint, 5, 99))
+        assert await node.hear(5) == [(peer.endpoint, bytes([99]) * 36)] * 5
+        assert rested <= 40
+    finally:
+        driver.close()
+        peer.close()

@@ -132,7 +132,9 @@ def test_sizes_for_people(count, text):
 
 def test_traffic_from_counters():
     """Four workers of 10 fragments each under two aggregators: the PS sees every fragment twice."""
-    stats = {f"worker{k}": Counters(leaf_contributions=10, leaf_bytes=10_520, retransmissions=1) for k in range(4)}
+    stats = {
+        f"worker{k}": Counters(leaf_contributions=10, leaf_bytes=10_520, retransmissions=1) for k in range(4)
+    }
     stats |= {f"agg{k}": Counters(contributions_in=20, drops={"injected": k}) for k in range(2)}
     stats["ps"] = Counters(rx_bytes=22_000, contributions_in=20, drops={"injected": 5, "duplicate": 1})
     found = traffic(stats)

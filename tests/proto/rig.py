@@ -195,7 +195,7 @@ def _plain(value: object, seen: set[int]) -> object:
         if id(value) in seen:
             return type(value).__name__
         seen.add(id(value))
-        hidden = {"reported"} if isinstance(value, Link) else set()
+        hidden = {"reported", "credit_due"} if isinstance(value, Link) else set()
         return {f.name: _plain(getattr(value, f.name), seen) for f in fields(value) if f.name not in hidden}
     return value if isinstance(value, int | float | str | bytes | bytearray | None) else type(value).__name__
 

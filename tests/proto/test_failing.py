@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 
-from inanet.proto.events import RoundCommitted, RoundDone
+from inanet.proto.events import RoundCommitted
 from inanet.proto.node import Node
 from inanet.proto.plan import ExponentMode, NodePlan, Parent, Placement, TensorSpec
 from inanet.proto.rounds import MAX_DEAD
@@ -350,14 +350,3 @@ def test_dropped_shards_are_free_slots_in_one_piece():
     assert rig.node.memory._free_slots == [(0, 4096)]
     assert rig.node.memory.shard_row[0, SHARD] == -1
     assert (rig.node.memory.state == State.FREE).all()
-
-
-def test_empty_tensors_are_done_at_once():
-    fabric = VirtualFabric(TREE, ONE_EACH)
-    spec = TensorSpec("t", "f32", (0,), "sum", ExponentMode.CARRIED)
-    fabric.layouts[spec] = layout = type(fabric.layout(A))(9, spec, ())
-    for node in fabric.nodes.values():
-        node.add_layout(fabric.job, layout)
-    number = fabric.begin(spec, {rank: np.zeros(0, np.float32) for rank in range(4)})
-    fabric.run(lambda: fabric.done(number))
-    assert sum(isinstance(event, RoundDone) for _, event in fabric.log) == 4

@@ -171,14 +171,17 @@ def test_a_partial_sum_never_leaves_under_the_header_of_a_whole_one():
     values = integers(3)
     rig.feed(*[rig.data(c, f, values[f]) for f in range(3) for c in (0, 1)])
     assert [s.packet.gradient for s in rig.sent() if s.kind is Kind.DATA] == [0]
+    credit = rig.packet(Kind.CREDIT, host=8, shard=0, round=0, gradient=1, values=np.array([2]))
+    rig.feed((credit, PARENT))
+    assert [s.packet.gradient for s in rig.sent() if s.kind is Kind.DATA] == [1]
     for word in (None, 50):
         # fragment 1 is asked for twice; it is damaged in between
         if word is not None:
             flip_bit(rig.node.memory.rows, 1, word, 3)
         rig.feed((rig.packet(Kind.LOST, host=8, values=np.array([0b010])), PARENT))
     rig.feed(rig.data(0, 1, values[1]))
-    credit = rig.packet(Kind.CREDIT, host=8, shard=0, round=0, gradient=9, values=np.array([2]))
-    rig.feed((credit, PARENT))
+    rig.now += 1.0
+    rig.node.on_timer(rig.now)
     for s in rig.sent():
         assert (
             s.kind is not Kind.DATA or s.packet.payload == (values[s.packet.gradient] * np.int32(2)).tobytes()

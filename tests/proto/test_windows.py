@@ -6,7 +6,7 @@ import pytest
 from inanet.phy.wrapper import Wrapper
 from inanet.proto.plan import ExponentMode
 from inanet.testing.fabric import VirtualFabric, float_arrays
-from inanet.wire.xagg import ROW_BYTES, Kind
+from inanet.wire.xagg import ROW_BYTES, Flag, Kind
 from tests.proto.rig import NEW_PARENT, PARENT, Rig, child_at, integers
 from tests.proto.rig import TREE as TREE_ID
 from tests.proto.test_impairment import impaired
@@ -142,7 +142,10 @@ def test_asking_twice_for_what_is_queued_or_was_never_sent_frees_no_window():
 
 
 def test_a_link_waits_from_when_it_is_full():
-    """What was in flight before may date from long ago; the window of a parent that has just been filled is not empty."""
+    """What was in flight before may date from long ago; the window of a parent that has just been filled is not empty.
+
+    Until it is given up, the last row prods the parent: it has to look at its group whatever else was lost.
+    """
     rig = Rig(count=40, window=8)
     values = integers(1)[0]
     rig.feed(*[rig.data(c, f, values) for f in range(5) for c in (0, 1)])
@@ -153,10 +156,12 @@ def test_a_link_waits_from_when_it_is_full():
     rig.feed(*[rig.data(c, f, values) for f in range(5, 30) for c in (0, 1)])
     rig.sent()
     filled = rig.now
-    rig.now += 0.9 * rig.node.timing.retransmit_max
-    rig.node.on_timer(rig.now)
-    assert [s for s in rig.sent() if s.kind is Kind.DATA] == []
-    assert tree.up.in_flight == 8
+    for factor in (0.9, 1.0, 1.9):
+        rig.now = filled + factor * rig.node.timing.retransmit
+        rig.node.on_timer(rig.now)
+        prods = [s.packet for s in rig.sent() if s.kind is Kind.DATA]
+        assert [(p.gradient, p.flags) for p in prods] == ([(7, Flag.GROUP_END)] if factor == 1.0 else [])
+    assert tree.up.in_flight == 9
     rig.now = filled + rig.node.timing.retransmit_max
     rig.node.on_timer(rig.now)
     assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 8

@@ -50,13 +50,15 @@ def read_header(arena: NDArray[np.int32], offset: int) -> Header:
 
 
 @numba.njit(
-    "void(int32[:, ::1], int64, uint32, uint32, uint32, uint32, uint32, uint64, int64)",
+    "void(int32[:, ::1], int64, uint32, uint32, uint32, uint32, uint32, uint64, int64, uint32)",
     cache=True,
     nogil=True,
+    _nrt=False,
 )
 def _seal_control(
-    rows: Any, entry: int, w0: int, w1: int, w2: int, w3: int, w4: int, key: int, body: int
+    rows: Any, entry: int, w0: int, w1: int, w2: int, w3: int, w4: int, key: int, body: int, word0: int
 ) -> None:
+    """Header, first word of a body of two, and checksum over ``body`` words; a longer body is there already."""
     row = rows[entry]
     row[0] = np.int32(w0)
     row[1] = np.int32(w1)
@@ -64,6 +66,9 @@ def _seal_control(
     row[3] = np.int32(w3)
     row[4] = np.int32(w4)
     row[5] = np.int32(tag_of(w0, w1, w2, w3, w4, key))
+    if body == 2:
+        row[HEAD] = np.int32(word0)
+        row[HEAD + 1] = 0
     row[HEAD + body] = np.int32(row_checksum(row, HEAD, body))
 
 
@@ -71,14 +76,24 @@ class Outbox:
     """Control packets waiting to leave, in staging entries that live as long as somebody has not sent them."""
 
     def __init__(self) -> None:
-        self._small = np.zeros((_ENTRIES, _LOST_WORDS), np.int32)
-        self._next = 0
+        self._offsets = np.arange(_ENTRIES, dtype=np.int64) * LOST_BYTES
         self._queue: list[Transmission] = []
+        self._renew()
+
+    def _renew(self) -> None:
+        """Start with new entries; transmissions that have not left keep the old ones alive."""
+        self._small = np.zeros((_ENTRIES, _LOST_WORDS), np.int32)
+        self._bytes = self._small.view(np.uint8).reshape(-1)
+        self._next = 0
 
     def take(self) -> list[Transmission]:
         """Everything queued, removed."""
         queue, self._queue = self._queue, []
         return queue
+
+    def push(self, transmission: Transmission) -> None:
+        """Queue something that lies elsewhere."""
+        self._queue.append(transmission)
 
     def __bool__(self) -> bool:
         return bool(self._queue)
@@ -102,18 +117,13 @@ class Outbox:
     ) -> None:
         """Queue one packet; ``bits`` (128 bytes) is the body of a LOST."""
         if self._next == _ENTRIES:
-            # transmissions that have not left keep the old entries alive
-            self._small = np.zeros((_ENTRIES, _LOST_WORDS), np.int32)
-            self._next = 0
+            self._renew()
         entry = self._next
         self._next = entry + 1
-        row = self._small[entry]
         body = 2
         if bits is not None:
             body = len(bits) // 4
-            row[HEAD : HEAD + body] = bits.view(np.int32)
-        else:
-            row[HEAD : HEAD + 2].view(np.uint32)[:] = (word0, 0)
+            self._small[entry, HEAD : HEAD + body] = bits.view(np.int32)
         flags = int(Flag.DOWN) if down else 0
         _seal_control(
             self._small,
@@ -125,9 +135,11 @@ class Outbox:
             shard | (version & 0xFF) << 16 | attempt << 24,
             key,
             body,
+            word0,
         )
         length = LOST_BYTES if bits is not None else CONTROL_BYTES
-        self._push(destination, self._small, entry * _LOST_WORDS * 4, length)
+        offset = self._offsets[entry : entry + 1]
+        self._queue.append(Transmission(destination, self._bytes, offset, length))
 
     def send_row(
         self,
@@ -149,9 +161,4 @@ class Outbox:
         if exponent is not None:
             copy[HEAD:] = 0
             copy[HEAD] = copy[CHECK] = exponent
-        self._push(destination, copy, 0, ROW_BYTES)
-
-    def _push(self, destination: int, arena: NDArray[np.int32], offset: int, length: int) -> None:
-        self._queue.append(
-            Transmission(destination, arena.view(np.uint8).reshape(-1), np.array([offset], np.int64), length)
-        )
+        self._queue.append(Transmission(destination, copy.view(np.uint8), self._offsets[:1], ROW_BYTES))

@@ -83,6 +83,13 @@ _ROW, _LOST, _CONTROL, _MAGIC = ROW_BYTES, LOST_BYTES, CONTROL_BYTES, MAGIC_VERS
 _BATCH_ARGS = (TABLES, types.int32[::1], types.int64, types.int64, types.int64)
 
 
+@numba.njit("int64(int64, int64)", cache=True, nogil=True, _nrt=False, inline="always")
+def ended_group(fragment: int, verdict: int) -> Any:
+    """What is reported of a group's end; see :attr:`~inanet.proto.engine.Event.GROUP_END`."""
+    group = fragment >> 10
+    return -1 - group if verdict == DUPLICATE else group
+
+
 @numba.njit(
     types.int64(TABLES, types.int32[::1], types.int64, types.int64),
     cache=True,
@@ -446,7 +453,7 @@ def take(
         t.taken[tree, child] += 1
         verdict = take_contribution(t, arena, o, row, fragment, child, kind, events, used, counts)
         if ended and (verdict == OK or verdict == DUPLICATE):
-            report(events, used, E_GROUP_END, row, child, fragment >> 10)
+            report(events, used, E_GROUP_END, row, child, ended_group(fragment, verdict))
         return verdict
     if t.trees[tree, PARENT_ENDPOINT] != source:
         return FOREIGN_HOST
@@ -456,7 +463,7 @@ def take(
     t.taken[tree, 32] += 1
     verdict = take_result(t, arena, o, row, fragment, events, used, counts)
     if ended and (verdict == OK or verdict == DUPLICATE):
-        report(events, used, E_GROUP_END, row, -1, fragment >> 10)
+        report(events, used, E_GROUP_END, row, -1, ended_group(fragment, verdict))
     return verdict
 
 

@@ -28,9 +28,11 @@ from inanet.proto.engine import (
 )
 from inanet.proto.slots import LEFT_DOWN, LEFT_UP
 from inanet.proto.xagg.policy import effective, exponent_row
-from inanet.wire.xagg import ROW_BYTES, Kind
+from inanet.wire.xagg import ROW_BYTES, Flag, Kind
 
 _LEFT_UP, _LEFT_DOWN = LEFT_UP, LEFT_DOWN
+#: flags are the high nibble of a header's second byte
+_END = int(Flag.GROUP_END) << 12
 K_DATA, K_EXPONENT, K_RESULT = int(Kind.DATA), int(Kind.EXPONENT), int(Kind.RESULT)
 
 
@@ -92,6 +94,16 @@ def restamp(t: Tables, row: int) -> None:
         slot = shard[SLOT0] + fragment
         if t.round[slot] == round_ and t.state[slot] == SENT:
             stamp(t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, host)
+
+
+@numba.njit("void(int32[:, ::1], int64, uint64)", cache=True, nogil=True, _nrt=False)
+def ask_for_check(rows: Any, slot: int, key: int) -> None:
+    """Mark a row as the last of its group, whatever follows: its receiver then looks at what is missing of the group."""
+    r = rows[slot]
+    r[0] |= np.int32(_END)
+    r[5] = np.int32(
+        tag_of(np.uint32(r[0]), np.uint32(r[1]), np.uint32(r[2]), np.uint32(r[3]), np.uint32(r[4]), key)
+    )
 
 
 @numba.njit(types.int64(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False)

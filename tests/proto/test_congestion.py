@@ -1,0 +1,138 @@
+"""Windows that follow what a path bears, and whole fabrics whose children overrun a shared port."""
+
+import numpy as np
+import pytest
+
+from inanet.proto.congestion import FIRST_WINDOW, LEAST_WINDOW, Congestion
+from inanet.proto.plan import ExponentMode
+from inanet.proto.reliability import Link, Sender, Timing
+from inanet.sim.fabric import SimulatedFabric
+from inanet.sim.link import LinkSpec
+from inanet.testing.fabric import float_arrays
+from inanet.wire.xagg import ROW_BYTES
+from tests.proto.test_rounds import spec_of
+
+GRANTED = 4096
+
+
+def use_up(congestion: Congestion, lost: float = 0.0, took: float = 0.001, now: float = 0.0) -> float:
+    """Send a window's worth, of which a share is lost; returns the window after it."""
+    packets = int(min(congestion.window, GRANTED)) + 1
+    missing = int(lost * packets)
+    congestion.sent(packets, packets, now)
+    if missing:
+        congestion.settled(0, missing, GRANTED, now + took)
+    congestion.settled(packets - missing, 0, GRANTED, now + took)
+    return congestion.window
+
+
+def test_a_window_doubles_until_it_has_all_that_was_granted() -> None:
+    congestion = Congestion()
+    windows = [use_up(congestion) for _ in range(6)]
+    assert windows[:4] == [2 * FIRST_WINDOW, 4 * FIRST_WINDOW, 8 * FIRST_WINDOW, 16 * FIRST_WINDOW]
+    assert min(windows[4:]) >= GRANTED
+
+
+def test_it_shrinks_by_what_was_lost_and_grows_by_a_sixteenth() -> None:
+    congestion = Congestion(window=1600.0)
+    assert use_up(congestion, lost=0.5) == pytest.approx(1600 * (1 + 1 / 16 - 0.5), rel=0.01)
+    before = congestion.window
+    assert use_up(congestion) == pytest.approx(before * 17 / 16, rel=0.01)
+
+
+def test_however_much_is_lost_a_window_is_at_most_halved_and_never_vanishes() -> None:
+    congestion = Congestion(window=1600.0)
+    assert use_up(congestion, lost=1.0) > 800
+    for _ in range(20):
+        use_up(congestion, lost=1.0)
+    assert congestion.window == LEAST_WINDOW
+
+
+def test_five_per_cent_of_accidents_leave_a_window_as_it_is() -> None:
+    congestion = Congestion(window=1600.0)
+    for _ in range(40):
+        use_up(congestion, lost=0.05)
+    assert congestion.window >= 1600
+
+
+def test_round_trips_are_timed_where_nothing_is_lost() -> None:
+    congestion = Congestion()
+    use_up(congestion, took=0.004)
+    assert congestion.round_trip == pytest.approx(0.004)
+    use_up(congestion, lost=0.2, took=0.5)
+    assert congestion.round_trip == pytest.approx(0.004)
+    use_up(congestion, took=0.012)
+    assert congestion.round_trip == pytest.approx(0.012)
+    use_up(congestion, took=0.004)
+    assert congestion.round_trip == pytest.approx(0.011)
+
+
+def test_a_pause_between_rounds_is_no_round_trip() -> None:
+    link = Link("parent", 1, 1, GRANTED)
+    link.sent(10, 0.0)
+    link.forget(0)
+    link.credit(10, 9.0)
+    assert link.congestion.round_trip == 0.0
+
+
+def test_what_was_sent_less_than_a_round_trip_ago_is_not_missed_yet() -> None:
+    sender = Sender(Link("parent", 1, 1, GRANTED))
+    sender.advance(100, 1.0)
+    sender.advance(160, 2.0)
+    sender.advance(200, 3.0)
+    assert [sender.sent_before(when) for when in (0.5, 1.0, 2.5, 3.0)] == [0, 100, 160, 200]
+
+
+def test_a_request_that_crosses_its_repetition_is_not_served_twice() -> None:
+    link = Link("parent", 1, 1, GRANTED)
+    link.congestion.round_trip = 0.01
+    assert link.missed(0, 7, 1.0)
+    assert link.take_resend(62, 1.0) == [(0, 7)]
+    assert not link.missed(0, 7, 1.019)
+    assert link.missed(0, 7, 1.021)
+
+
+def test_a_full_link_that_hears_nothing_prods_ever_more_rarely() -> None:
+    timing, link = Timing(retransmit=0.02, retransmit_max=0.5), Link("parent", 1, 1, 8)
+    link.sent(8, 1.0)
+    dues = []
+    for _ in range(4):
+        dues.append(link.prod_due(timing))
+        link.prod(dues[-1], timing)
+    assert np.diff([1.0, *dues]).tolist() == pytest.approx([0.02, 0.02, 0.04, 0.08])
+    link.credit(4, 2.0)
+    link.sent(4, 2.0)
+    assert link.prod_due(timing) == pytest.approx(2.02)
+
+
+#: 4 MiB from every host through one port at 1 Gbit/s whose queue holds a few super-frames, or many
+FRAGMENTS = 4096
+
+
+@pytest.mark.parametrize(("queue", "most"), [(256 << 10, 2.2), (2_500_000, 1.5)], ids=["256 KiB", "2.5 MB"])
+def test_four_children_share_a_port_without_drowning_it(queue: int, most: float) -> None:
+    """With windows as granted, such rounds took four to eight times the bound, and every second packet was a repetition."""
+    hosts = [f"w{rank}" for rank in range(4)]
+    fabric = SimulatedFabric(
+        {"ps": None, **dict.fromkeys(hosts, "ps")},
+        {host: [rank] for rank, host in enumerate(hosts)},
+        link=LinkSpec(1e9, delay=20e-6, queue=queue),
+        capacity=3 * FRAGMENTS,
+        window=1953,
+    )
+    spec = spec_of(FRAGMENTS * 256, mode=ExponentMode.CARRIED)
+    nodes = fabric.plans.nodes.values()
+
+    def wasted() -> int:
+        """Packets that came twice, which means that they were repeated although they were not lost."""
+        return sum(node.drops_by_reason()["duplicate"] for node in nodes)
+
+    fabric.all_reduce(spec, float_arrays(FRAGMENTS * 256, 4, seed=0))
+    # until then nobody knew how long a round trip takes
+    before = wasted()
+    bound = 4 * FRAGMENTS * (ROW_BYTES + 42) * 8 / 1e9
+    for seed in (1, 2):
+        assert fabric.all_reduce(spec, float_arrays(FRAGMENTS * 256, 4, seed=seed)) < most * bound
+    assert wasted() - before < 0.02 * 2 * 8 * FRAGMENTS
+    dropped = fabric.network.counters()["switch-ps"]["dropped"]
+    assert 0 < dropped <= sum(node.stats()["retransmissions"] for node in nodes)
