@@ -15,7 +15,7 @@ from dataclasses import dataclass
 BATCH = 992
 #: seconds: timers of event loops are no finer than the first, and windows are made for the second
 SHORTEST = 0.001
-LONGEST = 0.005
+LONGEST = 0.002
 #: batches that a round must still lack, or its end would be delayed
 STILL_TO_COME = 4
 

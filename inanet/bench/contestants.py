@@ -108,7 +108,7 @@ register(Peer("xagg-udp", ("local", "star", "hetero"), _inanet("xagg-udp"), "tre
 register(
     Peer(
         "xagg-udp-multicast",
-        ("local",),
+        ("local", "star"),
         _inanet("xagg-udp-multicast", downlink="multicast"),
         "tree",
         ingests=True,

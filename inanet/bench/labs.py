@@ -18,6 +18,9 @@ from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
 
+#: of coordinators
+_FIRST_PORT = 7410
+
 
 class LabStage(Stage):
     """The hosts of a lab; one fabric serves all contestants that ask for agents, as jobs of different names.
@@ -32,7 +35,8 @@ class LabStage(Stage):
         self.lab = lab
         self._plan = plan
         self._negotiate = negotiate
-        self._daemons: Daemons | None = None
+        #: by how results go
+        self._daemons: dict[str, Daemons] = {}
         self._ranks = ranks(lab.topology)
 
     @property
@@ -77,17 +81,13 @@ class LabStage(Stage):
             )
 
     def agents(self, one_host: bool, downlink: str = "unicast") -> Agents:
-        """The lab's daemons, started for the first who asks, whose results go by unicast. Raises
+        """The lab's daemons, started for the first who asks for results to go that way; all stay until its end. Raises
         :class:`inanet.control.exits.Failure` for ``one_host``: the ranks of a lab are where its topology puts them."""
-        if one_host or downlink != "unicast":
-            raise Failure(
-                "a lab has one set of daemons for all contestants: by unicast, an agent on every host"
-            )
-        if self._daemons is None:
-            self._daemons = self.stack.enter_context(
-                Daemons(self.lab, plan=self._plan, negotiate=self._negotiate)
-            )
-        daemons = self._daemons
+        if one_host:
+            raise Failure("the ranks of a lab are on the hosts where its topology puts them")
+        if downlink not in self._daemons:
+            self._daemons[downlink] = self.stack.enter_context(self._start(downlink))
+        daemons = self._daemons[downlink]
         workers = {rank.host for rank in self._ranks}
         pids = {host: process.pid for host, process in daemons.processes.items()}
         return Agents(
@@ -95,6 +95,19 @@ class LabStage(Stage):
             [rank.local_world for rank in self._ranks],
             [pid for host, pid in pids.items() if host in workers],
             [pid for host, pid in pids.items() if host not in workers],
+        )
+
+    def _start(self, downlink: str) -> Daemons:
+        """A set of daemons of its own, beside those that are there already."""
+        directory = self.lab.directory / downlink
+        directory.mkdir()
+        return Daemons(
+            self.lab,
+            {"control": {"downlink": downlink}},
+            plan=self._plan,
+            negotiate=self._negotiate,
+            directory=directory,
+            port=_FIRST_PORT + len(self._daemons),
         )
 
     def sent(self) -> int | None:

@@ -62,7 +62,7 @@ class Node(Section):
     transport: Literal["udp", "rawip", "packet", "tun"] = "udp"
     #: asked of the kernel for each data socket; what it grants limits the windows of the senders
     receive_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 4 << 20
-    send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 208 << 10
+    send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 512 << 10
     #: sent at most, in bits per second, IP and Ethernet headers counted; not set: as fast as the network takes it
     rate: Rate | None = None
     #: sent at once after a pause, if ``rate`` is set; not set: what the rate carries in 1 ms, at least two

@@ -71,10 +71,12 @@ def configurations(
     overrides: Overrides | None = None,
     plan: Plan | None = None,
     negotiate: bool = False,
+    port: int = COORDINATOR_PORT,
 ) -> dict[str, str]:
     """TOML by name of the node, for every daemon. The token file must exist already.
 
     ``plan`` replaces the topology's trees; ``negotiate``: nodes agree on rates, each knowing that of its host's link.
+    ``port`` is the coordinator's.
     Raises :class:`inanet.control.config_file.ConfigError`, for overrides that
     are refused.
     """
@@ -82,7 +84,7 @@ def configurations(
     fabric = daemons(topology, plan)
     hosts = {host.name: host for host in topology.hosts()}
     (root,) = [place.host for place in fabric.values() if place.role == "ps"]
-    coordinator = f"{places[root]}:{COORDINATOR_PORT}"
+    coordinator = f"{places[root]}:{port}"
     texts = {}
     for name, place in fabric.items():
         role = place.role

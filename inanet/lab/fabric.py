@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from inanet.control.config_fields import COORDINATOR_PORT
 from inanet.control.exits import Exit, Failure
 from inanet.control.plans import Plan
 from inanet.demo.counters import STATS_VARIABLE
@@ -84,9 +85,12 @@ class Daemons:
         check: Callable[[], None] = lambda: None,
         plan: Plan | None = None,
         negotiate: bool = False,
+        directory: Path | None = None,
+        port: int = COORDINATOR_PORT,
     ) -> None:
         """``overrides`` replace keys of all daemons' configurations (``{"node": {"memory": "2 GiB"}}``). ``plan``
-        replaces the trees and servers of the topology; ``negotiate``: with negotiated rates. ``check`` is called at least every :data:`GLANCE` seconds while this waits, and may raise to give up.
+        replaces the trees and servers of the topology; ``negotiate``: with negotiated rates. A lab's
+        second set has a ``directory`` for its files and a coordinator's ``port`` of its own. ``check`` is called at least every :data:`GLANCE` seconds while this waits, and may raise to give up.
         Raises :class:`NoFabric` for a topology without ps.
         """
         if plan is None and not lab.topology.roots():
@@ -96,6 +100,8 @@ class Daemons:
             )
         self.lab = lab
         self.processes: dict[str, subprocess.Popen[Any]] = {}
+        self._directory = directory or lab.directory
+        self._port = port
         self._overrides = overrides
         self._check = check
         self._plan = plan
@@ -104,25 +110,25 @@ class Daemons:
 
     def log(self, host: str) -> Path:
         """The log of a host's daemon."""
-        return self.lab.directory / f"{host}.log"
+        return self._directory / f"{host}.log"
 
     def socket_path(self, host: str) -> Path:
         """The Unix socket on which a host's worker daemon serves ranks."""
-        return worker_socket(self.lab.directory, host)
+        return worker_socket(self._directory, host)
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """What a rank needs in its environment, beside what it inherits."""
         return {**rank_environment(self.lab, rank), "INA_SOCKET": str(self.socket_path(rank.host))}
 
     def __enter__(self) -> Self:
-        token = token_file(self.lab.directory)
+        token = token_file(self._directory)
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
         texts = configurations(
-            self.lab.topology, self.lab.directory, self._overrides, self._plan, self._negotiate
+            self.lab.topology, self._directory, self._overrides, self._plan, self._negotiate, self._port
         )
         for host, text in texts.items():
-            (self.lab.directory / f"{host}.toml").write_text(text)
+            (self._directory / f"{host}.toml").write_text(text)
         (coordinator,) = [name for name, place in self._places.items() if place.role == "ps"]
         try:
             # The PS first and alone: it is where the others report, and if the kernels' cache is cold it
@@ -171,12 +177,12 @@ class Daemons:
         return {host: json.loads(file.read_text()) for host, file in files.items() if file.exists()}
 
     def _stats(self, host: str) -> Path:
-        return self.lab.directory / f"{host}.stats"
+        return self._directory / f"{host}.stats"
 
     def _start(self, hosts: list[str]) -> None:
         with ExitStack() as stack:
             waiting = {
-                host: stack.enter_context(_notify_socket(self.lab.directory / f"{host}.notify"))
+                host: stack.enter_context(_notify_socket(self._directory / f"{host}.notify"))
                 for host in hosts
             }
             for host in hosts:
@@ -185,15 +191,15 @@ class Daemons:
 
     def _spawn(self, host: str) -> subprocess.Popen[Any]:
         place = self._places[host]
-        command = python(MODULES[place.role], "--config", str(self.lab.directory / f"{host}.toml"))
+        command = python(MODULES[place.role], "--config", str(self._directory / f"{host}.toml"))
         environment = {
             **python_environment(),
-            "NOTIFY_SOCKET": str(self.lab.directory / f"{host}.notify"),
+            "NOTIFY_SOCKET": str(self._directory / f"{host}.notify"),
             STATS_VARIABLE: str(self._stats(host)),
         }
         with self.log(host).open("ab") as sink:
             return self.lab.spawn(
-                place.host, command, env=environment, stdout=sink, stderr=sink, cwd=self.lab.directory
+                place.host, command, env=environment, stdout=sink, stderr=sink, cwd=self._directory
             )
 
     def _wait_ready(self, waiting: dict[str, socket.socket], deadline: float) -> None:

@@ -14,10 +14,10 @@ from inanet.wire.endpoint import address_of, show
 
 #: receive buffer asked for; unprivileged processes get at most ``net.core.rmem_max``
 RCVBUF = 4 << 20
-#: Send buffer asked for, three super-frames: what distributions grant. Small on purpose: the queueing discipline holds
+#: Send buffer asked for, eight super-frames: a burst leaves in one call. Small on purpose: the queueing discipline holds
 #: about this much, the rest waits here and the sender learns of congestion as EAGAIN instead of as loss in its own
 #: interface's queue.
-SNDBUF = 208 << 10
+SNDBUF = 512 << 10
 
 #: beyond ``net.core.rmem_max`` and ``wmem_max``, for processes with CAP_NET_ADMIN
 SO_SNDBUFFORCE = 32

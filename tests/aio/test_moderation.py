@@ -18,8 +18,8 @@ def pause(packets: int, seconds: float, *, lacking: int = MANY, budget: int = LA
 
 
 def test_it_waits_for_a_batch_at_the_rate_at_which_packets_come() -> None:
-    # four links of 1 Gbit/s bring 470 fragments in a millisecond
-    assert pause(470, 0.001) == pytest.approx(992 / 470 / 1000)
+    # five links of 1 Gbit/s bring 590 fragments in a millisecond
+    assert pause(590, 0.001) == pytest.approx(992 / 590 / 1000)
     # one link of 1 Gbit/s
     assert pause(62, 0.00053) == LONGEST
 

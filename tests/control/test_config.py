@@ -41,7 +41,7 @@ def test_defaults_are_for_one_machine(tmp_path: Path) -> None:
     assert config.node.listen == HostPort("127.0.0.1", 0)
     assert config.control.coordinator == HostPort("localhost", 7400)
     node, timing = config.node, config.timing
-    assert (node.receive_buffer, node.send_buffer, node.memory) == (4 << 20, 208 << 10, 1 << 30)
+    assert (node.receive_buffer, node.send_buffer, node.memory) == (4 << 20, 512 << 10, 1 << 30)
     assert (timing.reorder_window, timing.retransmit, timing.retransmit_max) == (0.002, 0.02, 0.5)
     assert config.metrics.listen is None
     assert not config.impair.active
