@@ -123,19 +123,23 @@ class Driver:
         self._wanted = wanted
 
     def _readable(self) -> None:
-        packets = 0
-        for _ in range(READ_BUDGET):
-            batch = self.device.receive()
-            if batch is None:
-                break
-            self.batches += 1
-            packets += len(batch)
-            self.node.receive(batch, self._loop.time())
-            if packets >= BATCH:
-                break
-        self._pump()
-        if not self._closed:
-            self._rest(packets)
+        packets, drained = 0, False
+        try:
+            for _ in range(READ_BUDGET):
+                batch = self.device.receive()
+                if batch is None:
+                    drained = True
+                    break
+                self.batches += 1
+                packets += len(batch)
+                self.node.receive(batch, self._loop.time())
+                if packets >= BATCH:
+                    break
+            self._pump()
+        finally:
+            # whatever has happened, the device is read again
+            if not self._closed:
+                self._rest(packets if drained else 0)
 
     def _rest(self, packets: int) -> None:
         """Read again after a pause, or as soon as there is something."""

@@ -12,7 +12,7 @@ last fragments of a round.
 from dataclasses import dataclass
 
 #: packets that are worth being waited for
-BATCH = 992
+BATCH = 496
 #: seconds: timers of event loops are no finer than the first, and windows are made for the second
 SHORTEST = 0.001
 LONGEST = 0.002

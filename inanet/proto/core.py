@@ -24,7 +24,7 @@ from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import LOST_BODY_BYTES, Kind, is_newer
 
 #: fragments a worker encodes at a time
-CHUNK = 496
+CHUNK = 248
 
 
 class Core:

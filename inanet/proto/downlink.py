@@ -87,6 +87,8 @@ class Downlink(Sending):
         for link in group.grouped:
             link.sent(count, now)
             link.last = int(offsets[-1]) // ROW_BYTES
+        if any(link.room == 0 and link.congestion.window < link.window for link in group.grouped):
+            self._ask_for_check(int(offsets[-1]) // ROW_BYTES)
         group.sent += count
         self.rows_sent += count
         return Transmission(group.link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
@@ -101,6 +103,10 @@ class Downlink(Sending):
             return
         patience = PATIENCE * self.timing.retransmit
         full = [link for link in group.grouped if link.room == 0]
+        for link in full:
+            if link.prodded < link.waiting_since and link.waiting_since + self.timing.retransmit <= now:
+                # it may have lost no more than the end of what was sent
+                self._prod(tree, link, now)
         stalled = sum(link.bit for link in full if link.waiting_since + patience <= now)
         if stalled:
             group.exclude(stalled, now, self.timing)
@@ -108,7 +114,8 @@ class Downlink(Sending):
             self._wake(now)
         for link in full:
             if not link.bit & stalled:
-                self._wake(link.waiting_since + patience)
+                prodded = link.prodded >= link.waiting_since
+                self._wake(link.waiting_since + (patience if prodded else self.timing.retransmit))
 
     # ---------------------------------------------------------------- repetitions
 

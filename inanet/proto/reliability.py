@@ -244,13 +244,13 @@ class Receiver:
             if not self._complete[ended]:
                 self._due.setdefault(ended, (soon, self._timing.retransmit))
         self._passed = max(self._passed, group)
-        if prodded:
-            self._hasten(soon)
+        self._hasten(0 if prodded else group, group, soon)
 
-    def _hasten(self, soon: float) -> None:
-        for group, (at, interval) in self._due.items():
-            if at > soon:
-                self._due[group] = (soon, interval)
+    def _hasten(self, first: int, last: int, soon: float) -> None:
+        """Look at groups again soon that are waiting for a later look."""
+        for group, (at, _) in self._due.items():
+            if at > soon and first <= group <= last:
+                self._due[group] = (soon, self._timing.retransmit)
 
     def _spread_out(self, seconds: float) -> float:
         return seconds if self._spread is None else seconds * (1.0 + self._spread())
@@ -265,7 +265,7 @@ class Receiver:
         for group in range(self.groups):
             if not self._complete[group]:
                 self._due.setdefault(group, (soon, self._timing.retransmit))
-        self._hasten(soon)
+        self._hasten(0, self.groups, soon)
 
     def reopen(self, group: int, now: float, wait: float = 0.0) -> None:
         """A fragment of this group is owed again (restart, or a damaged slot); ask for it after ``wait``."""

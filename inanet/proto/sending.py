@@ -118,8 +118,26 @@ class Sending(Rounds):
 
     def _ask_for_check(self, slot: int) -> None:
         """Have the receiver of a row look at its group as soon as the row arrives."""
-        job = self._jobs[int(self.memory.rows[slot, :1].view(np.uint32)[0]) >> 16]
-        slotwork.ask_for_check(self.memory.rows, slot, job.plan.key)
+        job = self._jobs.get(int(self.memory.rows[slot, :1].view(np.uint32)[0]) >> 16)
+        if job is not None:
+            slotwork.ask_for_check(self.memory.rows, slot, job.plan.key)
+
+    def _prod(self, tree: Tree, link: Link, now: float) -> None:
+        """Repeat the last row of a link that waits, beyond its window: lost tails are missed by nobody."""
+        link.prod(now, self.timing)
+        up = link is tree.up
+        ours = any(
+            state.tree is tree and state.slot0 <= link.last < state.slot0 + state.shard.count
+            for state in self._running.values()
+        )
+        if not ours or self.memory.state[link.last] != (State.SENT if up else State.RESULT):
+            return
+        self._ask_for_check(link.last)
+        self.rows_sent += 1
+        self._retransmissions += 1
+        link.retransmissions += 1
+        row = np.array([link.last * ROW_BYTES], np.int64)
+        self._outbox.push(Transmission(link.endpoint, self.memory.bytes, row, ROW_BYTES))
 
     def _produce(self, state: ShardState, sender: Sender, most: int, now: float) -> None:
         """Encode the next chunk of a worker's own contribution, just ahead of its transmission."""

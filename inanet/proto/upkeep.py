@@ -6,9 +6,7 @@ from inanet.proto.events import PeerSilent
 from inanet.proto.hops import Hops
 from inanet.proto.membership import ShardState, Tree
 from inanet.proto.reliability import Link, Receiver, Sender
-from inanet.proto.slots import ROW_BYTES, State
 from inanet.proto.xagg import slotwork
-from inanet.wire.batch import Transmission
 from inanet.wire.xagg import GROUP, Kind
 
 
@@ -111,19 +109,5 @@ class Upkeep(Hops):
             self._wake(now)
             return
         if now >= link.prod_due(self.timing):
-            link.prod(now, self.timing)
-            self._prod(tree, link)
+            self._prod(tree, link, now)
         self._wake(link.wait_ends(self.timing))
-
-    def _prod(self, tree: Tree, link: Link) -> None:
-        """Repeat the last row of a link, beyond its window: lost tails are missed by nobody."""
-        wanted = State.SENT if link is tree.up else State.RESULT
-        if link.last < 0 or self.memory.state[link.last] != wanted:
-            return
-        self._ask_for_check(link.last)
-        link.in_flight += 1
-        self.rows_sent += 1
-        self._retransmissions += 1
-        link.retransmissions += 1
-        row = np.array([link.last * ROW_BYTES], np.int64)
-        self._outbox.push(Transmission(link.endpoint, self.memory.bytes, row, ROW_BYTES))

@@ -379,7 +379,16 @@ class OffloadedNode(Node):
             room = road.link.room if road.arrives else 0
             # losses may have left less of the parent's window than it was granted
             least = max(1, min(granted, road.link.room + road.link.in_flight) // 4)
-            taken -= max(0, granted - max(room, least))
+            withheld = max(0, granted - max(room, least))
+            if 0 < taken - link.reported <= withheld:
+                # the child may have less in flight than is withheld: then nothing would ever follow
+                if link.credit_due is None:
+                    link.credit_due = now + 5 * self.timing.retransmit
+                if now < link.credit_due:
+                    self._wake(link.credit_due)
+                    return
+            else:
+                taken -= withheld
         super()._credit(job, tree, link, taken, now, down=down)
 
     def on_timer(self, now: float) -> None:

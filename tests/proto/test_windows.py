@@ -161,7 +161,7 @@ def test_a_link_waits_from_when_it_is_full():
         rig.node.on_timer(rig.now)
         prods = [s.packet for s in rig.sent() if s.kind is Kind.DATA]
         assert [(p.gradient, p.flags) for p in prods] == ([(7, Flag.GROUP_END)] if factor == 1.0 else [])
-    assert tree.up.in_flight == 9
+    assert tree.up.in_flight == 8
     rig.now = filled + rig.node.timing.retransmit_max
     rig.node.on_timer(rig.now)
     assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 8

@@ -98,8 +98,15 @@ def restamp(t: Tables, row: int) -> None:
 
 @numba.njit("void(int32[:, ::1], int64, uint64)", cache=True, nogil=True, _nrt=False)
 def ask_for_check(rows: Any, slot: int, key: int) -> None:
-    """Mark a row as the last of its group, whatever follows: its receiver then looks at what is missing of the group."""
+    """Mark a row as the last of its group, whatever follows: its receiver then looks at what is missing of the group.
+
+    A header that was damaged in memory keeps its wrong tag, or it would leave as a sound one (R3).
+    """
     r = rows[slot]
+    if np.uint32(r[5]) != tag_of(
+        np.uint32(r[0]), np.uint32(r[1]), np.uint32(r[2]), np.uint32(r[3]), np.uint32(r[4]), key
+    ):
+        return
     r[0] |= np.int32(_END)
     r[5] = np.int32(
         tag_of(np.uint32(r[0]), np.uint32(r[1]), np.uint32(r[2]), np.uint32(r[3]), np.uint32(r[4]), key)
