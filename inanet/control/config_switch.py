@@ -23,7 +23,7 @@ from inanet.control.config_fields import (
 from inanet.control.config_file import SeveralErrors
 from inanet.control.config_sections import Impair, Log, Metrics, Section
 from inanet.proto.systems import SYSTEMS
-from inanet.wire.netreduce import MESSAGE_PACKETS, PACKET_BYTES, WINDOW
+from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES, WINDOW
 
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", re.ASCII)

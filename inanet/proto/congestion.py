@@ -17,8 +17,6 @@ TOLERATED_LOSS = 0.01
 #: super-frame.
 GROWTH = 1 / 16
 LEAST_WINDOW = 32
-#: seconds for which reports of missing packets are doubted at most
-MOST_DOUBT = 0.1
 
 
 @dataclass(slots=True)
@@ -67,7 +65,7 @@ class Congestion:
     @property
     def crossing(self) -> float:
         """Seconds in which what was sent may be reported missing although it is on its way; queues may have grown."""
-        return min(2 * self.round_trip, MOST_DOUBT)
+        return 2 * self.round_trip
 
     def reset(self) -> None:
         """What is in flight is given up: it cannot time anything."""

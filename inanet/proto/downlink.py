@@ -87,8 +87,6 @@ class Downlink(Sending):
         for link in group.grouped:
             link.sent(count, now)
             link.last = int(offsets[-1]) // ROW_BYTES
-        if any(link.room == 0 and link.congestion.window < link.window for link in group.grouped):
-            self._ask_for_check(int(offsets[-1]) // ROW_BYTES)
         group.sent += count
         self.rows_sent += count
         return Transmission(group.link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
@@ -123,7 +121,7 @@ class Downlink(Sending):
         """Repeat a fragment for a neighbour that lacks it; in a group, others may ask for it within a moment."""
         group = state.tree.multicast
         if child < 0 or group is None or not link.grouped:
-            return link.missed(state.row, fragment, now)
+            return link.missed(state.row, fragment, now, self.timing.retransmit_max)
         if (state.row, fragment) in group.link.queued or (state.row, fragment) in link.queued:
             # what was decided on an earlier request has not left yet
             return False

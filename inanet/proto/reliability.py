@@ -154,9 +154,13 @@ class Link:
         self.resend.append(entry)
         return True
 
-    def missed(self, row: int, fragment: int, now: float) -> bool:
-        """As :meth:`again`, for what the neighbour says it lacks: not if it can have known of no repetition yet."""
-        if now < self.repeated.get((row, fragment), -math.inf) + self.congestion.crossing:
+    def missed(self, row: int, fragment: int, now: float, most: float) -> bool:
+        """As :meth:`again`, for what the neighbour says it lacks: not if it can have known of no repetition yet.
+
+        What it says is doubted for ``most`` seconds at most.
+        """
+        doubt = min(self.congestion.crossing, most)
+        if now < self.repeated.get((row, fragment), -math.inf) + doubt:
             return False
         return self.again(row, fragment)
 

@@ -110,9 +110,6 @@ class Sending(Rounds):
             return None
         link.sent(count, now)
         link.last = int(offsets[-1]) // ROW_BYTES
-        if link.room == 0 and link.congestion.window < link.window:
-            # a window smaller than a group: what is lost of it has to be missed before the group ends
-            self._ask_for_check(link.last)
         self.rows_sent += count
         return Transmission(link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
 

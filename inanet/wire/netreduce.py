@@ -28,18 +28,14 @@ from enum import IntEnum
 
 import numpy as np
 
+from inanet.wire.netreduce_sizes import PACKET_BYTES
+
 #: the paper's InetTag
 TAG = 0x494E4554
 #: ``"RING"``: a message for the neighbour alone, which switches leave as it is
 PLAIN_TAG = 0x52494E47
 VERSION = 1
 HEADER_BYTES = 24
-#: bytes of a packet's payload, the path MTU of the paper's queue pairs
-PACKET_BYTES = 1024
-#: packets in a message, as in the paper's experiments (section 5.1)
-MESSAGE_PACKETS = 170
-#: messages in flight, as in the paper's experiments
-WINDOW = 2
 
 HEADER = np.dtype(
     [

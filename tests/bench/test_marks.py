@@ -46,8 +46,9 @@ def test_every_mark_finds_its_row_among_those_of_a_whole_run() -> None:
         {"table": "local", "system": "xagg-shm", "n": 4, "bytes": 4096, "ratio_to_gloo": 0.01},
         {"table": "local", "system": "xagg-shm-private", "n": 4, "bytes": TENSOR, "ratio_to_gloo": 0.6},
         *(
-            {"table": "star", "system": "xagg-udp", "topology": name, "bytes": TENSOR, "ratio_to_limit": 1.02}
+            {"table": "star", "system": system, "topology": name, "bytes": TENSOR, "ratio_to_limit": 1.02}
             | {"payload_per_wire": 0.935, "ratio_to_gloo": 0.6, "ratio_to_openmpi": 0.9}
+            for system in ("xagg-udp", "xagg-udp-multicast")
             for name in ("star4-fast-aggregator", "star4-four-aggregators", "star8-fast-aggregator")
         ),
         *(

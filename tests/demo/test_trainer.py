@@ -28,7 +28,7 @@ class Meeting:
             self.average = self.fabric.average(np.stack(self.contributions))
             self.contributions = [None] * RECIPE.parts
 
-    def connect(self, job, *, rank, world, local_world, socket):
+    def connect(self, job, *, rank, world, local_world, socket, system):
         assert (job, world, local_world, socket) == ("demo", RECIPE.parts, 1, f"socket{rank}")
         return FakeJob(self, rank)
 
@@ -63,7 +63,7 @@ def tasks(tmp_path, monkeypatch):
             rank,
             f"socket{rank}",
             str(tmp_path / "digits.npz"),
-            None if rank else averages,
+            averages=None if rank else averages,
         )
         for rank in range(RECIPE.parts)
     ]

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Address
 
-from inanet.wire.netreduce import MESSAGE_PACKETS, PACKET_BYTES, WINDOW, message_values
+from inanet.wire.netreduce import message_values
+from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES, WINDOW
 
 #: children of a switch: bitmaps have 32 bits
 MOST_CHILDREN = 32

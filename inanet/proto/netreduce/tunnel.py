@@ -26,7 +26,7 @@ from inanet.proto.switched.window import Timing
 from inanet.proto.switched.worker import Layout, Membership
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
-from inanet.wire.netreduce import MESSAGE_PACKETS, PACKET_BYTES
+from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES
 
 #: messages in flight, of as many packets as the job's slots allow: small tensors are padded to whole messages
 WINDOW = 8
