@@ -2,13 +2,13 @@
 
 A window bounds what lies in a receive buffer, but queues on the way may be smaller than the windows of all who share
 them. Where more than 1 % is lost, a link takes less than it was granted, by the share that was lost (the paper's rule for
-rates, XAgg section IV-C), and feels its way up again all the time. Acknowledgements are cumulative, so all it needs is how many packets
-were sent, credited and reported lost.
+rates, XAgg section IV-C), and feels its way up again all the time. Acknowledgements are cumulative, so all it needs is
+how many packets were sent, credited and reported lost.
 """
 
 from dataclasses import dataclass
 
-#: A link begins with eight super-frames and doubles its window each time it was used up, until more than this share is
+#: A link begins with four super-frames and doubles its window each time it was used up, until more than this share is
 #: lost.
 FIRST_WINDOW = 248
 TOLERATED_LOSS = 0.01

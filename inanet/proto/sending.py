@@ -113,12 +113,6 @@ class Sending(Rounds):
         self.rows_sent += count
         return Transmission(link.endpoint, self.memory.bytes, offsets, ROW_BYTES)
 
-    def _ask_for_check(self, slot: int) -> None:
-        """Have the receiver of a row look at its group as soon as the row arrives."""
-        job = self._jobs.get(int(self.memory.rows[slot, :1].view(np.uint32)[0]) >> 16)
-        if job is not None:
-            slotwork.ask_for_check(self.memory.rows, slot, job.plan.key)
-
     def _prod(self, tree: Tree, link: Link, now: float) -> None:
         """Repeat the last row of a link that waits, beyond its window: lost tails are missed by nobody."""
         link.prod(now, self.timing)
@@ -129,7 +123,7 @@ class Sending(Rounds):
         )
         if not ours or self.memory.state[link.last] != (State.SENT if up else State.RESULT):
             return
-        self._ask_for_check(link.last)
+        slotwork.ask_for_check(self.memory.rows, link.last, tree.job.plan.key)
         self.rows_sent += 1
         self._retransmissions += 1
         link.retransmissions += 1
