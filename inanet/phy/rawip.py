@@ -112,10 +112,4 @@ class RawIpDevice(SocketDevice):
         return max(self.rcvbuf // TRUESIZE, 1)
 
     def _unpack(self, count: int) -> PacketBatch:
-        table = self._in
-        offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
-        sources = np.empty(count, np.uint64)
-        kept = int(strip_headers(table.headers, table.arena, count, table.stride, offsets, lengths, sources))
-        self._counts["rx_truncated"] += count - kept
-        batch = PacketBatch(table.arena, offsets[:kept], lengths[:kept], sources[:kept])
-        return self._received(batch, count)
+        return self._unpack_by(strip_headers, count)

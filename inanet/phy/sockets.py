@@ -5,7 +5,10 @@ counters.
 import errno
 import socket
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar, Protocol
+
+import numpy as np
 
 from inanet.phy.device import check_transmission
 from inanet.phy.mmsg import PATH_ERRORS, ReceiveTable, kernel_drops, path_mtu, system_error
@@ -127,6 +130,15 @@ class SocketDevice(ABC):
     @abstractmethod
     def _unpack(self, count: int) -> PacketBatch | None:
         """Batch of the ``count`` messages that the receive table holds."""
+
+    def _unpack_by(self, find: Callable[..., int], count: int) -> PacketBatch:
+        """A batch of those among ``count`` messages, a packet each, that a kernel finds good; the others are truncated."""
+        table = self._in
+        offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
+        sources = np.empty(count, np.uint64)
+        kept = int(find(table.headers, table.arena, count, table.stride, offsets, lengths, sources))
+        self._counts["rx_truncated"] += count - kept
+        return self._received(PacketBatch(table.arena, offsets[:kept], lengths[:kept], sources[:kept]), count)
 
     def _received(self, batch: PacketBatch, messages: int) -> PacketBatch:
         self._counts["rx_superframes"] += messages

@@ -215,12 +215,7 @@ class RawWholeDevice(SocketDevice):
         return max(self.rcvbuf // TRUESIZE, 1)
 
     def _unpack(self, count: int) -> PacketBatch:
-        table = self._in
-        offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
-        sources = np.empty(count, np.uint64)
-        kept = int(find_packets(table.headers, table.arena, count, table.stride, offsets, lengths, sources))
-        self._counts["rx_truncated"] += count - kept
-        return self._received(PacketBatch(table.arena, offsets[:kept], lengths[:kept], sources[:kept]), count)
+        return self._unpack_by(find_packets, count)
 
     def close(self) -> None:
         """Close the socket and let go of the port; counters stay readable."""
