@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from inanet.papers.a2tp_training import Model
-from inanet.papers.claims import Claim, reduction
+from inanet.papers.claims import Claim, reduction, shorter
 from inanet.papers.outcome import Outcome, Panel, Table, joined
 from inanet.proto.switched.window import Timing
 from inanet.sim.cluster import RING, Cluster, Layout, Placed, scaled
@@ -126,26 +126,8 @@ def _claims(found: Found, points: Sequence[float]) -> list[Claim]:
         gains = {x: reduction(found["a2tp", x], found[system, x]) for x in points}
         best, worst = max(gains, key=gains.__getitem__), min(gains, key=gains.__getitem__)
         text = ", ".join(f"{x:g}: {gain:.1f}" for x, gain in gains.items())
-        claims.append(
-            Claim(
-                f"iteration time below {system}'s, at best, per cent",
-                paper,
-                gains[best],
-                ">=",
-                0.25,
-                "" if gains[best] >= 0.75 * paper else f"per cent by point: {text}. {_WHY[system]}",
-            )
-        )
-        claims.append(
-            Claim(
-                f"iteration time over {system}'s, at worst, ratio",
-                1.0,
-                1 - gains[worst] / 100,
-                "<=",
-                0.02,
-                "" if gains[worst] >= -2 else f"per cent by point: {text}. {_WHY[system]}",
-            )
-        )
+        why = f"per cent by point: {text}. {_WHY[system]}"
+        claims += shorter(system, paper, (gains[best], gains[worst]), 2, (why, why))
     return claims
 
 

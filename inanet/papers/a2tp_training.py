@@ -28,7 +28,7 @@ from inanet.papers.a2tp_testbed import (
     B,
     build,
 )
-from inanet.papers.claims import Claim, reduction
+from inanet.papers.claims import Claim, reduction, shorter
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.sim.cluster import Cluster, Layout, Placed, scaled
 
@@ -105,26 +105,8 @@ def fig9() -> Outcome:
         }
         best, worst = max(gains, key=gains.__getitem__), min(gains, key=gains.__getitem__)
         why = _SWITCHML if system == "switchml" else "computing takes the same time under both systems"
-        claims.append(
-            Claim(
-                f"iteration time below {system}'s, at best, per cent",
-                paper,
-                gains[best],
-                ">=",
-                0.25,
-                "" if gains[best] >= 0.75 * paper else f"{best[0]} at {best[1]}. {why}",
-            )
-        )
-        claims.append(
-            Claim(
-                f"iteration time over {system}'s, at worst, ratio",
-                1.0,
-                1 - gains[worst] / 100,
-                "<=",
-                0.01,
-                "" if gains[worst] >= -1 else f"{worst[0]} at {worst[1]}. {why}",
-            )
-        )
+        reasons = f"{best[0]} at {best[1]}. {why}", f"{worst[0]} at {worst[1]}. {why}"
+        claims += shorter(system, paper, (gains[best], gains[worst]), 1, reasons)
     rows = tuple(
         (name, level, *(found[name, level, system] * 1e3 for system in SYSTEMS_RUN))
         for name in MODELS

@@ -53,3 +53,20 @@ def ratio(ours: float, theirs: float) -> float:
     if theirs:
         return ours / theirs
     return math.inf if ours else 1.0
+
+
+def shorter(
+    system: str, paper: float, gains: tuple[float, float], slack: float, why: tuple[str, str]
+) -> list[Claim]:
+    """Whether iterations are shorter than another system's, at the best and at the worst point of a sweep.
+
+    ``gains`` are those two, and ``paper`` the best one of the paper's, in per cent; ``slack`` is by how much an iteration
+    may be longer at the worst, in per cent. ``why`` is said where one of them does not hold.
+    """
+    best, worst = gains
+    at_best = f"iteration time below {system}'s, at best, per cent"
+    at_worst = f"iteration time over {system}'s, at worst, ratio"
+    return [
+        Claim(at_best, paper, best, ">=", 0.25, "" if best >= 0.75 * paper else why[0]),
+        Claim(at_worst, 1.0, 1 - worst / 100, "<=", slack / 100, "" if worst >= -slack else why[1]),
+    ]
