@@ -99,6 +99,8 @@ class Channel:
         self.certificate: Certified | None = None
         if writer.get_extra_info("ssl_object") is not None:
             self.certificate = certified(writer.get_extra_info("peercert"))
+        #: whose list of revoked certificates ends this connection when the peer's is on it
+        self.keys: Keys | None = None
         self._reader = reader
         self._writer = writer
         self._decoder = Decoder()
@@ -156,6 +158,9 @@ class Channel:
         if not data:
             cut = f" in the middle of a message ({self._decoder.pending} B)" if self._decoder.pending else ""
             raise ChannelClosed(f"{self.peer} closed the connection{cut}")
+        if self.keys is not None and (why := self.keys.withdrawn(self.certificate)):
+            self.abort()
+            raise ChannelClosed(f"connection to {self.peer} given up: {why}")
         try:
             self._ready.extend(self._decoder.feed(data))
         except ControlError as error:
@@ -225,14 +230,22 @@ async def connect(
                     reason = _reason(error)
                 else:
                     channel = Channel(reader, writer, address, silence)
-                    if channel.certificate is None or channel.certificate.coordinator:
+                    reason = _distrust(channel.certificate, keys)
+                    if not reason:
+                        channel.keys = keys
                         return channel
                     channel.abort()
-                    reason = "its certificate is not that of a coordinator: 'ina keys issue --coordinator' makes one"
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
     except TimeoutError:
         raise DeadlineError(f"connecting to {address}", seconds, reason) from None
+
+
+def _distrust(certificate: Certified | None, keys: Keys | None) -> str:
+    """Why whoever has answered is not taken for the coordinator; empty if it is."""
+    if certificate is not None and not certificate.coordinator:
+        return "its certificate is not that of a coordinator: 'ina keys issue --coordinator' makes one"
+    return keys.withdrawn(certificate) if keys is not None else ""
 
 
 async def _open(

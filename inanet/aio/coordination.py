@@ -11,6 +11,7 @@ from inanet.aio.channel import Channel, ChannelClosed, ControlServer, parse_addr
 from inanet.control import events
 from inanet.control.addresses import is_loopback
 from inanet.control.coordinator import Coordinator
+from inanet.control.exits import Exit, Failure
 from inanet.control.member import Member
 from inanet.control.observe.metrics import Sample
 from inanet.control.registry import Registry
@@ -21,6 +22,12 @@ from inanet.proto.formats import make_format
 #: peer number of the node in this process
 LOCAL = 0
 _log: Any = structlog.get_logger("inanet.coordinator")
+
+
+class InsecureListener(Failure):
+    """A coordinator would listen beyond its machine without TLS, and nobody has said that it may."""
+
+    code = Exit.USAGE
 
 
 class Coordination:
@@ -57,7 +64,9 @@ class Coordination:
         self._waiters: list[asyncio.Future[None]] = []
 
     async def start(self, address: str) -> None:
-        """Listen for nodes, and let the local node join."""
+        """Listen for nodes, and let the local node join. Raises :class:`InsecureListener` without keys, unless the address
+        is one of this machine or the settings say that it may be insecure.
+        """
         target = parse_address(address)
         if (
             self._keys is None
@@ -65,8 +74,14 @@ class Coordination:
             and target.host != "localhost"
             and not is_loopback(target.host)
         ):
+            if not self.coordinator.settings.insecure:
+                raise InsecureListener(
+                    f"refused to listen on {address}: other machines reach it, and control connections would not be "
+                    "encrypted; set control.ca_file and key_file, which 'ina keys' makes, listen on loopback or "
+                    "unix:/path, or set insecure = true"
+                )
             _log.warning(
-                "control connections are not encrypted",
+                "control connections are not encrypted: whoever sees the network may read the token",
                 address=address,
                 fix="'ina keys', control.ca_file and key_file",
             )
@@ -84,8 +99,10 @@ class Coordination:
         self.coordinator.connected(peer, self._loop.time(), channel.certificate)
         why = "its connection closed"
         try:
+            self._recheck(peer, channel)
             while True:
                 message = await channel.receive()
+                self._recheck(peer, channel)
                 self.coordinator.receive(peer, message, self._loop.time())
                 for more in channel.take():
                     self.coordinator.receive(peer, more, self._loop.time())
@@ -95,6 +112,13 @@ class Coordination:
         finally:
             self._channels.pop(peer, None)
             self.coordinator.disconnected(peer, self._loop.time(), why)
+            self.pump()
+
+    def _recheck(self, peer: int, channel: Channel) -> None:
+        """Turn a peer out whose certificate has been revoked: every few seconds it answers a ping, and gets here."""
+        why = self._keys.withdrawn(channel.certificate) if self._keys is not None else ""
+        if why:
+            self.coordinator.expel(peer, why, self._loop.time())
             self.pump()
 
     def pump(self) -> None:

@@ -103,7 +103,7 @@ def _lab(digits: Path) -> Iterator[Team]:
     from inanet.lab.fabric import Daemons, ranks
     from inanet.lab.session import Lab
 
-    with Lab(TOPOLOGY) as lab, Daemons(lab) as daemons, ExitStack() as stack:
+    with Lab(TOPOLOGY) as lab, Daemons(lab, {"control": {"insecure": True}}) as daemons, ExitStack() as stack:
         processes, logs = [], []
         for rank in ranks(lab.topology):
             numbers = (str(rank.rank), str(rank.world))

@@ -40,7 +40,7 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
         data = read_toml(find_file(config))
         network = role is None and _is_network(data)
         report["role"] = "network" if network else role or detect_role(data)
-        effective = load_network(find_file(config)) if network else load(config, role)
+        effective = load_network(find_file(config)) if network else load(config, role, from_outside=True)
     except (ConfigError, OSError) as error:
         code, message = explain(error)
         problems = error.problems if isinstance(error, ConfigError) else [Problem("", message)]

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from inanet.control.addresses import parse_host_port
 from inanet.control.config import AggConfig, PsConfig, WorkerConfig, load
 from inanet.control.config_file import SYSTEM_DIRECTORY
 from inanet.control.config_manager import ManagerConfig
@@ -60,6 +61,7 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--key-file", type=path, help="With --address: this node's certificate and key, for TLS."
         ),
+        click.option("--insecure", is_flag=True, help="With --address: show the token to whoever listens."),
         click.option(
             "--timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds."
         ),
@@ -69,13 +71,23 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def target(
-    config: str | None, address: str | None, token_file: str | None, ca_file: str | None, key_file: str | None
+    config: str | None = None,
+    address: str | None = None,
+    token_file: str | None = None,
+    ca_file: str | None = None,
+    key_file: str | None = None,
+    insecure: bool = False,
 ) -> Target:
     """Whom to ask. Raises :class:`NoCoordinator`, and what reading files raises."""
     if address is not None:
         if (ca_file is None) != (key_file is None):
             raise NoCoordinator("--ca-file and --key-file belong together: 'ina keys' makes both")
         keys = Keys(ca_file, key_file) if ca_file is not None and key_file is not None else None
+        if keys is None and token_file is not None and not insecure and not _stays_here(address):
+            raise NoCoordinator(
+                f"{address} is another machine, and the token would go there for everybody on the way to read: give "
+                "--ca-file and --key-file, which 'ina keys' makes, or --insecure"
+            )
         token = Path(token_file).read_text("utf-8").strip() if token_file is not None else ""
         return Target(address, token, keys)
     if config is None:
@@ -89,8 +101,16 @@ def target(
     return _of_file(config)
 
 
+def _stays_here(address: str) -> bool:
+    """Whether an address is one of this machine. Raises :class:`NoCoordinator` if it is none at all."""
+    try:
+        return parse_host_port(address, unix=True).local
+    except ValueError as error:
+        raise NoCoordinator(str(error)) from None
+
+
 def _of_file(config: str) -> Target:
-    daemon = load(config)
+    daemon = load(config, from_outside=True)
     if isinstance(daemon, ManagerConfig):
         where = daemon.control.listen
     elif isinstance(daemon, PsConfig):

@@ -39,7 +39,7 @@ def clock() -> Iterator[Finding]:
 def fabric() -> Iterator[Finding]:
     """Whether the coordinator that a file in /etc/inanet names answers, and misses nobody; nothing without a file."""
     try:
-        asked = coordinators.target(None, None, None, None, None)
+        asked = coordinators.target()
     except coordinators.NoCoordinator:
         return
     except Failure as error:

@@ -16,7 +16,7 @@ def keys() -> None:
     """Certificates for control connections over TLS, so that nodes are known by name.
 
     'init' makes an authority, once, on a machine you trust; 'issue' a certificate for every node. A node gets ca.pem
-    and its own file, as control.ca_file and control.key_file; ca.key stays where it is.
+    and its own file, as control.ca_file and control.key_file; ca.key stays where it is. 'revoke' takes them back.
     """
 
 
@@ -65,6 +65,28 @@ def issue(
             click.echo(str(error), err=True)
             context.exit(Exit.USAGE)
         click.echo(file)
+
+
+@keys.command()
+@DIRECTORY
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.pass_context
+def revoke(context: click.Context, directory: Path, names: tuple[str, ...]) -> None:
+    """Take back the certificates of every NAME: whoever has them is turned away, and turned out where connected.
+
+    The list is DIRECTORY/revoked.txt. Copy it to where control.revoked_file of the coordinator, and of other nodes, says;
+    it is read again within seconds. New certificates can then be issued under the same names.
+    """
+    from inanet.control import authority
+
+    for name in names:
+        try:
+            fresh = authority.revoke(directory, name)
+        except ValueError as error:
+            click.echo(str(error), err=True)
+            context.exit(Exit.USAGE)
+        click.echo(f"{name}: {f'{fresh} revoked' if fresh else 'was revoked before'}")
+    click.echo(f"{directory / authority.REVOKED}  for the coordinator and all nodes, as control.revoked_file")
 
 
 @keys.command()

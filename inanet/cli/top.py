@@ -4,7 +4,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +24,7 @@ SCHEMA = 1
 @click.option("--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds.")
 @click.option("--count", type=click.IntRange(1), help="End after so many looks. Default: at Ctrl-C.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for every look.")
-def top(as_json: bool, count: int | None, interval: float, timeout: float, **whom: str | None) -> None:
+def top(as_json: bool, count: int | None, interval: float, timeout: float, **whom: Any) -> None:
     """Show trees, rates, losses, the share added up in the network, and slots, live. (ui extra)
 
     Asks the fabric's manager, or the PS that coordinates it. Rates and losses are since the look before.

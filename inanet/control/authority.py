@@ -16,10 +16,13 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from inanet.control.config_fields import check_name
 from inanet.control.exits import Failure
+from inanet.control.revocation import parse
 from inanet.control.trust import COORDINATOR, JOB, NODE
 
 #: Files of an authority: its certificate, which every node gets, and its key, which stays where it is.
 CERTIFICATE, KEY = "ca.pem", "ca.key"
+#: What was issued, and what of it is no longer good, one line for each: :mod:`inanet.control.revocation`.
+ISSUED, REVOKED = "issued.txt", "revoked.txt"
 #: Clocks of machines differ by less.
 _SKEW = datetime.timedelta(hours=1)
 
@@ -52,6 +55,7 @@ def initialise(directory: Path, days: int) -> tuple[Path, Path]:
     )
     _write(directory / KEY, _private(key), 0o600)
     _write(directory / CERTIFICATE, certificate.public_bytes(serialization.Encoding.PEM), 0o644)
+    _write(directory / REVOKED, b"", 0o644)
     return directory / CERTIFICATE, directory / KEY
 
 
@@ -79,7 +83,42 @@ def issue(directory: Path, name: str, *, coordinator: bool, jobs: Sequence[str],
     )
     file = directory / f"{name}.pem"
     _write(file, certificate.public_bytes(serialization.Encoding.PEM) + _private(own), 0o600)
+    _note(directory / ISSUED, name, [certificate.serial_number])
     return file
+
+
+def revoke(directory: Path, name: str) -> int:
+    """Put every certificate that was issued for a node on the list of those that are no longer good, and remove its file,
+    so that another can be issued. Returns how many were added: 0 if all were there already.
+
+    Raises :class:`AuthorityError` if none was ever issued.
+    """
+    _certificate(directory / CERTIFICATE)
+    check_name(name)
+    issued = [serial for serial, whose in _listed(directory / ISSUED).items() if whose == name]
+    if not issued:
+        raise AuthorityError(
+            f"{directory / ISSUED} has no certificate of {name!r}: nothing was issued under that name"
+        )
+    known = _listed(directory / REVOKED)
+    fresh = [int(serial, 16) for serial in issued if serial not in known]
+    _note(directory / REVOKED, name, fresh)
+    (directory / f"{name}.pem").unlink(missing_ok=True)
+    return len(fresh)
+
+
+def _listed(file: Path) -> dict[str, str]:
+    try:
+        return parse(file.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise AuthorityError(f"{file}: {error}") from None
+
+
+def _note(file: Path, name: str, serials: Sequence[int]) -> None:
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), "a") as target:
+        target.writelines(f"{serial:X} {name}\n" for serial in serials)
 
 
 def show(file: Path) -> Issued:

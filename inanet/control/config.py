@@ -3,7 +3,7 @@
 One TOML file per daemon. Every section is strict: unknown keys, wrong types and values out of range are
 refused, all at once (:mod:`inanet.control.config_file`). Sizes, rates and durations carry units
 (:mod:`inanet.control.units`). Relative paths are relative to the file. Defaults listen on loopback only;
-anything else must be written down, and then a token, or certificates, are required too.
+anything else must be written down, and then certificates are required too, or a word that they are not wanted.
 """
 
 import os
@@ -28,7 +28,7 @@ from inanet.control.config_fields import (
     between,
     span,
 )
-from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.control.config_file import SYSTEM_DIRECTORY, ConfigError, Problem, find_file, read_toml, validate
 from inanet.control.config_manager import ManagerConfig
 from inanet.control.config_sections import Impair, Log, Metrics, Section
 from inanet.control.config_switch import SwitchConfig
@@ -218,12 +218,25 @@ def detect_role(data: Mapping[str, Any]) -> Role | None:
     return "agg" if isinstance(control, Mapping) and "coordinator" in control else None
 
 
+def unit_variables(role: Role) -> dict[str, str]:
+    """What systemd's variables stand for, outside a unit that sets them: where its credentials and its state come from."""
+    return {
+        "CREDENTIALS_DIRECTORY": str(SYSTEM_DIRECTORY),
+        "STATE_DIRECTORY": f"/var/lib/{PROGRAMS[role]}",
+    }
+
+
 def load(
-    name: str | Path, role: Role | None = None, overrides: Mapping[str, Mapping[str, Any]] | None = None
+    name: str | Path,
+    role: Role | None = None,
+    overrides: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    from_outside: bool = False,
 ) -> DaemonFile:
     """Read and validate a daemon's file; ``role=None`` tells the role from the sections.
 
-    ``overrides`` maps sections to keys that replace the file's (command-line options). Raises
+    ``overrides`` maps sections to keys that replace the file's (command-line options). ``from_outside``: by somebody who
+    looks at a service from a shell, where :func:`unit_variables` are not set. Raises
     :class:`ConfigError` with every problem at once, and ``PermissionError`` if the file may not be read.
     """
     file = find_file(name)
@@ -249,4 +262,4 @@ def load(
         for section in ("local", "topology", "switch", "fabric", "planning")
         if section not in MODELS[role].model_fields
     }
-    return validate(MODELS[role], data, file, foreign)
+    return validate(MODELS[role], data, file, foreign, unit_variables(role) if from_outside else None)

@@ -20,6 +20,7 @@ from inanet.control.config_fields import (
     span,
 )
 from inanet.control.config_sections import Section
+from inanet.control.revocation import Revocations
 from inanet.control.trust import KeyFileError, Keys
 
 
@@ -35,6 +36,10 @@ class Control(Section):
     #: TLS with certificates instead of, or beside, a token: the authority's, and this node's with its private key
     ca_file: AbsolutePath | None = None
     key_file: AbsolutePath | None = Field(default=None, validate_default=True)
+    #: certificates of the authority that are no longer good, as 'ina keys revoke' lists them; read again when it changes
+    revoked_file: AbsolutePath | None = None
+    #: no TLS beyond this machine: whoever sees the network may read the token and take over jobs
+    insecure: Annotated[bool, Field(strict=True)] = False
     heartbeat: Span = span("1 s")
     #: how long to wait for the other nodes of a job before giving up with their names
     join_timeout: Span = span("60 s")
@@ -74,6 +79,30 @@ class Control(Section):
                 raise ValueError(f"{error}; allowed: files made by 'ina keys'") from None
         return path
 
+    @field_validator("revoked_file")
+    @classmethod
+    def _listed(cls, path: str | None, info: ValidationInfo) -> str | None:
+        if path is not None:
+            if info.data.get("key_file", "") is None:
+                raise ValueError(
+                    "there are no certificates without ca_file and key_file; allowed: all three, or leave it out"
+                )
+            try:
+                Revocations(path)
+            except (OSError, ValueError) as error:
+                what = error.strerror if isinstance(error, OSError) else str(error)
+                raise ValueError(
+                    f"cannot read {path}: {what}; allowed: a list of 'ina keys revoke', empty if nothing was revoked"
+                ) from None
+        return path
+
+    @field_validator("insecure")
+    @classmethod
+    def _one_way(cls, insecure: bool, info: ValidationInfo) -> bool:
+        if insecure and info.data.get("key_file") is not None:
+            raise ValueError("ca_file and key_file are set, so connections are TLS; allowed: one of the two")
+        return insecure
+
     @field_validator("round_timeout")
     @classmethod
     def _outlasts_heartbeats(cls, timeout: float, info: ValidationInfo) -> float:
@@ -96,10 +125,13 @@ class Control(Section):
         return read_token(self.token_file) if self.token_file is not None else ""
 
     def tls_keys(self) -> Keys | None:
-        """The files for TLS, if control connections use it."""
+        """The files for TLS, if control connections use it. Raises ``OSError`` and ``ValueError`` if the list of revoked
+        certificates has become unreadable since the configuration was read.
+        """
         if self.ca_file is None or self.key_file is None:
             return None
-        return Keys(self.ca_file, self.key_file)
+        revoked = Revocations(self.revoked_file) if self.revoked_file is not None else None
+        return Keys(self.ca_file, self.key_file, revoked)
 
 
 class ClientControl(Control):

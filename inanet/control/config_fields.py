@@ -76,6 +76,9 @@ def _absolute(text: object, info: ValidationInfo) -> str:
     if not isinstance(text, str) or not text or "\0" in text:
         raise ValueError(f"{text!r} is not a path; allowed: a path, environment variables are filled in")
     path = os.path.expandvars(text)
+    for name, instead in (info.context or {}).get("variables", {}).items():
+        # of services only: set in their environment, and to the same places by those who look at them from a shell
+        path = path.replace(f"${{{name}}}", instead).replace(f"${name}", instead)
     if "$" in path:
         raise ValueError(
             f"{text!r}: a variable in it is not set; allowed: a path with variables that are set"
@@ -131,9 +134,19 @@ def span(text: str) -> Any:
 
 
 def _authenticated(address: HostPort, info: ValidationInfo) -> HostPort:
-    """A control address, if it stays on this machine or a token is set (a wrong one is reported itself)."""
-    proofs = ("token", "token_file", "key_file")
-    if not address.local and all(info.data.get(proof, "") is None for proof in proofs):
+    """A control address, if it stays on this machine, or connections are TLS, or somebody has written down that a token is
+    enough (a wrong proof is reported itself).
+    """
+    known = info.data
+    if address.local or known.get("key_file", "") is not None:
+        return address
+    if not known.get("insecure", False):
+        raise ValueError(
+            f"{str(address)!r} is open to other machines and control connections would not be encrypted; allowed: "
+            "ca_file and key_file, which 'ina keys' makes, a loopback address, unix:/path, or insecure = true with a "
+            "token_file, where whoever sees the network may read the token and take over jobs"
+        )
+    if all(known.get(proof, "") is None for proof in ("token", "token_file")):
         raise ValueError(
             f"{str(address)!r} is open to other machines and no token is set; allowed: the same token_file "
             "(or token) on all nodes, ca_file and key_file, or a loopback address"

@@ -95,15 +95,21 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validate(
-    model: type[M], data: Mapping[str, Any], file: Path, foreign: Mapping[str, Iterable[str]] | None = None
+    model: type[M],
+    data: Mapping[str, Any],
+    file: Path,
+    foreign: Mapping[str, Iterable[str]] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> M:
     """``data`` as a ``model``. Raises :class:`ConfigError` with every problem found.
 
     ``foreign`` maps names of sections that ``model`` lacks to the programs whose files have them. Validators
-    find the file's directory in ``info.context["directory"]``, for paths relative to it.
+    find the file's directory in ``info.context["directory"]``, for paths relative to it, and ``variables``, for
+    paths with variables that the environment does not have.
     """
+    context = {"directory": file.absolute().parent, "variables": variables or {}}
     try:
-        return model.model_validate(data, context={"directory": file.absolute().parent})
+        return model.model_validate(data, context=context)
     except ValidationError as error:
         problems = [
             problem

@@ -92,6 +92,13 @@ class Coordinator:
             self._gone(found, why, now)
             self._settle(now)
 
+    def expel(self, peer: int, reason: str, now: float) -> None:
+        """Turn out a peer that was let in, or has just come; nothing if it is gone already."""
+        found = self._peers.get(peer)
+        if found is not None:
+            self.reject(found, Refused(reason), now)
+            self._settle(now)
+
     def receive(self, peer: int, message: Message, now: float) -> None:
         """One message from a peer. What a node must not send is answered with a Reject."""
         found = self._peers.get(peer)

@@ -60,6 +60,8 @@ class Settings:
     #: how often registered nodes report
     heartbeat: float = 1.0
     loss_threshold: float = LOSS_THRESHOLD
+    #: it may listen beyond this machine without TLS
+    insecure: bool = False
 
 
 def settings_of(
@@ -88,6 +90,7 @@ def settings_of(
         expected=expected,
         switches=switches,
         heartbeat=control.heartbeat,
+        insecure=control.insecure,
     )
 
 

@@ -18,6 +18,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from inanet.control.exits import Failure
+from inanet.control.revocation import Revocations
 
 #: Seconds that a handshake may take.
 HANDSHAKE_SECONDS = 10.0
@@ -36,6 +37,8 @@ class Certified:
     nodes: frozenset[str] = frozenset()
     jobs: tuple[str, ...] = ()
     coordinator: bool = False
+    #: hexadecimal
+    serial: str = ""
 
     def refusal(self, name: str, job: str = "") -> str:
         """Why the peer cannot be node ``name`` in ``job``; empty if it can."""
@@ -54,15 +57,26 @@ def certified(certificate: Mapping[str, Any] | None) -> Certified:
         nodes=frozenset(name.removeprefix(NODE) for name in names if name.startswith(NODE)),
         jobs=tuple(name.removeprefix(JOB) for name in names if name.startswith(JOB)),
         coordinator=COORDINATOR in names,
+        serial=str((certificate or {}).get("serialNumber", "")),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """A node's files: the authority's certificate, and its own certificate with the private key (PEM)."""
+    """A node's files: the authority's certificate, and its own certificate with the private key (PEM); ``revoked`` lists
+    certificates that are no longer good.
+    """
 
     authority: str
     own: str
+    revoked: Revocations | None = None
+
+    def withdrawn(self, certificate: Certified | None) -> str:
+        """Why a peer's certificate is no longer good, by the list as it is now; empty if it is."""
+        if certificate is None or self.revoked is None or not self.revoked.holds(certificate.serial):
+            return ""
+        who = ", ".join(sorted(certificate.nodes)) or "no node"
+        return f"the certificate of {who} was revoked: 'ina keys issue' makes another"
 
     def server(self) -> ssl.SSLContext:
         """For a coordinator: TLS 1.3 only, and clients must have a certificate. Raises :class:`KeyFileError`."""

@@ -10,6 +10,7 @@ from inanet.control.config_control import ClientControl, CoordinatorControl
 from inanet.control.config_fields import COORDINATOR_PORT
 from inanet.control.config_file import validate, write_toml
 from inanet.control.plans import Plan
+from inanet.lab.credentials import section
 from inanet.lab.layout import addresses
 from inanet.lab.model import Host, Topology
 
@@ -60,9 +61,9 @@ def worker_socket(directory: Path, host: str) -> Path:
     return directory / f"{host}.sock"
 
 
-def token_file(directory: Path) -> Path:
-    """Where the fabric's token is."""
-    return directory / "token"
+def is_insecure(overrides: Overrides | None) -> bool:
+    """Whether settings ask for daemons that do without TLS."""
+    return (overrides or {}).get("control", {}).get("insecure") is True
 
 
 def configurations(
@@ -73,7 +74,7 @@ def configurations(
     negotiate: bool = False,
     port: int = COORDINATOR_PORT,
 ) -> dict[str, str]:
-    """TOML by name of the node, for every daemon. The token file must exist already.
+    """TOML by name of the node, for every daemon. :func:`inanet.lab.credentials.prepare` must have been there.
 
     ``plan`` replaces the topology's trees; ``negotiate``: nodes agree on rates, each knowing that of its host's link.
     ``port`` is the coordinator's.
@@ -92,7 +93,7 @@ def configurations(
             "node": {"name": name, "listen": f"{places[place.host]}:0"},
             "log": {"format": "plain"},
             "control": {
-                "token_file": str(token_file(directory)),
+                **section(directory, name, insecure=is_insecure(overrides)),
                 "listen" if role == "ps" else "coordinator": coordinator,
                 "drain_timeout": _DRAIN_TIMEOUT,
             },
@@ -106,9 +107,9 @@ def configurations(
             sections["topology"] = topology.trees() if plan is None else plan.config()["topology"]
             if plan is not None:
                 sections["control"] |= plan.config()["control"]
-        for section, keys in (overrides or {}).items():
-            foreign = _COORDINATORS if section == "control" and role != "ps" else frozenset()
+        for table, keys in (overrides or {}).items():
+            foreign = _COORDINATORS if table == "control" and role != "ps" else frozenset()
             chosen = {key: value for key, value in keys.items() if key not in foreign}
-            sections.setdefault(section, {}).update(chosen)
+            sections.setdefault(table, {}).update(chosen)
         texts[name] = write_toml(validate(MODELS[role], sections, directory / f"{name}.toml"))
     return texts

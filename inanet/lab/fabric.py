@@ -1,7 +1,6 @@
 """The daemons of a lab, each on its host, and the environment of the ranks beside them."""
 
 import json
-import secrets
 import select
 import signal
 import socket
@@ -20,12 +19,13 @@ from inanet.control.plans import Plan
 from inanet.demo.counters import STATS_VARIABLE
 from inanet.demo.fabric import python, python_environment
 from inanet.demo.process import TAIL_LINES
+from inanet.lab import credentials
 from inanet.lab.configuration import (
     MODULES,
     Overrides,
     configurations,
     daemons,
-    token_file,
+    is_insecure,
     worker_socket,
 )
 from inanet.lab.layout import HOST_INTERFACE
@@ -121,9 +121,8 @@ class Daemons:
         return {**rank_environment(self.lab, rank), "INA_SOCKET": str(self.socket_path(rank.host))}
 
     def __enter__(self) -> Self:
-        token = token_file(self._directory)
-        token.touch(0o600)
-        token.write_text(secrets.token_hex(32))
+        roles = {name: place.role for name, place in self._places.items()}
+        credentials.prepare(self._directory, roles, insecure=is_insecure(self._overrides))
         texts = configurations(
             self.lab.topology, self._directory, self._overrides, self._plan, self._negotiate, self._port
         )

@@ -10,12 +10,14 @@ import uvloop
 
 from inanet.aio.asking import QueryRefused, ask
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
-from inanet.aio.coordination import Coordination
+from inanet.aio.coordination import Coordination, InsecureListener
 from inanet.aio.registration import Registration
 from inanet.control import authority
-from inanet.control.messages import PROTOCOL, Hello, Reject, Welcome
+from inanet.control.messages import PROTOCOL, Hello, Pong, Reject, Welcome
 from inanet.control.observe.machine import Machine
+from inanet.control.revocation import Revocations
 from inanet.control.settings import Settings
+from inanet.control.standing import Query
 from inanet.control.topology import Topology
 from inanet.control.trust import KeyFileError, Keys
 from inanet.wire.endpoint import endpoint
@@ -161,6 +163,54 @@ async def test_a_node_does_not_take_another_node_for_its_coordinator(keys: Path)
     async with coordinating(of(keys, "ps")) as coordination:
         with pytest.raises(DeadlineError, match=r"not that of a coordinator|TLS: "):
             await ask(coordination.address, "", of(keys, "w0"), 0.3)
+
+
+async def test_nobody_listens_beyond_this_machine_without_certificates() -> None:
+    refused = Coordination(Settings(FABRIC, "the right one 123"), None)
+    with pytest.raises(
+        InsecureListener, match=r"refused to listen on 0\.0\.0\.0:0: .* set control\.ca_file and key_file"
+    ):
+        await refused.start("0.0.0.0:0")
+    warned = Coordination(Settings(FABRIC, "the right one 123", insecure=True), None)
+    await warned.start("0.0.0.0:0")
+    await warned.close("the test is over")
+
+
+async def test_who_is_revoked_is_turned_out_and_away(keys: Path, tmp_path: Path) -> None:
+    """While it is connected, when it comes again, and with a coordinator whose own certificate was revoked."""
+    listed = tmp_path / "revoked.txt"
+    listed.write_text("")
+    knowing = Keys(str(keys / "ca.pem"), str(keys / "manager.pem"), Revocations(str(listed)))
+    other = Keys(str(keys / "ca.pem"), str(keys / "w0.pem"), Revocations(str(listed)))
+
+    def revoke(*names: str) -> None:
+        listed.write_text("".join(line for line in issued if line.split()[1] in names))
+
+    issued = (keys / "issued.txt").read_text().splitlines(keepends=True)
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating(knowing))
+        channel = await connect(coordination.address, PATIENCE, keys=of(keys, "w0"))
+        stack.push_async_callback(channel.close)
+        assert isinstance(await answer(channel, hello("w0")), Welcome)
+        revoke("w0")
+        channel.post(Pong(nonce=0))
+        while not isinstance(last := await channel.receive(PATIENCE), Reject):
+            pass
+        assert "the certificate of w0 was revoked: 'ina keys issue' makes another" in last.reason
+        with pytest.raises(ChannelClosed):
+            await channel.receive(PATIENCE)
+        with pytest.raises(QueryRefused, match="the certificate of w0 was revoked"):
+            await ask(coordination.address, "", of(keys, "w0"), PATIENCE)
+        revoke("manager")
+        with pytest.raises(DeadlineError, match="the certificate of manager was revoked"):
+            await connect(coordination.address, 0.3, keys=other)
+        revoke("nobody")
+        channel = await connect(coordination.address, PATIENCE, keys=other)
+        stack.push_async_callback(channel.close)
+        revoke("manager")
+        channel.post(Query(protocol=PROTOCOL, token=""))
+        with pytest.raises(ChannelClosed, match="given up: the certificate of manager was revoked"):
+            await channel.receive(PATIENCE)
 
 
 async def test_questions_need_the_token_too() -> None:

@@ -19,8 +19,14 @@ WORKERS = [{"name": "w0", "parent": "x"}]
 @pytest.mark.parametrize(
     ("role", "sections"),
     [
-        ("agg", {"control": {"coordinator": "10.9.8.7:7400", "token": TOKEN}}),
-        ("ps", {"control": {"listen": "10.9.8.7:7400", "token": TOKEN}, "topology": {"workers": WORKERS}}),
+        ("agg", {"control": {"coordinator": "10.9.8.7:7400", "token": TOKEN, "insecure": True}}),
+        (
+            "ps",
+            {
+                "control": {"listen": "10.9.8.7:7400", "token": TOKEN, "insecure": True},
+                "topology": {"workers": WORKERS},
+            },
+        ),
     ],
 )
 async def test_a_loopback_address_is_not_announced_to_other_machines(role, sections):

@@ -15,6 +15,8 @@ from inanet.cli.main import main
 from inanet.cli.status import lines, walk
 from inanet.control import authority
 from inanet.control.addresses import Resolved
+from inanet.control.config import load
+from inanet.control.config_file import ConfigError
 from inanet.control.observe.machine import Machine
 from inanet.control.observe.metrics import MetricsServer, Sample, Scrape
 from inanet.control.settings import Settings
@@ -113,6 +115,53 @@ def test_a_file_says_whom_to_ask(
         file.write_text(f'[control]\n{where} = "{running.address}"\n{control}{extra}')
         assert main(["status", "--config", str(file), "--json"]) == 1
         assert json.loads(capsys.readouterr().out)["missing"] == ["a0", "ps"]
+
+
+def test_in_a_shell_credentials_are_where_the_units_have_them_from(
+    running: Running,
+    keys: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    monkeypatch.delenv("STATE_DIRECTORY", raising=False)
+    for place in ("inanet.control.config", "inanet.cli.coordinators"):
+        monkeypatch.setattr(f"{place}.SYSTEM_DIRECTORY", tmp_path)
+    for name, copy in (("token", "token"), ("ca.pem", "ca.pem"), ("manager.pem", "key.pem")):
+        (tmp_path / copy).write_bytes((keys / name).read_bytes())
+    control = "".join(
+        f'{key} = "$CREDENTIALS_DIRECTORY/{file}"\n'
+        for key, file in (("token_file", "token"), ("ca_file", "ca.pem"), ("key_file", "key.pem"))
+    )
+    file = tmp_path / "manager.toml"
+    state = 'state_file = "${STATE_DIRECTORY}/epoch.json"'
+    file.write_text(f'[node]\n{state}\n[control]\nlisten = "{running.address}"\n{control}[fabric]\n')
+    assert main(["status", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["missing"] == ["a0", "ps"]
+    assert main(["check", str(file), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)["config"]
+    assert shown["node"]["state_file"] == "/var/lib/ina-manager/epoch.json"
+    assert shown["control"]["key_file"] == f"{tmp_path}/key.pem"
+    # the daemon itself has them from its unit, or not at all
+    with pytest.raises(ConfigError, match="a variable in it is not set"):
+        load(file)
+
+
+def test_a_token_is_not_shown_to_a_network_by_mistake(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asking = [
+        "status",
+        "--address",
+        "192.0.2.1:7400",
+        "--token-file",
+        str(keys / "token"),
+        "--timeout",
+        "0.1",
+    ]
+    assert main(asking) == 2
+    assert "give --ca-file and --key-file, which 'ina keys' makes, or --insecure" in capsys.readouterr().err
+    assert main(["status", "--address", "x:y", "--token-file", str(keys / "token")]) == 2
+    assert "the port 'y' is not a number" in capsys.readouterr().err
 
 
 def test_top_looks_as_often_as_it_is_told(

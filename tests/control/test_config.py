@@ -106,8 +106,9 @@ delay = "1"
         "impair.drop: 1.5 is not a probability; allowed: 0 up to but not including 1, or e.g. '5 %'",
         "impair.delay: '1' has no unit; allowed: a number and one of ns, us, ms, s, min, h, e.g. '200 ms'",
         "control.heartbeat: 5 has no unit; allowed: a number and one of ns, us, ms, s, min, h, e.g. '200 ms'",
-        "control.coordinator: '10.0.0.1:7400' is open to other machines and no token is set; allowed: the "
-        "same token_file (or token) on all nodes, ca_file and key_file, or a loopback address",
+        "control.coordinator: '10.0.0.1:7400' is open to other machines and control connections would not be "
+        "encrypted; allowed: ca_file and key_file, which 'ina keys' makes, a loopback address, unix:/path, or insecure "
+        "= true with a token_file, where whoever sees the network may read the token and take over jobs",
         "local.socket: missing; required: path of the Unix socket that training processes connect to",
         "local.mode: 660 is not a file mode; allowed: e.g. '0660' or 0o660",
         "local.allow_users: 'alice' is not allowed; allowed: an array in brackets",
@@ -153,7 +154,7 @@ def test_refusals(tmp_path: Path, text: str, says: str) -> None:
 
 
 def test_a_secret_is_never_repeated(tmp_path: Path) -> None:
-    text = f'[control]\ncoordinator = "10.0.0.1"\ntoken = "{TOKEN}"\n'
+    text = f'[control]\ninsecure = true\ncoordinator = "10.0.0.1"\ntoken = "{TOKEN}"\n'
     config = load(written(tmp_path, text))
     assert config.control.secret() == TOKEN
     assert TOKEN not in write_toml(config) + repr(config)
@@ -164,7 +165,7 @@ def test_a_secret_is_never_repeated(tmp_path: Path) -> None:
 def test_the_token_file_is_read_when_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
     (tmp_path / "token").write_text(f"{TOKEN}\n")
-    text = '[control]\ncoordinator = "ps0:1"\ntoken_file = "$CREDENTIALS_DIRECTORY/token"\n'
+    text = '[control]\ninsecure = true\ncoordinator = "ps0:1"\ntoken_file = "$CREDENTIALS_DIRECTORY/token"\n'
     assert load(written(tmp_path, text)).control.secret() == TOKEN
     both = problems(tmp_path, text + f'token = "{TOKEN}"\n')
     assert both == ["control.token_file: token is set as well; allowed: one of the two"]
@@ -283,7 +284,7 @@ def test_shipped_files_work_and_tell_the_truth_about_defaults(
     authority.issue(tmp_path, "key", coordinator=True, jobs=(), days=1)
     everything = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
     full = load(written(tmp_path, everything))
-    examples = {"token_file", "ca_file", "key_file", "state_file", "allow_users", "cpus"}
+    examples = {"token_file", "ca_file", "key_file", "revoked_file", "state_file", "allow_users", "cpus"}
     examples |= {"listen", "rate", "rates", "burst"} - ({"rate"} if role == "manager" else set())
     sections: dict[str, Any] = {
         name: dict(getattr(full, name)) for name in type(full).model_fields if getattr(full, name) is not None

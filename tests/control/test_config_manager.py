@@ -52,7 +52,7 @@ def test_a_ps_has_trees_or_a_manager(tmp_path: Path) -> None:
     follower = read(
         tmp_path,
         '[control]\nlisten = "lo"\ncoordinator = "10.0.0.1"\n'.replace(
-            "[control]\n", '[control]\ntoken_file = "token"\n'
+            "[control]\n", '[control]\ninsecure = true\ntoken_file = "token"\n'
         ),
     )
     assert isinstance(follower, PsConfig)
@@ -79,8 +79,16 @@ def test_a_ps_has_trees_or_a_manager(tmp_path: Path) -> None:
         ('[fabric]\n[control]\nlisten = "lo"\nkey_file = "k.pem"\n', "ca_file is not set"),
         ('[fabric]\n[control]\nca_file = "c"\nkey_file = "k"\n', "make it with 'ina keys'"),
         (
-            '[fabric]\n[control]\nlisten = "10.0.0.1"\n',
+            f'[fabric]\n[control]\nlisten = "10.0.0.1"\ntoken = "{"x" * 32}"\n',
+            "control connections would not be encrypted; allowed: ca_file and key_file, which 'ina keys' makes",
+        ),
+        (
+            '[fabric]\n[control]\nlisten = "10.0.0.1"\ninsecure = true\n',
             "no token is set; allowed: the same token_file (or token) on all",
+        ),
+        (
+            '[fabric]\n[control]\nlisten = "10.0.0.1"\nrevoked_file = "revoked.txt"\n',
+            "revoked_file: there are no certificates without ca_file and key_file",
         ),
     ],
 )

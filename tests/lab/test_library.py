@@ -7,7 +7,8 @@ import pytest
 
 from inanet.control.config_file import ConfigError
 from inanet.lab import library
-from inanet.lab.configuration import configurations, token_file
+from inanet.lab.configuration import configurations, daemons
+from inanet.lab.credentials import prepare
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = {
@@ -37,17 +38,18 @@ def test_all_are_there_under_their_own_names() -> None:
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))
 def test_the_daemons_accept_what_the_lab_writes_for_them(name: str, tmp_path: Path) -> None:
-    token_file(tmp_path).write_text("0123456789abcdef")
     topology = library.topology(name)
-    texts = configurations(topology, tmp_path)
+    insecure = {"control": {"insecure": True}}
+    prepare(tmp_path, {}, insecure=True)
+    texts = configurations(topology, tmp_path, insecure)
     assert set(texts) == {host.name for host in topology.hosts() if host.role != "idle"}
     coordinators = [host for host, text in texts.items() if "topology" in tomllib.loads(text)]
     assert coordinators == [topology.roots()[0]]
 
 
 def test_settings_replace_keys_of_all_daemons_and_wrong_ones_are_named(tmp_path: Path) -> None:
-    token_file(tmp_path).write_text("0123456789abcdef")
     topology = library.topology("star2")
+    prepare(tmp_path, {name: place.role for name, place in daemons(topology).items()})
     texts = configurations(topology, tmp_path, {"node": {"memory": "64 MiB"}})
     assert {tomllib.loads(text)["node"]["memory"] for text in texts.values()} == {"64 MiB"}
     texts = configurations(topology, tmp_path, {"control": {"downlink": "auto", "heartbeat": "2 s"}})
@@ -55,6 +57,9 @@ def test_settings_replace_keys_of_all_daemons_and_wrong_ones_are_named(tmp_path:
     assert {control["heartbeat"] for control in found.values()} == {"2 s"}
     # the others have no such key
     assert [host for host, control in found.items() if "downlink" in control] == ["ps"]
+    # control connections are TLS unless somebody says that they need not be
+    assert {Path(control["key_file"]).name for control in found.values()} == {f"{host}.pem" for host in found}
+    assert not any("token_file" in control or control["insecure"] for control in found.values())
     with pytest.raises(ConfigError, match=r"node\.memry: unknown key \(did you mean 'memory'\?\)"):
         configurations(topology, tmp_path, {"node": {"memry": "64 MiB"}})
 

@@ -8,7 +8,8 @@ import pytest
 
 from inanet.control.candidates import candidates
 from inanet.control.plans import Plan
-from inanet.lab.configuration import Place, configurations, daemons, token_file
+from inanet.lab.configuration import Place, configurations, daemons
+from inanet.lab.credentials import prepare
 from inanet.lab.library import topology
 from inanet.lab.network import configured, fleet, network, shorthand
 
@@ -30,8 +31,8 @@ def test_a_topologys_roles_are_its_daemons_unless_there_is_a_plan() -> None:
 
 
 def test_aggregators_beside_workers_are_configured_on_their_hosts(tmp_path: Path) -> None:
-    token_file(tmp_path).write_text("0123456789abcdef" * 2)
     plan = colocated("star2")
+    prepare(tmp_path, {name: place.role for name, place in daemons(topology("star2"), plan).items()})
     texts = configurations(topology("star2"), tmp_path, plan=plan, negotiate=True)
     files = {name: tomllib.loads(text) for name, text in texts.items()}
     assert set(files) == {"w0", "w1", "w0-agg", "w1-agg"}
