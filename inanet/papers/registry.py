@@ -65,6 +65,9 @@ _ZEBRA_DATA = (
     "real: the sources of Python's standard library, 38,000 samples; generated: the paper's parameters and shares, 400 "
     "million updates"
 )
+_NETREDUCE_MODEL = (
+    "equations (1) to (3), with computing and rates that follow from the paper's printed communication times"
+)
 _XDP_SCALE = "measured on this machine, over a virtual cable instead of 100 Gbit/s cards; needs root and, for sizes, clang"
 _ALL = (
     Entry(
@@ -228,12 +231,68 @@ _ALL = (
         "inanet.papers.netreduce:fig7",
     ),
     Entry(
+        "netreduce-fig11",
+        "NetReduce",
+        "Fig. 11",
+        "speed of training over ring all-reduce on six machines: NetReduce and SwitchML",
+        f"{_NETREDUCE_MODEL}; goodputs of netreduce-table6",
+        "inanet.papers.netreduce_speed:fig11",
+    ),
+    Entry(
+        "netreduce-fig12",
+        "NetReduce",
+        "Fig. 12",
+        "difference of losses between NetReduce and ring all-reduce in a training run",
+        "a classifier of handwritten digits on four hosts instead of CNNs on ImageNet; real packets in virtual time",
+        "inanet.papers.netreduce_loss:fig12",
+    ),
+    Entry(
+        "netreduce-fig13",
+        "NetReduce",
+        "Fig. 13",
+        "throughput of a GPU on 1 to 4 machines with one each: ring all-reduce and NetReduce",
+        _NETREDUCE_MODEL,
+        "inanet.papers.netreduce_testbed:fig13",
+    ),
+    Entry(
+        "netreduce-fig14",
+        "NetReduce",
+        "Fig. 14",
+        "throughput of a GPU on 2 to 4 machines with eight each: flat ring, Tencent all-reduce, parallel NetReduce",
+        _NETREDUCE_MODEL,
+        "inanet.papers.netreduce_testbed:fig14",
+    ),
+    Entry(
         "netreduce-table6",
         "NetReduce",
         "Table 6",
         "throughput and goodput of six workers under ATP, SwitchML and NetReduce",
         "six workers as in the paper, links of 10 Gbit/s instead of 100, hosts that cost nothing",
         "inanet.papers.netreduce:table6",
+    ),
+    Entry(
+        "netreduce-table7",
+        "NetReduce",
+        "Table 7",
+        "iteration and communication with four GPUs: ring all-reduce as printed, NetReduce by the model",
+        _NETREDUCE_MODEL,
+        "inanet.papers.netreduce_testbed:table7",
+    ),
+    Entry(
+        "netreduce-table8",
+        "NetReduce",
+        "Table 8",
+        "throughput that a GPU loses when there are eight to a machine: flat ring and parallel NetReduce",
+        _NETREDUCE_MODEL,
+        "inanet.papers.netreduce_testbed:table8",
+    ),
+    Entry(
+        "netreduce-table9",
+        "NetReduce",
+        "Table 9",
+        "throughput of parallel NetReduce above flat ring and Tencent all-reduce with 32 GPUs",
+        _NETREDUCE_MODEL,
+        "inanet.papers.netreduce_testbed:table9",
     ),
     Entry(
         "xagg-fig1",
