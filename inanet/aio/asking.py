@@ -1,6 +1,6 @@
 """Asking a coordinator what there is: one connection, one question, one answer."""
 
-from inanet.aio.channel import connect
+from inanet.aio.channel import Channel, connect
 from inanet.control.exits import Failure
 from inanet.control.messages import PROTOCOL, Reject
 from inanet.control.standing import Overview, Query
@@ -19,12 +19,20 @@ async def ask(address: str, token: str, keys: Keys | None, seconds: float) -> Ov
     """
     channel = await connect(address, seconds, keys=keys)
     try:
-        channel.post(Query(protocol=PROTOCOL, token=token))
-        while True:
-            message = await channel.receive(seconds, "an overview")
-            if isinstance(message, Overview):
-                return message
-            if isinstance(message, Reject):
-                raise QueryRefused(f"{address} does not answer: {message.reason}")
+        return await overview_of(channel, token, seconds)
     finally:
         await channel.close()
+
+
+async def overview_of(channel: Channel, token: str, seconds: float, nonce: int = 0) -> Overview:
+    """The same over a connection that stands; with a ``nonce``, a probe of multicast is sent before the answer.
+
+    Raises what :func:`ask` raises.
+    """
+    channel.post(Query(protocol=PROTOCOL, token=token, nonce=nonce))
+    while True:
+        message = await channel.receive(seconds, "an overview")
+        if isinstance(message, Overview):
+            return message
+        if isinstance(message, Reject):
+            raise QueryRefused(f"{channel.peer} does not answer: {message.reason}")

@@ -200,6 +200,12 @@ class Channel:
         self._writer.transport.abort()
 
     @property
+    def local(self) -> str:
+        """This end's IPv4 address; empty for a Unix socket."""
+        name = self._writer.get_extra_info("sockname")
+        return str(name[0]) if isinstance(name, tuple) else ""
+
+    @property
     def closed(self) -> bool:
         """Whether this side has closed or lost the connection."""
         return self._writer.is_closing()

@@ -8,6 +8,7 @@ from typing import Any
 import structlog
 
 from inanet.aio.channel import Channel, ChannelClosed, ControlServer, parse_address, serve
+from inanet.aio.reaching import send_probe
 from inanet.control import events
 from inanet.control.addresses import is_loopback
 from inanet.control.coordinator import Coordinator
@@ -181,6 +182,8 @@ class Coordination:
         elif isinstance(event, events.PeerLost):
             _log.warning("lost", peer=event.name, peer_role=event.role, reason=event.reason)
             self._close(event.peer)
+        elif isinstance(event, events.ProbeAsked) and event.peer in self._channels:
+            send_probe(self._channels[event.peer].local, event.group, event.port, event.nonce)
         elif isinstance(event, events.JobStarted):
             self.jobs_running += 1
             _log.info(

@@ -2,19 +2,25 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from inanet.control.addresses import parse_host_port
+from inanet.control.addresses import AddressError, parse_host_port, resolve
 from inanet.control.config import AggConfig, PsConfig, WorkerConfig, load
 from inanet.control.config_file import SYSTEM_DIRECTORY
 from inanet.control.config_manager import ManagerConfig
 from inanet.control.exits import Exit, Failure
 from inanet.control.standing import Overview
 from inanet.control.trust import Keys
+
+if TYPE_CHECKING:
+    from inanet.aio.reaching import Reach
+
+T = TypeVar("T")
 
 #: Files that are looked for in :data:`~inanet.control.config_file.SYSTEM_DIRECTORY`, in this order.
 FILES = ("manager.toml", "ps.toml", "worker.toml", "agg.toml")
@@ -28,20 +34,35 @@ class NoCoordinator(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A coordinator's address, and what it wants to see."""
+    """A coordinator's address, and what it wants to see. ``name`` and ``listen`` are the name and the IPv4 address of this
+    machine's own node, if a file says so and it can be resolved.
+    """
 
     address: str
     token: str = ""
     keys: Keys | None = None
+    name: str = ""
+    listen: str = ""
 
     def ask(self, seconds: float) -> Overview:
         """What there is to see. Raises :class:`Failure` with a sentence if there is no answer."""
         from inanet.aio.asking import ask
+
+        return self._spoken(lambda: asyncio.run(ask(self.address, self.token, self.keys, seconds)))
+
+    def reach(self, seconds: float) -> "Reach":
+        """Whether multicast gets here from there. Raises :class:`Failure` if there is no answer."""
+        from inanet.aio.reaching import reach
+
+        return self._spoken(lambda: asyncio.run(reach(self.address, self.token, self.keys, seconds)))
+
+    def _spoken(self, action: Callable[[], T]) -> T:
+        """What a conversation with the coordinator comes to, its errors as a sentence."""
         from inanet.aio.channel import ChannelClosed, DeadlineError
         from inanet.control.codec import ControlError
 
         try:
-            return asyncio.run(ask(self.address, self.token, self.keys, seconds))
+            return action()
         except (DeadlineError, ChannelClosed, ControlError) as error:
             raise Failure(f"no answer from the coordinator: {error}") from None
 
@@ -120,4 +141,9 @@ def _of_file(config: str) -> Target:
     else:
         raise NoCoordinator(f"{config} is a switch's file, which has no coordinator: give --address")
     address = str(where).replace("0.0.0.0:", "127.0.0.1:")
-    return Target(address, daemon.control.secret(), daemon.control.tls_keys())
+    name = listen = ""
+    if isinstance(daemon, WorkerConfig | AggConfig | PsConfig):
+        name = daemon.node.name
+        with suppress(AddressError):
+            listen = resolve(daemon.node.listen).address
+    return Target(address, daemon.control.secret(), daemon.control.tls_keys(), name, listen)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from inanet.cli import fabric_probes, host_probes, network_probes, xdp_probe
+from inanet.cli import address_probes, fabric_probes, host_probes, network_probes, xdp_probe
 from inanet.cli.findings import Probe, examine
 from inanet.control.about import version
 from inanet.control.exits import Exit
@@ -24,6 +24,7 @@ PROBES: tuple[Probe, ...] = (
     network_probes.multicast,
     network_probes.mtu,
     network_probes.own_addresses,
+    address_probes.chosen,
     xdp_probe.xdp,
     fabric_probes.clock,
     fabric_probes.fabric,

@@ -4,9 +4,10 @@ import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
-from inanet.cli import coordinators, figures
+from inanet.cli import coordinators, figures, peer_probes
 from inanet.cli.findings import Finding
 from inanet.control.exits import Failure
+from inanet.control.standing import Overview
 
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 #: Sources whose reading is no system call.
@@ -37,7 +38,9 @@ def clock() -> Iterator[Finding]:
 
 
 def fabric() -> Iterator[Finding]:
-    """Whether the coordinator that a file in /etc/inanet names answers, and misses nobody; nothing without a file."""
+    """Whether the coordinator that a file in /etc/inanet names answers, and misses nobody, whether names and ranks are used
+    once, and whether multicast gets here from it; nothing without a file.
+    """
     try:
         asked = coordinators.target()
     except coordinators.NoCoordinator:
@@ -56,11 +59,17 @@ def fabric() -> Iterator[Finding]:
     what = f"{asked.address} knows {len(seen.nodes)} nodes and {len(seen.jobs)} jobs"
     if figures.healthy(seen):
         yield Finding("fabric", "OK", what)
-        return
+    else:
+        yield _unwell(what, seen)
+    yield from peer_probes.names(seen, asked.name, asked.listen)
+    yield from peer_probes.path(asked)
+
+
+def _unwell(what: str, seen: Overview) -> Finding:
     late = [node.name for node in seen.nodes if figures.state(node) in ("late", "unregistered")]
     waiting = [f"job {job.name} waits for {', '.join(job.missing)}" for job in seen.jobs if job.missing]
     parts = [f"missing: {', '.join(seen.missing)}"] if seen.missing else []
     parts += [f"silent: {', '.join(late)}"] if late else []
-    yield Finding(
+    return Finding(
         "fabric", "WARN", "; ".join([what, *parts, *waiting]), "start what is missing; 'ina status' has all"
     )

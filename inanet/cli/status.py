@@ -57,6 +57,8 @@ def lines(seen: Overview) -> Iterator[str]:
     yield f"epoch {seen.epoch}, {len(seen.nodes)} nodes, {len(seen.jobs)} jobs"
     if seen.missing:
         yield f"missing: {', '.join(seen.missing)}"
+    for reason in seen.refused:
+        yield f"refused: {reason}"
     rows = figures.rows(None, seen, 1.0)
     if rows:
         width = max(len(row.name) for row in rows)

@@ -17,8 +17,10 @@ from inanet.control.events import (
     PeerRefused,
     PlanChanged,
     PlanChosen,
+    ProbeAsked,
     StatsReceived,
 )
+from inanet.control.groups import probing_group
 from inanet.control.job import Job
 from inanet.control.joining import Refused
 from inanet.control.messages import (
@@ -36,6 +38,7 @@ from inanet.control.messages import (
 from inanet.control.negotiation import Negotiation, RateMessage
 from inanet.control.overview import overview
 from inanet.control.peers import Peer, Peers
+from inanet.control.refusals import Refusals
 from inanet.control.registry import Registry
 from inanet.control.resuming import JobMessage
 from inanet.control.sentences import clip
@@ -74,6 +77,7 @@ class Coordinator:
             multicast = settings.downlink != "unicast"
             self._negotiation = Negotiation(multicast=multicast, threshold=settings.loss_threshold)
         self._generation = 0
+        self._refusals = Refusals()
         #: (job, aggregator) for those that are left out because they are busy
         self._spared: set[tuple[int, str]] = set()
         self._outgoing: list[tuple[int, Message]] = []
@@ -168,6 +172,9 @@ class Coordinator:
             self._register(peer, message, now)
         elif isinstance(message, Query):
             check_entry(message, self.settings.token, peer.certificate)
+            if message.nonce:
+                group, port = probing_group(self.settings.group_range), self.settings.group_port
+                self.say(ProbeAsked(peer.id, group, port, message.nonce))
             self.send(peer, self.overview(now))
         elif peer.card is not None:
             self._registered(peer.card, message, now)
@@ -265,9 +272,13 @@ class Coordinator:
 
     def overview(self, now: float) -> Overview:
         """Everything there is to see."""
-        return overview(
-            self.registry, self._peers.nodes(), self.jobs, self._admission, self.settings.expected, now
+        settings = self.settings
+        seen = overview(
+            self.registry, self._peers.nodes(), self.jobs, self._admission, settings.expected, now
         )
+        group = f"{probing_group(settings.group_range)}:{settings.group_port}"
+        about = {"refused": self._refusals.latest(now), "downlink": settings.downlink, "group": group}
+        return seen.model_copy(update=about)
 
     def _about_job(self, peer: Peer, message: JobMessage, now: float) -> None:
         assert peer.hello is not None
@@ -310,6 +321,7 @@ class Coordinator:
     def reject(self, peer: Peer, refusal: Refused, now: float) -> None:
         """Refuse a peer, which is gone with that."""
         reason = clip(refusal.reason)
+        self._refusals.add(reason, now)
         self.send(peer, Reject(reason=reason, retry_after=refusal.retry_after))
         self.say(PeerRefused(peer.id, peer.known.name if peer.known else "", reason))
         self._gone(peer, f"it was refused: {reason}", now)

@@ -119,6 +119,16 @@ class JobOver:
 
 
 @dataclass(frozen=True, slots=True)
+class ProbeAsked:
+    """``peer`` wants to know whether multicast gets to it: a datagram with ``nonce`` is to go to ``group``, at ``port``."""
+
+    peer: int
+    group: str
+    port: int
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
 class StatsReceived:
     """Counters of a node, by metric name."""
 
@@ -138,5 +148,6 @@ ControlEvent = (
     | RootMissed
     | RoundLost
     | JobOver
+    | ProbeAsked
     | StatsReceived
 )

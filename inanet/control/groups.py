@@ -10,6 +10,11 @@ from ipaddress import IPv4Network
 from inanet.wire.endpoint import endpoint
 
 
+def probing_group(network: IPv4Network) -> str:
+    """The group to which nothing but probes of multicast go, unless a job has come upon it as well: the range's last."""
+    return str(network[-1])
+
+
 class Groups:
     """Gives out groups of ``network`` with one ``port``. No two parents have the same one at a time."""
 

@@ -71,7 +71,7 @@ from inanet.control.standing import Overview, Query, Register, Registered, Repor
 from inanet.proto.systems import TREES
 
 #: Version of this protocol; a node with another one is refused with a sentence naming both.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 # ---------- node to coordinator

@@ -51,11 +51,14 @@ class Report(Frozen):
 
 
 class Query(Frozen):
-    """Asks for an :class:`Overview`, instead of a Hello."""
+    """Asks for an :class:`Overview`, instead of a Hello. With a ``nonce``, also for a datagram to :attr:`Overview.group`
+    that carries it, sent out of the interface on which this came: to see whether multicast gets here.
+    """
 
     kind: Literal["query"] = "query"
     protocol: Integer
     token: Annotated[String, Field(max_length=1024)]
+    nonce: Count = 0
 
 
 class Registered(Frozen):
@@ -108,10 +111,16 @@ class JobState(Frozen):
 
 
 class Overview(Frozen):
-    """Answer to a :class:`Query`. ``missing``: nodes that are expected and have not registered."""
+    """Answer to a :class:`Query`. ``missing``: nodes that are expected and have not registered. ``refused``: why somebody
+    was turned away, of late. ``downlink`` is how results go down, ``group`` (``address:port``) where probes of multicast
+    do.
+    """
 
     kind: Literal["overview"] = "overview"
     epoch: Count
     nodes: Annotated[tuple[NodeState, ...], Strict()] = ()
     jobs: Annotated[tuple[JobState, ...], Strict()] = ()
     missing: Annotated[tuple[Name, ...], Strict()] = ()
+    refused: Annotated[tuple[Text, ...], Strict(), Field(max_length=64)] = ()
+    downlink: Label = ""
+    group: Label = ""

@@ -11,6 +11,7 @@ import uvloop
 from inanet.aio.asking import QueryRefused, ask
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
 from inanet.aio.coordination import Coordination, InsecureListener
+from inanet.aio.reaching import reach
 from inanet.aio.registration import Registration
 from inanet.control import authority
 from inanet.control.messages import PROTOCOL, Hello, Pong, Reject, Welcome
@@ -243,3 +244,25 @@ def test_an_authority_is_made_once_and_its_key_is_nobody_elses(keys: Path) -> No
     for name, mode in (("ca.key", 0o600), ("w0.pem", 0o600), ("ca.pem", 0o644)):
         assert (keys / name).stat().st_mode & 0o777 & ~0o044 == mode & ~0o044
         assert mode == 0o644 or not (keys / name).stat().st_mode & 0o077
+
+
+async def test_multicast_from_the_coordinator_is_heard_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One datagram on the interface of the control connection: here the loopback."""
+    async with coordinating() as coordination:
+        found = await reach(coordination.address, "", None, PATIENCE)
+        assert (found.local, found.downlink, found.heard) == ("127.0.0.1", "unicast", True)
+        assert found.group == "239.195.255.255:7401"
+        # who sends out of another interface is not heard on this one
+        monkeypatch.setattr("inanet.aio.coordination.send_probe", lambda *_: None)
+        assert not (await reach(coordination.address, "", None, 0.2)).heard
+
+
+async def test_who_was_turned_away_is_told_to_whoever_asks() -> None:
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating())
+        for _ in range(2):
+            channel = await connect(coordination.address, PATIENCE)
+            stack.push_async_callback(channel.close)
+            assert isinstance(await answer(channel, hello("w9")), Reject)
+        (refused,) = (await ask(coordination.address, "", None, PATIENCE)).refused
+        assert refused.startswith("worker 'w9' is not in the topology")

@@ -76,7 +76,7 @@ TABLE: list[m.Message] = [
     m.Performed(job=7, training=1.5, transmission=0.25),
     Register(protocol=2, name="s0", role="switch", token="t", cores=4, memory=1 << 34, link_bps=10**10),
     Report(idle_cores=2.5, memory_used=1 << 30, send_bps=10**9),
-    Query(protocol=2, token="t"),
+    Query(protocol=2, token="t", nonce=7),
     m.Ping(nonce=1),
     m.Pong(nonce=1),
     m.Pong(nonce=2, plans=(m.Follows(job=7, key=1, version=3),)),
