@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
+from inanet.control.advice import INSIDE, Advice, advise
 from inanet.control.costs import Costs
 from inanet.control.plans import Plan
 from inanet.control.pricing import Choice, Price, choose
-from inanet.control.units import parse_bytes, parse_duration, show_bytes
+from inanet.control.units import parse_bytes, parse_duration, parse_rate, show_bytes
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -33,12 +34,37 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
         raise click.BadParameter(str(error)) from None
 
 
+def _rate(context: click.Context, parameter: click.Parameter, value: str) -> float:
+    """Bytes per second."""
+    try:
+        rate = parse_rate(value) / 8
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+    if not rate > 0:
+        raise click.BadParameter("nothing moves at a rate of 0")
+    return rate
+
+
 @click.command()
 @click.argument("topology", metavar="TOPOLOGY")
 @click.option("--size", required=True, callback=_size, help="Bytes of a tensor, e.g. '97 MiB'.")
 @click.option("--compute", callback=_seconds, help="A step without communication, e.g. '300 ms'.")
 @click.option(
     "-k", "ks", multiple=True, type=click.IntRange(2, 32), help="Fan-in of server trees. [default: 2 to 5]"
+)
+@click.option(
+    "--ranks-per-host",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1),
+    help="For the pattern: training processes on every worker's host.",
+)
+@click.option(
+    "--inside",
+    default=f"{round(INSIDE * 8e-9)} Gbit/s",
+    show_default=True,
+    callback=_rate,
+    help="For the pattern: rate between the ranks of a host.",
 )
 @click.option("--explain", is_flag=True, help="All candidates, each with what it is bound by.")
 @click.option(
@@ -66,6 +92,8 @@ def plan(
     size: int,
     compute: float | None,
     ks: tuple[int, ...],
+    ranks_per_host: int,
+    inside: float,
     explain: bool,
     as_config: bool,
     calibrate: bool,
@@ -80,6 +108,9 @@ def plan(
 
     TOPOLOGY is a name that 'ina lab list' shows, the path of a TOML file, or workers and servers on one switch like
     '8x10Gbit/s+1x100Gbit/s'. If a ring is as good, the choice is ring, and no daemon is needed.
+
+    The pattern is how ranks on the same host share the work: a flat ring, Tencent all-reduce, parallel rings, or NetReduce's
+    parallel rings through a switch that sums.
     """
     from inanet.control.costs import load
     from inanet.lab.library import topology as read
@@ -111,8 +142,9 @@ def plan(
     if not hosts.workers:
         raise click.UsageError(f"{topology!r} has no worker to plan for")
     choice = choose(hosts, size, costs, compute=compute, ks=ks or range(2, 6))
+    advice = advise(hosts, size, costs, each=ranks_per_host, inside=inside)
     if as_json:
-        click.echo(json.dumps(report(topology, size, costs, choice)))
+        click.echo(json.dumps({**report(topology, size, costs, choice), "pattern": pattern(advice)}))
     elif as_config:
         if not choice.helps:
             click.echo("# use ring: it needs no fabric (for example torch's gloo or nccl backend)")
@@ -123,7 +155,20 @@ def plan(
         click.echo(
             f"# {topology}: {len(hosts.workers)} workers, servers: {servers}; {show_bytes(size)} per host"
         )
-        click.echo("\n".join(table(choice, costs, explain)))
+        click.echo("\n".join((*table(choice, costs, explain), *(advice.lines() if advice else ()))))
+
+
+def pattern(advice: Advice | None) -> dict[str, Any] | None:
+    """The recommended pattern for ``--json``; ``null`` if one host is alone, or links have no rates."""
+    if advice is None:
+        return None
+    return {
+        "ranks_per_host": advice.cluster.each,
+        "chosen": advice.pattern,
+        "without_switch": advice.plain,
+        "seconds": dict(advice.seconds),
+        "every_size": advice.surely,
+    }
 
 
 def report(topology: str, size: int, costs: Costs, choice: Choice) -> dict[str, Any]:

@@ -99,12 +99,11 @@ def surely_best(cluster: Cluster) -> bool:
 
 
 def times(cluster: Cluster, size: float, *, switch: bool = True) -> dict[str, float]:
-    """Seconds by pattern; those with NetReduce only if a ``switch`` aggregates."""
-    made = {
-        "flat-ring": flat_ring(cluster, size),
-        "tencent": tencent(cluster, size),
-        "parallel-ring": parallel_ring(cluster, size),
-    }
+    """Seconds by pattern; that with NetReduce only if a ``switch`` aggregates, Tencent's only if ``each`` is a power of two."""
+    made = {"flat-ring": flat_ring(cluster, size)}
+    if not cluster.each & (cluster.each - 1):
+        made["tencent"] = tencent(cluster, size)
+    made["parallel-ring"] = parallel_ring(cluster, size)
     return made | ({"parallel-netreduce": parallel_netreduce(cluster, size)} if switch else {})
 
 

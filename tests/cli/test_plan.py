@@ -65,6 +65,16 @@ def test_the_shorthand_takes_rates_of_real_networks(capsys: pytest.CaptureFixtur
     assert {row["kind"] for row in alone["plans"]} == {"ring", "colocated"}
 
 
+def test_the_pattern_is_named_for_hosts_with_several_ranks(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("4x100Gbit/s", "--size", "236 MB", "--ranks-per-host", "8", "--inside", "1200 Gbit/s")
+    assert "pattern for 8 ranks a host, 1200 Gbit/s within it: parallel-netreduce" in output(capsys, *command)
+    pattern = json.loads(output(capsys, *command, "--json"))["pattern"]
+    assert (pattern["chosen"], pattern["without_switch"]) == ("parallel-netreduce", "parallel-ring")
+    assert (pattern["ranks_per_host"], pattern["every_size"]) == (8, True)
+    assert pattern["seconds"].keys() == {"flat-ring", "tencent", "parallel-ring", "parallel-netreduce"}
+    assert json.loads(output(capsys, "1x10Gbit/s", "--size", "1 MB", "--json"))["pattern"] is None
+
+
 def test_explain_shows_everything_with_its_bound(capsys: pytest.CaptureFixture[str]) -> None:
     brief = output(capsys, "xagg-fig12", "--size", "10 MiB")
     assert "dearer ones: --explain shows all" in brief
@@ -103,6 +113,7 @@ def test_a_measurement_of_this_machine_is_used(capsys: pytest.CaptureFixture[str
         (["4xfast", "--size", "1 MiB"], "'fast' is not a quantity"),
         (["4x0bit/s", "--size", "1 MiB"], "a link without a rate"),
         (["0x1Gbit/s", "--size", "1 MiB"], "no worker to plan for"),
+        (["star4", "--size", "1 MiB", "--inside", "0 bit/s"], "nothing moves at a rate of 0"),
         (["star44", "--size", "1 MiB"], "did you mean 'star4'?"),
         (["star4", "--size", "1 MiB", "--compute", "5"], "'5' has no unit"),
     ],
