@@ -138,11 +138,30 @@ class SparseGroup:
         self.workers = [machine for machine in made if isinstance(machine, ZebraWorker)]
         self.shards = [machine for machine in made if isinstance(machine, ParameterShard)]
         switch = machines.get("switch")
-        program = switch.program if isinstance(switch, SwitchEndpoint) else None
-        self.program = program if isinstance(program, ZebraProgram) else None
+        self._switch = switch if isinstance(switch, SwitchEndpoint) else None
         self.jobs = [SparseJob(self, worker.rank, worker) for worker in self.workers]
         self.hot = EMPTY
+        #: sets that a worker may still use: the last one, and the one before it
+        self._sets: list[HotSet] = []
         self._stations = Stations({name: (machine, devices[name]) for name, machine in machines.items()})
+
+    @property
+    def program(self) -> ZebraProgram | None:
+        """What the switch runs, if there is one."""
+        program = self._switch.program if self._switch is not None else None
+        return program if isinstance(program, ZebraProgram) else None
+
+    def restart_switch(self) -> None:
+        """Have the switch lose everything: registers, ledger, what its CPU kept, its counters. It is given its job and hot sets
+        again; workers find out by themselves and nothing of the model is lost. Raises ``ValueError`` without a switch.
+        """
+        before = self.program
+        if before is None or self._switch is None:
+            raise ValueError("this job has no switch to restart")
+        after = before.restarted()
+        for hot in self._sets:
+            after.prepare(self.job.number, hot)
+        self._switch.program = after
 
     # ------------------------------------------------------------ hot keys
 
@@ -175,6 +194,7 @@ class SparseGroup:
             for worker in self.workers:
                 worker.start(hot.version)
         self.hot = hot
+        self._sets = [*self._sets[-1:], hot]
         return hot
 
     def updates(self) -> tuple[U64, I64]:

@@ -15,9 +15,10 @@ offset size field      meaning
 6      2    version    version of the hot set that ranks refer to
 8      4    iteration  HOT, COLD, AGGREGATE, NEWS: the iteration; PULL, VALUES: the last one that must be in the values
 12     4    sequence   number of the packet in its stream; a retransmission has the same
-16     2    pairs      entries that follow
+16     2    pairs      entries that follow; in a switch's ACK the number of its life, another after every restart
 18     1    width      32-bit values per key
-19     1    flags      :class:`Flag` bits; in an ACK the high nibble is the kind of what is acknowledged
+19     1    flags      :class:`Flag` bits; in HOT the high nibble is the attempt, which the ACK has for its low nibble; the high
+                       nibble of an ACK is the kind of what is acknowledged
 20     4    tag        keyed mix of the five words before it (:func:`inanet.wire.xagg.header_tag`, over big-endian words)
 24     ...  entries    see below
 end-4  4    checksum   linear checksum of the entries' words (R3), as an unsigned big-endian number
@@ -81,6 +82,8 @@ class Flag(IntFlag):
 
 
 KIND_SHIFT = 4
+#: Numbers of attempts, in the high nibble of a HOT's flags and the low one of its ACK's.
+ATTEMPTS = 16
 
 HEADER = np.dtype(
     [
@@ -150,7 +153,7 @@ class Packet:
     """A decoded packet; for tests, traces and the dissector.
 
     ``names`` are ranks or keys, ``words`` the values' bits, unsigned, ``width`` per entry. ``next_version`` is that of an
-    END of NEWS, else ``None``.
+    END of NEWS, else ``None``. ``life`` is a switch's, in an ACK.
     """
 
     kind: Kind
@@ -164,6 +167,7 @@ class Packet:
     names: tuple[int, ...] = ()
     words: tuple[int, ...] = ()
     next_version: int | None = None
+    life: int = 0
 
     @property
     def pairs(self) -> int:
@@ -176,6 +180,8 @@ class Packet:
         header["magic"] = MAGIC_VERSION
         for field in ("kind", "job", "sender", "version", "iteration", "sequence", "pairs", "width", "flags"):
             header[field] = getattr(self, field)
+        if self.kind == Kind.ACK:
+            header["pairs"] = self.life
         header["tag"] = header_tag(_words(header.tobytes()), key)
         body = np.zeros(self.pairs, frame(self.kind, self.width, 1)["entry"].base)
         names = body.dtype.names or ()
@@ -219,7 +225,7 @@ def decode(data: bytes, key: int) -> Packet:
         raise MalformedPacket("bad_checksum", "the entries do not match their checksum")
     names: tuple[int, ...] = ()
     words: tuple[int, ...] = ()
-    if pairs:
+    if pairs and kind != Kind.ACK:
         body = np.frombuffer(payload, frame(kind, width, 1)["entry"].base)
         fields = body.dtype.names or ()
         names = tuple(int(x) for field in ("rank", "key") if field in fields for x in body[field])
@@ -236,4 +242,5 @@ def decode(data: bytes, key: int) -> Packet:
         names=names,
         words=words,
         next_version=int.from_bytes(payload, "big") if news_end else None,
+        life=pairs if kind == Kind.ACK else 0,
     )

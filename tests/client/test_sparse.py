@@ -10,6 +10,7 @@ from inanet.client.sparse import Phy, SparseGroup, sparse_group
 from inanet.control.errors import RoundTimeout
 from inanet.proto.zebra.hot import OnlineIdentifier
 from inanet.proto.zebra.store import Sgd
+from inanet.proto.zebra.stream import Timing
 
 KEYS = np.arange(0, 400, 2, dtype=np.uint64)
 
@@ -60,6 +61,28 @@ def test_a_thread_for_every_rank() -> None:
         for thread in threads:
             thread.join(timeout=60)
         assert all((found[number] == total(mine)).all() for number in range(3))
+
+
+def test_a_restarted_switch_loses_nothing() -> None:
+    timing = Timing(first=0.01, least=0.005, ask=0.02)
+    with sparse_group(2, 2, width=2, phy="udp", impair=0.02, seed=3, timing=timing) as group:
+        group.use_hot(KEYS[:100])
+        pushed = []
+        for iteration in range(4):
+            now = gradients(2, iteration)
+            for job, (keys, values) in zip(group.jobs, now, strict=True):
+                job.push(keys, values, wait=False)
+            if iteration == 1:
+                group.use_hot(KEYS[50:150])
+            group.restart_switch()
+            for job in group.jobs:
+                job.wait()
+            pushed += now
+        assert (group.jobs[0].pull(KEYS) == total(pushed)).all()
+        assert group.hot.version == group.workers[1].hot.version == 2
+        assert group.program.life == 4
+    with sparse_group(1, 1, switch=False) as group, pytest.raises(ValueError, match="no switch to restart"):
+        group.restart_switch()
 
 
 def test_an_optimiser_and_its_first_values() -> None:

@@ -37,6 +37,12 @@ GOLDEN = [
         "40000000",
     ),
     (Packet(Kind.ACK, 7, 3, 2, 9, 1, 0, Kind.HOT << 4), "5107000700030002000000090000000100000010", ""),
+    # to attempt 3, by a switch in its life 517
+    (
+        Packet(Kind.ACK, 7, 3, 2, 9, 1, 0, Kind.HOT << 4 | 3, life=517),
+        "5107000700030002000000090000000102050013",
+        "",
+    ),
 ]
 
 
@@ -61,6 +67,9 @@ def test_golden_packets(packet: Packet, head: str, body: str) -> None:
     assert judged[Column.SEQUENCE].tolist() == [packet.sequence]
     assert judged[Column.SENDER].tolist() == [packet.sender]
     assert judged[Column.VERSION].tolist() == [packet.version]
+    if packet.kind == Kind.ACK:
+        assert judged[Column.PAIRS].tolist() == [packet.life]
+        return
     names, values = judged.entries(np.array([0]))
     assert tuple(names.tolist()) == packet.names or packet.kind == Kind.VALUES
     assert tuple(values.ravel().tolist()) == packet.words

@@ -286,6 +286,15 @@ class Sheaf:
         self.arena[self.offsets[:, None] + np.arange(12, 16)] = big
         seal(self.arena, self.offsets, self.lengths, key)
 
+    def attempted(self, attempt: int, key: int) -> "Sheaf":
+        """The same packets, in memory of their own, under another number of the attempt."""
+        other = object.__new__(Sheaf)
+        other.arena, other.offsets, other.lengths = self.arena.copy(), self.offsets, self.lengths
+        flags = other.arena[self.offsets + 19]
+        other.arena[self.offsets + 19] = flags & 0x0F | attempt << KIND_SHIFT
+        seal(other.arena, other.offsets, other.lengths, key)
+        return other
+
     def __len__(self) -> int:
         return len(self.offsets)
 

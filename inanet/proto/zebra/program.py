@@ -7,6 +7,12 @@ switch's CPU, which sends them to their PS shards until these have them, and the
 
 A gradient packet leaves as its own acknowledgement. One that is repeated is acknowledged again and changes nothing. NEWS of
 a PS are replicated to the job's group.
+
+A switch that has been restarted knows nothing but its jobs and their hot sets, and nothing is lost with what it knew: workers
+keep their gradients until the shards have finished the iteration, learn from the number of the switch's life in its
+acknowledgements that it is another one, and send everything of the iteration again. Equal gradients make equal sums in equal
+packets, of which a shard takes those that it lacks. The iteration is the workers': one that begins an iteration knows
+that all shards have finished those before.
 """
 
 from collections.abc import Callable
@@ -56,7 +62,7 @@ class _Served:
 class ZebraProgram:
     """Sums of hot parameters in ``budget`` bytes of registers, for all jobs together. ``timing`` is the CPU's.
 
-    A packet that needs more than ``most_passes`` passes is refused with a reason (and would be for ever: packaging must
+    ``life`` is a number that no other life of this switch had lately, up to 65535. A packet that needs more than ``most_passes`` passes is refused with a reason (and would be for ever: packaging must
     not make such packets). ``place`` lays parameters out.
     """
 
@@ -69,12 +75,16 @@ class ZebraProgram:
         timing: Timing | None = None,
         most_passes: int = 255,
         place: Place = by_heat,
+        life: int = 0,
     ) -> None:
+        if not 0 <= life <= 0xFFFF:
+            raise ValueError(f"the number of a switch's life has 16 bits, {life} does not fit")
         self.budget = budget
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         #: packets by the passes that they took
         self.passes: NDArray[np.int64] = np.zeros(256, np.int64)
-        self.contributions = self.iterations = self.summed = 0
+        self.contributions = self.iterations = self.summed = self.skipped = 0
+        self.life = life
         self._timing = timing or Timing()
         self._most_passes = most_passes
         self._place = place
@@ -97,6 +107,19 @@ class ZebraProgram:
         )
         self._install(served, EMPTY)
         self._served[job.number] = served
+
+    def restarted(self) -> "ZebraProgram":
+        """The next life of this switch: it serves the same jobs and knows nothing else of this one, not even hot sets."""
+        other = ZebraProgram(
+            budget=self.budget,
+            timing=self._timing,
+            most_passes=self._most_passes,
+            place=self._place,
+            life=(self.life + 1) & 0xFFFF,
+        )
+        for served in self._served.values():
+            other.add_job(served.job, served.group)
+        return other
 
     def remove_job(self, number: int) -> None:
         """Forget a job and what is in its registers. Raises ``KeyError`` for one that is not served."""
@@ -198,12 +221,14 @@ class ZebraProgram:
             return
         ranks = np.array([served.rank_of.get(source, -1) for source in batch.sources[which].tolist()])
         judged.refuse(which[ranks < 0], Drop.FOREIGN_HOST)
-        # an ACK is owed to whatever has been taken; a later iteration comes too early
-        ahead = judged[Column.ITERATION] - served.iteration
-        judged.refuse(which[ahead[which] > 0], Drop.NOT_OPEN)
         sound = judged[Column.WIDTH] == job.width
         sound &= (judged[Column.FLAGS] & Flag.FLOAT != 0) == job.floats
         judged.refuse(which[~sound[which]], Drop.BAD_TYPE)
+        newest = int(judged[Column.ITERATION][which[judged.reason[which] == 0]].max(initial=0))
+        if newest > served.iteration:
+            self._catch_up(served, newest)
+        # an ACK is owed to whatever has been taken
+        ahead = judged[Column.ITERATION] - served.iteration
         live = (judged.reason[which] == 0) & (ahead[which] == 0)
         self._agree(served, judged, which[live])
         live &= judged.reason[which] == 0
@@ -211,9 +236,20 @@ class ZebraProgram:
         late = which[(judged.reason[which] == 0) & (ahead[which] < 0)]
         judged.reason[late] = Drop.STALE_ROUND
         repeated = (judged.reason[which] == Drop.DUPLICATE) | (judged.reason[which] == Drop.STALE_ROUND)
-        self._answer(job, batch, which[(judged.reason[which] == 0) | repeated], verdicts)
+        self._answer(job, self.life, batch, which[(judged.reason[which] == 0) | repeated], verdicts)
         if served.ledger.complete:
             self._finish(served)
+
+    def _catch_up(self, served: _Served, iteration: int) -> None:
+        """A worker has begun an iteration that this switch does not know: it was another life that took part in the last ones.
+
+        All before are finished, or the worker would not have begun it; what is here of them is of no use to anybody.
+        """
+        assert served.registers is not None
+        empty(served.registers, served.job.floats)
+        served.ledger.clear()
+        self.skipped += iteration - served.iteration
+        served.iteration = iteration
 
     def _agree(self, served: _Served, judged: Judged, which: I64) -> None:
         """Refuse gradients of another hot set; a new one that is ready is put in place while the registers are empty."""
@@ -253,12 +289,12 @@ class ZebraProgram:
         np.add.at(self.passes, np.minimum(passes[folded & (columns[:, Column.PAIRS] > 0)], 255), 1)
 
     @staticmethod
-    def _answer(job: Job, batch: PacketBatch, which: I64, verdicts: Verdicts) -> None:
+    def _answer(job: Job, life: int, batch: PacketBatch, which: I64, verdicts: Verdicts) -> None:
         """Turn packets into their acknowledgements."""
         ats = batch.offsets[which]
-        batch.arena[ats + 19] = int(Kind.HOT) << KIND_SHIFT
+        batch.arena[ats + 19] = int(Kind.HOT) << KIND_SHIFT | batch.arena[ats + 19] >> KIND_SHIFT
         batch.arena[ats + 1] = Kind.ACK
-        batch.arena[ats + 16] = batch.arena[ats + 17] = 0
+        batch.arena[ats + 16], batch.arena[ats + 17] = life >> 8, life & 0xFF
         verdicts.length[which] = EMPTY_BYTES
         seal(batch.arena, ats, np.full(len(ats), EMPTY_BYTES, np.int64), job.key)
         verdicts.action[which] = Action.REPLY
@@ -318,7 +354,9 @@ class ZebraProgram:
         return ledger.missing() if ledger.begun else []
 
     def stats(self) -> dict[str, int]:
-        """Counters: packets, recirculations, contributions and sums, drops by reason, what the CPU sent."""
+        """Counters: packets, recirculations, contributions and sums, iterations finished here and those of another life, drops
+        by reason, what the CPU sent.
+        """
         number = np.arange(len(self.passes))
         out = {
             "packets": int(self.passes.sum()),
@@ -326,6 +364,7 @@ class ZebraProgram:
             "contributions": self.contributions,
             "sums": self.summed,
             "iterations": self.iterations,
+            "skipped": self.skipped,
         }
         out |= {f"drop_{Drop(i).label}": int(n) for i, n in enumerate(self.drops) if i and n}
         for number_, served in self._served.items():

@@ -16,7 +16,8 @@ GAP = 3
 @dataclass(frozen=True, slots=True)
 class Timing:
     """``window`` packets without an answer per stream; retransmission after ``first`` seconds until times have been
-    measured, then between ``least`` and ``most``; ``silent`` seconds without progress before somebody is told.
+    measured, then between ``least`` and ``most``; ``silent`` seconds without progress before somebody is told. A worker whose
+    gradients the switch has asks it after ``ask`` seconds, and ever more rarely, whether it still has them.
     """
 
     window: int = 64
@@ -24,10 +25,15 @@ class Timing:
     least: float = 0.002
     most: float = 1.0
     silent: float = 10.0
+    ask: float = 0.25
 
     def __post_init__(self) -> None:
-        if self.window < 1 or not 0 < self.least <= self.first <= self.most or self.silent <= 0:
-            raise ValueError(f"{self}: a window from 1, and 0 < least <= first <= most")
+        if (
+            self.window < 1
+            or not 0 < self.least <= self.first <= self.most
+            or min(self.silent, self.ask) <= 0
+        ):
+            raise ValueError(f"{self}: a window from 1, 0 < least <= first <= most, silent and ask above 0")
 
 
 class Path:
@@ -147,6 +153,16 @@ class Stream:
             self.sent += len(fresh)
             self._mark(fresh, now)
         return out
+
+    def last(self) -> list[Transmission]:
+        """The last packet once more to every receiver, whatever was acknowledged: a question that it answers again."""
+        self.repeated += 1
+        which = np.array([len(self.sheaf) - 1], np.int64)
+        return [t for receiver in self.receivers for t in self._to(receiver, which)]
+
+    def anew(self, sheaf: Sheaf) -> "Stream":
+        """A stream of other packets to the same receivers, over the same path, with the same numbers."""
+        return Stream(sheaf, self.receivers, self._path, group=self._group, base=self.base)
 
     def _mark(self, which: I64, now: float) -> None:
         self._sent_at[which] = now

@@ -16,6 +16,7 @@ from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
 from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job
 from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements
 from inanet.proto.zebra.pulling import Pull, Pulling
+from inanet.proto.zebra.standing import Standing
 from inanet.proto.zebra.stream import Path, Stream, Timing
 from inanet.proto.zebra.switchcpu import earliest
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
@@ -87,6 +88,7 @@ class ZebraWorker:
         self._pushes: list[Stream | None] = [None] * (shards + 1)
         self._pulling = Pulling(job, rank, self._paths)
         self._news = Ledger(shards)
+        self._switch = Standing(self.timing.ask)
         self._share = (0, 0)
         self._tickets = 0
         self._out: list[Transmission] = []
@@ -171,6 +173,7 @@ class ZebraWorker:
             self._cache.adopt(self._known[self._wanted])
         self._begun += 1
         self._news.clear()
+        self._switch.begin()
         ranks = self._cache.ranks(push.keys)
         words, fits = self._quantised(push.values, ranks)
         hot = ranks >= 0
@@ -269,14 +272,26 @@ class ZebraWorker:
         judged.reason[which[~live]] = Drop.STALE_ROUND
         hot = columns[:, Column.FLAGS] >> KIND_SHIFT == Kind.HOT
         moved = False
+        current = live & hot & (columns[:, Column.FLAGS] & 0x0F == self._switch.attempt)
+        if self._pushes[-1] is not None and self._switch.restarted(columns[current, Column.PAIRS]):
+            self._send_again(self._pushes[-1])
+            current[:], moved = False, True
         for place, stream in enumerate(self._pushes):
             if stream is None:
                 continue
             at_switch = place == len(self._pushes) - 1
-            mine = live & (hot if at_switch else ~hot & (shards[which] == place))
+            mine = current if at_switch else live & ~hot & (shards[which] == place)
             if mine.any():
                 moved |= bool(stream.acknowledge(columns[mine, Column.SEQUENCE], 0, now).any())
+                if at_switch and stream.done:
+                    self._switch.satisfied(now)
         return moved
+
+    def _send_again(self, stream: Stream) -> None:
+        """The switch has been restarted and has lost what it had acknowledged."""
+        self._sent += stream.sent
+        self._repeated += stream.repeated
+        self._pushes[-1] = stream.anew(stream.sheaf.attempted(self._switch.attempt, self.job.key))
 
     def _told_news(self, judged: Judged) -> bool:
         which = judged.of(Kind.NEWS)
@@ -330,11 +345,16 @@ class ZebraWorker:
         for stream in (*self._pushes, *self._pulling.streams):
             if stream is not None:
                 out += stream.transmit(now)
+        at_switch = self._pushes[-1]
+        if at_switch is not None and at_switch.done and self._switch.asks(now):
+            out += at_switch.last()
         return out
 
     def timer(self) -> float | None:
         """Next deadline."""
         times = [earliest(self._pushes), earliest(self._pulling.streams)]
+        if self._pushes[-1] is not None and self._pushes[-1].done:
+            times.append(self._switch.due)
         if self._current is not None and not self._told:
             times.append(self._moved + self.timing.silent)
         return min((at for at in times if at is not None), default=None)
@@ -382,4 +402,5 @@ class ZebraWorker:
             "cached": self._pulling.cached,
             "sent": self._sent + sum(stream.sent for stream in live),
             "repeated": self._repeated + sum(stream.repeated for stream in live),
+            "restarts": self._switch.restarts,
         } | {f"drop_{Drop(i).label}": int(n) for i, n in enumerate(self.drops) if i and n}

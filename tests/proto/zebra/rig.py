@@ -16,7 +16,7 @@ from inanet.wire.endpoint import endpoint
 
 Gradients = Sequence[tuple[NDArray[np.uint64], NDArray[np.float32]]]
 #: short, so that virtual time is not what a test waits for
-TIMING = Timing(window=8, first=0.001, least=0.0002, silent=5.0)
+TIMING = Timing(window=8, first=0.001, least=0.0002, silent=5.0, ask=0.01)
 
 
 class Rig:
@@ -44,6 +44,7 @@ class Rig:
         self.program.add_job(self.job, 3)
         self.star = Star(self.program if switch else None, impairment)
         self.star.group(3, self.job.workers)
+        self.sets: list[HotSet] = []
         self.workers = [ZebraWorker(self.job, rank, TIMING) for rank in range(workers)]
         self.shards = [ParameterShard(self.job, i, optimiser, timing=TIMING) for i in range(shards)]
         for address, machine in (*zip(self.job.workers, self.workers, strict=True),):
@@ -53,6 +54,7 @@ class Rig:
 
     def prepare(self, hot: HotSet) -> None:
         """Give a hot set to all."""
+        self.sets.append(hot)
         self.program.prepare(self.job.number, hot)
         for machine in (*self.workers, *self.shards):
             machine.prepare(hot)
@@ -63,6 +65,13 @@ class Rig:
         self.prepare(hot)
         for worker in self.workers:
             worker.start(hot.version)
+
+    def restart(self) -> None:
+        """Put another life of the switch, which has its job and its hot sets, in the place of this one."""
+        self.program = self.program.restarted()
+        for hot in self.sets:
+            self.program.prepare(self.job.number, hot)
+        self.star.program = self.program
 
     def push(self, gradients: Gradients) -> None:
         """One iteration."""
