@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from inanet.aio.uplink import Uplink
+from inanet.control.config_rings import RingEntry
 from inanet.control.config_switch import Port, SwitchConfig
 from inanet.control.exits import Failure
 from inanet.control.member import Identity, Member
@@ -176,18 +177,28 @@ def _splice(config: SwitchConfig, tables: Any, link: int) -> Any:
     """NetReduce between RoCE hosts, if there are rings. Raises :class:`SwitchError` for ones that do not fit."""
     if not config.switch.rings:
         return None
-    from inanet.proto.netreduce.plan import Connection, Sizes, rack
     from inanet.switch.splice import Splice
 
-    plans = []
+    own = int(config.switch.address)
     try:
-        for one in config.switch.rings:
-            ends = [(int(each.source), int(each.destination), each.queue_pair) for each in one.connections]
-            sizes = Sizes(one.length, one.window, one.packet)
-            plans.append(rack(one.ring, [Connection(*end) for end in ends], sizes, one.epoch))
+        plans = [ring_at(one, own) for one in config.switch.rings]
         return Splice(tables, link, plans, budget=config.switch.ring_memory)
     except (ValueError, MemoryError) as error:
         raise SwitchError(f"switch {config.node.name}: {error}") from error
+
+
+def ring_at(entry: RingEntry, own: int) -> Any:
+    """The part that the switch with the address ``own`` has in a ring. Raises ``ValueError`` for what cannot be."""
+    from inanet.proto.netreduce.plan import Connection, Sizes, rack, racks
+
+    connections = [
+        Connection(int(each.source), int(each.destination), each.queue_pair) for each in entry.connections
+    ]
+    sizes = Sizes(entry.length, entry.window, entry.packet)
+    if entry.spine is None:
+        return rack(entry.ring, connections, sizes, entry.epoch)
+    leaves = {int(one.switch): [int(host) for host in one.hosts] for one in entry.racks}
+    return racks(entry.ring, connections, int(entry.spine), leaves, sizes, entry.epoch)[own]
 
 
 def _open_interface(transport: str, port: Port) -> Any:

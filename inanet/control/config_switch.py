@@ -21,9 +21,9 @@ from inanet.control.config_fields import (
     span,
 )
 from inanet.control.config_file import SeveralErrors
+from inanet.control.config_rings import Address, RingEntry
 from inanet.control.config_sections import Impair, Log, Metrics, Section
 from inanet.proto.systems import SYSTEMS
-from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES, WINDOW
 
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", re.ASCII)
@@ -31,13 +31,6 @@ _SHOW = PlainSerializer(str, return_type=str)
 #: bytes of registers that switches of the papers' time have
 REGISTERS = 20_000_000
 MOST_WORKERS = 32
-
-
-def _address(text: object) -> IPv4Address:
-    try:
-        return IPv4Address(text) if isinstance(text, str) else IPv4Address("")
-    except ValueError:
-        raise ValueError(f"{text!r} is not an IPv4 address; allowed: e.g. '10.0.0.1'") from None
 
 
 def _network(text: object) -> IPv4Network:
@@ -73,7 +66,6 @@ def _port_range(text: object) -> str:
     return f"{first}-{last}" if last > first else str(first)
 
 
-Address = Annotated[IPv4Address, PlainValidator(_address), _SHOW]
 Network = Annotated[IPv4Network, PlainValidator(_network), _SHOW]
 Member = Annotated[
     HostPort,
@@ -154,30 +146,6 @@ class SwitchJob(Section):
                 f"{len(workers)} workers, {len(set(workers))} of them different; allowed: 1 to {MOST_WORKERS}, each once"
             )
         return workers
-
-
-class RingConnection(Section):
-    """A rank's connection to its successor."""
-
-    source: Address
-    destination: Address
-    queue_pair: Annotated[int, Field(ge=0, lt=1 << 24)] = Field(
-        description="number of the receiver's queue pair"
-    )
-
-
-class RingEntry(Section):
-    """A NetReduce ring whose connections pass this switch; sizes as its hosts have them."""
-
-    ring: Annotated[int, Field(ge=0, le=0xFFFF)]
-    epoch: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-    #: packets in a message, messages in flight, payload bytes of a packet
-    length: Annotated[int, Field(ge=2)] = MESSAGE_PACKETS
-    window: Annotated[int, Field(ge=1)] = WINDOW
-    packet: Annotated[int, Field(ge=64, le=4096)] = PACKET_BYTES
-    connections: Annotated[tuple[RingConnection, ...], Field(strict=False, min_length=1)] = Field(
-        description="by rank, each to the next one"
-    )
 
 
 class ProgramEntry(Section):
@@ -302,6 +270,15 @@ class Switch(Section):
             raise ValueError(
                 "rings are connections between other hosts; allowed: with transport packet or tun"
             )
+        own = info.data.get("address")
+        problems = [
+            f"ring {ring.ring} is on several racks, and none of its switches has this one's address {own}; allowed: "
+            f"{', '.join(map(str, ring.switches))}"
+            for ring in rings
+            if ring.racks and own not in ring.switches
+        ]
+        if problems:
+            raise SeveralErrors(problems)
         return rings
 
     @field_validator("programs")

@@ -24,6 +24,7 @@ from inanet.phy.vnet import (
 from inanet.proto.netreduce.plan import RingAt
 from inanet.proto.netreduce.program import NetReduceProgram
 from inanet.proto.program import Action, Verdicts
+from inanet.switch.local import Local, batch_of
 from inanet.switch.tables import FLOOD, Tables
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.drops import Drop
@@ -74,6 +75,8 @@ class Splice:
             self.program.add_ring(ring)
         self._tables = tables
         self._link = link
+        #: asks for hosts and switches that sums are for and that nothing has been heard of
+        self._local = Local(tables, link)
         self._verdicts = Verdicts(64)
         #: link headers of a connection's frames, by source and destination
         self._headers: dict[int, bytes] = {}
@@ -81,7 +84,7 @@ class Splice:
         self.unroutable = 0
 
     def take(self, frames: FrameBatch, now: float) -> tuple[FrameBatch, list[tuple[int, FrameBatch]]]:
-        """Frames that go on, and frames of sums with the port they leave at, or
+        """Frames that go on, and frames that leave (sums, questions for their receivers) with their port, or
         :data:`~inanet.switch.tables.FLOOD`.
         """
         count = len(frames)
@@ -103,8 +106,8 @@ class Splice:
         self._learn(frames.arena, starts[absorbed])
         stays = np.ones(count, np.bool_)
         stays[chosen[absorbed]] = False
-        made = [self._frames(one, now) for one in self.program.spilled()]
-        return frames.select(np.flatnonzero(stays)), [one for one in made if one is not None]
+        made = [out for one in self.program.spilled() for out in self._frames(one, now)]
+        return frames.select(np.flatnonzero(stays)), made
 
     def _learn(self, arena: U8, starts: I64) -> None:
         """Note the link headers of absorbed frames."""
@@ -129,20 +132,23 @@ class Splice:
         ethernet = host[0].to_bytes(6, "big") + own.to_bytes(6, "big") + ETHERTYPE_IPV4.to_bytes(2, "big")
         return host[1], ethernet
 
-    def _frames(self, packets: Transmission, now: float) -> tuple[int, FrameBatch] | None:
-        """Packets of one connection as frames, and where they go."""
+    def _frames(self, packets: Transmission, now: float) -> list[tuple[int, FrameBatch]]:
+        """Packets of one connection as frames, and where they go. Instead of packets that nobody knows the way for, which
+        are lost and come again, the question who has their destination.
+        """
         first, length = int(packets.offsets[0]), packets.length
         way = self._way(int.from_bytes(packets.arena[first + 12 : first + 20].tobytes(), "big"), now)
         if way is None:
             self.unroutable += len(packets)
-            return None
+            question = self._local.question(packets.destination >> 16, now)
+            return [] if question is None else [(FLOOD, batch_of(question))]
         port, header = way
         head = HEADER_BYTES + self._link
         rows = np.zeros((len(packets), head + length), np.uint8)
         rows[:, HEADER_BYTES:head] = np.frombuffer(header, np.uint8)
         rows[:, head:] = packets.arena[packets.offsets[:, None] + np.arange(length)]
         at = np.arange(len(packets), dtype=np.int64) * (head + length)
-        return port, FrameBatch(rows.reshape(-1), at, np.full(len(packets), head + length, np.int64))
+        return [(port, FrameBatch(rows.reshape(-1), at, np.full(len(packets), head + length, np.int64)))]
 
     def add_to(self, figures: dict[str, Any]) -> dict[str, object]:
         """A switch's figures with the program's."""

@@ -113,6 +113,13 @@ jobs = [
     ]
 
 
+#: the beginning of a ring of one host, at the switch 10.0.0.9
+RACKED = (
+    'transport = "packet"\naddress = "10.0.0.9"\nports = [{ name = "e" }]\nrings = [{ ring = 1, '
+    'connections = [{ source = "10.0.0.1", destination = "10.0.0.2", queue_pair = 1 }], '
+)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -153,6 +160,23 @@ jobs = [
         (
             'rings = [{ ring = 1, connections = [{ source = "10.0.0.1", destination = "10.0.0.2", queue_pair = 1 }] }]',
             "switch.rings: rings are connections between other hosts; allowed: with transport packet or tun",
+        ),
+        (
+            RACKED + 'racks = [{ switch = "10.0.0.9", hosts = ["10.0.0.1"] }] }]',
+            "switch.rings[0].racks: spine and racks belong together; allowed: both, or neither",
+        ),
+        (
+            RACKED + 'spine = "10.0.0.8", racks = [{ switch = "10.0.0.9", hosts = ["10.0.0.3"] }] }]',
+            "switch.rings[0].racks: 10.0.0.1 is on no rack; allowed: one",
+        ),
+        (
+            RACKED + 'spine = "10.0.0.9", racks = [{ switch = "10.0.0.9", hosts = ["10.0.0.1"] }] }]',
+            "switch.rings[0].racks: 10.0.0.9 is there as a switch twice; allowed: each once",
+        ),
+        (
+            RACKED + 'spine = "10.0.0.8", racks = [{ switch = "10.0.0.7", hosts = ["10.0.0.1"] }] }]',
+            "switch.rings: ring 1 is on several racks, and none of its switches has this one's address 10.0.0.9; "
+            "allowed: 10.0.0.8, 10.0.0.7",
         ),
         (
             'transport = "tun"\naddress = "10.0.0.9"\nports = [{ name = "e" }]\nroutes = [{ network = "0.0.0.0/0", port = "f" }]',
