@@ -120,25 +120,27 @@ def segment_sizes(headers: U32, words: U64, control: U32, count: int, sizes: I64
 
 
 @numba.njit(
-    "void(uint32[:, ::1], uint8[:, ::1], int64, int64, int64[::1], int64[::1], int64[::1], uint64[::1])",
+    "int64(uint32[:, ::1], uint8[:, ::1], int64, int64, int64[::1], int64[::1], int64[::1], uint64[::1])",
     cache=True,
     nogil=True,
     _nrt=False,
 )
 def expand(
     headers: U32, names: U8, count: int, stride: int, sizes: I64, offsets: I64, lengths: I64, sources: U64
-) -> None:
+) -> int:
     """Lay out the packets of ``count`` super-frames, message *i* starting at ``i * stride`` of the arena.
 
-    The last packet of a super-frame may be shorter than the others. Sources are endpoints.
+    The last packet of a super-frame may be shorter than the others. Sources are endpoints. Returns the bytes of all.
     """
     at = 0
+    received = np.int64(0)
     for i in range(count):
         address = np.uint64(0)
         for j in range(4, 8):
             address = address << np.uint64(8) | np.uint64(names[i, j])
         source = address << np.uint64(16) | np.uint64(names[i, 2]) << np.uint64(8) | np.uint64(names[i, 3])
         length = np.int64(headers[i, 14])
+        received += length
         done = np.int64(0)
         while True:
             offsets[at] = i * stride + done
@@ -148,6 +150,7 @@ def expand(
             done += sizes[i]
             if done >= length:
                 break
+    return received
 
 
 @numba.njit(
@@ -238,17 +241,20 @@ class ReceiveTable:
         self._address = address_in_memory(self.words)
         self._used = messages
 
-    def receive(self, fd: int) -> int:
+    def receive(self, fd: int, first: int = 0) -> int:
         """One ``recvmmsg`` that does not block; returns the number of messages, 0 for none, or minus the
         errno.
+
+        They lie behind the ``first`` messages of the table, which stay as they are.
         """
         # the kernel has overwritten both lengths in the headers it used last time
-        self.headers[: self._used, 2] = NAME_BYTES
-        self.words[: self._used, 5] = CONTROL_BYTES
-        self._used = 0
-        got = int(_recvmmsg(fd, self._address, self.messages, socket.MSG_DONTWAIT, None))
+        self.headers[first : self._used, 2] = NAME_BYTES
+        self.words[first : self._used, 5] = CONTROL_BYTES
+        self._used = first
+        table = self._address + first * HEADER_WORDS * 8
+        got = int(_recvmmsg(fd, table, self.messages - first, socket.MSG_DONTWAIT, None))
         if got >= 0:
-            self._used = got
+            self._used = first + got
             return got
         code = ctypes.get_errno()
         return 0 if code in (errno.EAGAIN, errno.EINTR) else -code

@@ -155,7 +155,7 @@ class PacketDevice(SocketDevice):
         batch = self._unpacker.unpack(
             table.arena, starts, starts + table.headers[:count, 14], np.array(self._own, np.uint64)
         )
-        return self._received(batch, count)
+        return self._received(batch, count, int(batch.lengths.sum()))
 
     def join(self, group: int) -> None:
         """Also receive what is sent to a group (an endpoint) on the interface; peers on this host are not

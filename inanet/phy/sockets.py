@@ -115,17 +115,20 @@ class SocketDevice(ABC):
 
     def receive(self) -> PacketBatch | None:
         """One ``recvmmsg``. Raises ``OSError`` when the socket is unusable (closed)."""
+        count = self._take(self._socket, self._endpoint)
+        return self._unpack(count) if count else None
+
+    def _take(self, sock: socket.socket, endpoint: int, first: int = 0) -> int:
+        """One ``recvmmsg`` into the table, behind ``first`` messages; returns how many came."""
         for _ in range(_PENDING_ERRORS):
-            count = self._in.receive(self._socket.fileno())
-            if count == 0:
-                return None
-            if count > 0:
-                return self._unpack(count)
+            count = self._in.receive(sock.fileno(), first)
+            if count >= 0:
+                return count
             if -count not in PATH_ERRORS:
-                raise system_error(-count, f"receiving at {show(self._endpoint)}")
+                raise system_error(-count, f"receiving at {show(endpoint)}")
             # an ICMP answer to something sent earlier; reading it has cleared it
             self._counts["path_errors"] += 1
-        return None
+        return 0
 
     @abstractmethod
     def _unpack(self, count: int) -> PacketBatch | None:
@@ -138,12 +141,14 @@ class SocketDevice(ABC):
         sources = np.empty(count, np.uint64)
         kept = int(find(table.headers, table.arena, count, table.stride, offsets, lengths, sources))
         self._counts["rx_truncated"] += count - kept
-        return self._received(PacketBatch(table.arena, offsets[:kept], lengths[:kept], sources[:kept]), count)
+        batch = PacketBatch(table.arena, offsets[:kept], lengths[:kept], sources[:kept])
+        return self._received(batch, count, int(batch.lengths.sum()))
 
-    def _received(self, batch: PacketBatch, messages: int) -> PacketBatch:
+    def _received(self, batch: PacketBatch, messages: int, received: int) -> PacketBatch:
+        """A batch, counted: it came in so many messages and has ``received`` bytes."""
         self._counts["rx_superframes"] += messages
         self._counts["rx_packets"] += len(batch)
-        self._counts["rx_bytes"] += int(batch.lengths.sum())
+        self._counts["rx_bytes"] += received
         return batch
 
     def send(self, transmission: Transmission, start: int = 0) -> int:

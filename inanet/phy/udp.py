@@ -21,7 +21,6 @@ from inanet.phy.mmsg import (
     kernel_drops,
     request_buffer,
     segment_sizes,
-    system_error,
 )
 from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
 from inanet.wire.batch import PacketBatch
@@ -125,25 +124,23 @@ class UdpDevice(SocketDevice):
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 
     def _unpack(self, count: int) -> PacketBatch:
-        return self._received(unpack(self._in, count), count)
+        batch, received = unpack(self._in, count)
+        return self._received(batch, count, received)
 
     def receive(self) -> PacketBatch | None:
-        """One ``recvmmsg`` on this socket or, in turn, on that of a group that was joined.
+        """One ``recvmmsg`` on this socket and on those of groups that were joined, together one batch.
 
         Packets to a group have the endpoint of whoever sent them as their source, as any others.
         """
-        sockets = len(self._groups) + 1
-        for _ in range(sockets):
-            turn, self._turn = self._turn, (self._turn + 1) % sockets
-            batch = super().receive() if turn == 0 else self._receive_group(list(self._groups)[turn - 1])
-            if batch is not None:
-                return batch
-        return None
-
-    def _receive_group(self, group: int) -> PacketBatch | None:
-        count = self._in.receive(self._groups[group].fileno())
-        if count < 0:
-            raise system_error(-count, f"receiving at {show(group)}")
+        if not self._groups:
+            return super().receive()
+        sources = [(self._socket, self._endpoint), *((sock, group) for group, sock in self._groups.items())]
+        count, room = 0, self._in.messages
+        # a full table leaves the others for later, so each is first in turn
+        for turn in range(len(sources)):
+            if count < room:
+                count += self._take(*sources[(self._turn + turn) % len(sources)], count)
+        self._turn = (self._turn + 1) % len(sources)
         return self._unpack(count) if count else None
 
     def join(self, group: int) -> int:
@@ -209,13 +206,13 @@ def _group_socket(group: int, interface: str, rcvbuf: int) -> socket.socket:
     return sock
 
 
-def unpack(table: ReceiveTable, count: int) -> PacketBatch:
-    """The packets of ``count`` received datagrams and super-frames."""
+def unpack(table: ReceiveTable, count: int) -> tuple[PacketBatch, int]:
+    """The packets of ``count`` received datagrams and super-frames, and their bytes."""
     total = int(segment_sizes(table.headers, table.words, table.control, count, table.sizes))
     offsets, lengths = np.empty(total, np.int64), np.empty(total, np.int64)
     sources = np.empty(total, np.uint64)
-    expand(table.headers, table.names, count, table.stride, table.sizes, offsets, lengths, sources)
-    return PacketBatch(table.arena, offsets, lengths, sources)
+    received = expand(table.headers, table.names, count, table.stride, table.sizes, offsets, lengths, sources)
+    return PacketBatch(table.arena, offsets, lengths, sources), int(received)
 
 
 def _merge_on_receive(sock: socket.socket) -> bool:

@@ -25,6 +25,8 @@ class Downlink(Sending):
     def _burst(self, tree: Tree, link: Link, now: float) -> Transmission | None:
         """As below, and for a multicast group, whose link has no bit."""
         if link.bit:
+            if link.grouped and not link.resend and not self._is_behind(tree, link):
+                return None
             return super()._burst(tree, link, now)
         group = tree.multicast
         if group is None or group.link is not link or not group.grouped:
@@ -50,6 +52,14 @@ class Downlink(Sending):
                 self.results_multicast += len(burst)
                 return burst
         return None
+
+    @staticmethod
+    def _is_behind(tree: Tree, link: Link) -> bool:
+        """Whether a member of the group lacks what the group was sent before it listened; all else comes with the group."""
+        index = link.bit.bit_length() - 1
+        return any(
+            index in state.down and state.down[index].cursor < state.group_cursor for state in tree.lineup()
+        )
 
     @staticmethod
     def _members(state: ShardState) -> list[Sender]:

@@ -27,17 +27,21 @@ class Sending(Rounds):
     def transmit(self, now: float) -> Iterator[Transmission]:
         """What may leave now, control packets first; stop iterating when the device is full."""
         yield from self._outbox.take()
-        while self._stirred:
-            self._stirred = False
-            for job in list(self._jobs.values()):
-                for tree in list(job.trees.values()):
-                    for link in tree.links():
-                        burst = self._burst(tree, link, now)
-                        if burst is not None:
-                            self._stirred = True
-                            yield burst
-            if self._outbox:
-                yield from self._outbox.take()
+        ways: list[tuple[Tree, Link]] = []
+        while self._stirred or ways:
+            if self._stirred:
+                # also by what was received while a device was full
+                self._stirred = False
+                trees = [tree for job in self._jobs.values() for tree in job.trees.values()]
+                ways = [(tree, link) for tree in trees for link in tree.links()]
+            busy = []
+            for way in ways:
+                burst = self._burst(*way, now)
+                if burst is not None:
+                    busy.append(way)
+                    yield burst
+            ways = busy
+            yield from self._outbox.take()
 
     def _burst(self, tree: Tree, link: Link, now: float) -> Transmission | None:
         """The next packets for one neighbour: what was asked for again, then the emission logs, oldest round first."""
