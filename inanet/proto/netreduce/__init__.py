@@ -12,5 +12,6 @@ worker receives from its predecessor is the result. Bottom up:
 - :mod:`~inanet.proto.netreduce.tensors`: a tensor as messages, and back;
 - :mod:`~inanet.proto.netreduce.flow`: the message window between tensors and a queue pair;
 - :mod:`~inanet.proto.netreduce.plain`: ring all-reduce on the same queue pairs where no switch aggregates;
-- :mod:`~inanet.proto.netreduce.worker`: a worker's machine.
+- :mod:`~inanet.proto.netreduce.worker`: a worker's machine;
+- :mod:`~inanet.proto.netreduce.parallel`: a host with several ranks and a ring for each, and the patterns beside that.
 """
