@@ -13,7 +13,7 @@ from inanet.aio.beside import Companions, device_drops
 from inanet.aio.driver import Driver
 from inanet.aio.negotiation import UNLIMITED, Pace
 from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, refuse_loopback, resolve
-from inanet.control.config import GROUP_TRANSPORTS, AggConfig, AnyConfig
+from inanet.control.config import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
 from inanet.control.config import Node as NodeConfig
 from inanet.control.config_control import CoordinatorControl
 from inanet.control.member import Failed, Identity, Member
@@ -103,7 +103,7 @@ async def open_device(config: AnyConfig, clock: Callable[[], float], *, legacy: 
     if legacy:
         listen = replace(listen, port=0)
     bare = _open_bare(node, listen)
-    device: Device = bare
+    device: Device = bare if legacy else _open_receiving(config, bare)
     _log.info("data plane", endpoint=show(device.endpoint), origin=listen.origin, rx_window=device.rx_budget)
     if node.rate is not None or node.rate_negotiation:
         # the loop's own clock stands still for a millisecond at a time
@@ -135,6 +135,29 @@ def _open_offload(config: AnyConfig, device: Device, timing: Timing) -> "Offload
     return open_offload(config, device, timing)
 
 
+def _open_receiving(config: AnyConfig, device: Device) -> Device:
+    """With a worker's results through the kernel, as ``[node] xdp`` asks for. Imports only what is used."""
+    if not isinstance(config, WorkerConfig) or config.node.xdp == "off":
+        return device
+    from inanet.aio.receiving import open_receiving
+
+    return open_receiving(config, device) or device
+
+
+def _make_node(config: AnyConfig, device: Device, timing: Timing) -> Node:
+    """The node of a station whose slots are its own."""
+    # nodes differ by their seeds: that is all that matters
+    chance = random.Random(config.node.name).random
+    capacity = max(1, config.node.memory // ROW_BYTES)
+    if isinstance(config, WorkerConfig) and config.node.xdp != "off":
+        from inanet.xdp.worker import ReceivingNode, inbox_of
+
+        inbox = inbox_of(device)
+        if inbox is not None:
+            return ReceivingNode(config.node.name, capacity, timing, chance, inbox)
+    return Node(config.node.name, capacity, timing, chance)
+
+
 class Station:
     """A node on its device, inside the running loop. Members are asked in turn whose job an event belongs to."""
 
@@ -146,17 +169,7 @@ class Station:
         waits = Timing(timing.reorder_window, timing.retransmit, timing.retransmit_max)
         #: the program in the kernel that shares the node's slots; None: all is done in this process
         self.offload = _open_offload(config, device, waits)
-        self.node = (
-            self.offload.node
-            if self.offload is not None
-            else Node(
-                config.node.name,
-                max(1, config.node.memory // ROW_BYTES),
-                waits,
-                # nodes differ by their seeds: that is all that matters
-                random.Random(config.node.name).random,
-            )
-        )
+        self.node = self.offload.node if self.offload is not None else _make_node(config, device, waits)
         self.members: list[Member] = []
         #: machines of jobs on switches
         self.beside = Companions()

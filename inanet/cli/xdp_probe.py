@@ -1,11 +1,11 @@
-"""Probe of the kernel's own data path: whether ``ina-agg`` can aggregate by XDP here."""
+"""Probe of the kernel's own data path: whether ``ina-agg`` can aggregate, and ``ina-worker`` receive, by XDP here."""
 
 from collections.abc import Iterator
 
 from inanet.cli.findings import Finding
 
 _FIXES = {
-    "permission": "run ina-agg with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CAP_NET_RAW, as its unit file does",
+    "permission": "run ina-agg and ina-worker with CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and CAP_NET_RAW: see docs/xdp.md",
     "no libbpf": "apt-get install libbpf1",
     "kernel": "use a newer kernel, or set xdp = 'off' in [node]",
     "no BTF": "use a distribution's kernel, or set xdp = 'off' in [node]",
@@ -13,14 +13,22 @@ _FIXES = {
 
 
 def xdp() -> Iterator[Finding]:
-    """Loads a program for a few slots, attaches it to nothing, and lets it go."""
-    from inanet.xdp.attach import why_not
+    """Loads both programs with a few slots, attaches them to nothing, and lets them go."""
+    from inanet.xdp import attach
 
-    reason = why_not()
-    if reason is None:
-        yield Finding("xdp", "OK", "ina-agg can aggregate in the kernel")
-        return
-    fix = next(
-        (fix for start, fix in _FIXES.items() if reason.startswith(start)), "set xdp = 'off' in [node]"
-    )
-    yield Finding("xdp", "WARN", f"ina-agg aggregates in user space: {reason}", fix)
+    for name, reason, can, instead in (
+        ("xdp", attach.why_not(), "ina-agg can aggregate in the kernel", "ina-agg aggregates in user space"),
+        (
+            "xdp_worker",
+            attach.why_not_workers(),
+            "ina-worker can take results from the kernel without system calls",
+            "ina-worker takes results from its socket",
+        ),
+    ):
+        if reason is None:
+            yield Finding(name, "OK", can)
+            continue
+        fix = next(
+            (fix for start, fix in _FIXES.items() if reason.startswith(start)), "set xdp = 'off' in [node]"
+        )
+        yield Finding(name, "WARN", f"{instead}: {reason}", fix)

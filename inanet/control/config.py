@@ -134,9 +134,18 @@ class DaemonConfig(Section):
     impair: Impair = Impair()
 
 
+class WorkerNode(Node):
+    """``[node]`` of a worker."""
+
+    #: take results from the driver into memory that is read without system calls. ``auto`` finds the mode, or says why
+    #: there is none; the others are errors where they cannot be had
+    xdp: Literal["auto", "native", "generic", "off"] = "off"
+
+
 class WorkerConfig(DaemonConfig):
     """``ina-worker``."""
 
+    node: WorkerNode = WorkerNode()
     control: ClientControl = Field(description="the section with the coordinator's address")
     local: Local = Field(description="the section with the socket for training processes")
 

@@ -10,15 +10,22 @@ import os
 import platform
 import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
-from inanet.xdp.libbpf import BpfError, NoLibrary, attached_program, library
+from inanet.xdp.inbox import Inbox
+from inanet.xdp.libbpf import BpfError, NoLibrary, Program, attached_program, library
 from inanet.xdp.memory import Mode, SharedMemory
+
+Loaded = TypeVar("Loaded")
 
 #: XDP_FLAGS_SKB_MODE and XDP_FLAGS_DRV_MODE
 _FLAGS: dict[Mode, int] = {"generic": 1 << 1, "native": 1 << 2}
 #: bpf_loop came with 5.17, bpf_link for XDP with 5.9, atomic operations that return with 5.12
 OLDEST_KERNEL = (5, 17)
+#: for a worker's program: bpf_xdp_load_bytes and packets in several buffers came with 5.18
+OLDEST_FOR_WORKERS = (5, 18)
 #: CAP_NET_ADMIN and CAP_BPF; CAP_SYS_ADMIN stands for both
 _NET_ADMIN, _BPF, _PERFMON, _SYS_ADMIN = 12, 39, 38, 21
 _VMLINUX = Path("/sys/kernel/btf/vmlinux")
@@ -34,12 +41,20 @@ def _capabilities() -> int:
     return int(found[1], 16) if found else 0
 
 
-def require(*, release: str | None = None, capabilities: int | None = None, btf: Path = _VMLINUX) -> None:
-    """Raise :class:`Unavailable` for what can be seen without trying. Arguments replace what this machine has."""
+def require(
+    *,
+    release: str | None = None,
+    capabilities: int | None = None,
+    btf: Path = _VMLINUX,
+    oldest: tuple[int, int] = OLDEST_KERNEL,
+) -> None:
+    """Raise :class:`Unavailable` for what can be seen without trying; ``oldest`` is the first release of Linux that will do.
+    Other arguments replace what this machine has.
+    """
     release = platform.release() if release is None else release
     found = re.match(r"(\d+)\.(\d+)", release)
-    if found is None or (int(found[1]), int(found[2])) < OLDEST_KERNEL:
-        raise Unavailable(f"kernel: Linux {release} is older than {'.'.join(map(str, OLDEST_KERNEL))}")
+    if found is None or (int(found[1]), int(found[2])) < oldest:
+        raise Unavailable(f"kernel: Linux {release} is older than {'.'.join(map(str, oldest))}")
     try:
         library()
     except NoLibrary as error:
@@ -57,18 +72,41 @@ def require(*, release: str | None = None, capabilities: int | None = None, btf:
 def load(capacity: int, endpoint: int, *modes: Mode, ports: int = 1) -> SharedMemory:
     """:class:`~inanet.xdp.memory.SharedMemory`, or :class:`Unavailable`."""
     require()
+    return _loaded(
+        lambda: SharedMemory(capacity, endpoint, *modes, ports=ports),
+        f"{capacity} slots are more than the kernel can set aside: lower [node] memory",
+    )
+
+
+def load_inbox(rows: int, endpoint: int) -> Inbox:
+    """:class:`~inanet.xdp.inbox.Inbox`, or :class:`Unavailable`."""
+    require(oldest=OLDEST_FOR_WORKERS)
+    return _loaded(
+        lambda: Inbox(rows, endpoint),
+        f"{rows} results are more than the kernel can set aside: lower [node] receive_buffer",
+    )
+
+
+def _loaded(load_it: Callable[[], Loaded], too_much: str) -> Loaded:
+    """What a program's loader makes, or :class:`Unavailable`."""
     try:
-        return SharedMemory(capacity, endpoint, *modes, ports=ports)
+        return load_it()
     except NoLibrary as error:
         raise Unavailable(f"no libbpf: {error}") from None
     except BpfError as error:
         if error.errno in (errno.EPERM, errno.EACCES) and "R" not in (error.strerror or ""):
             raise Unavailable(f"permission: the kernel refused to load the program ({error})") from None
         if error.errno == errno.ENOMEM:
-            raise Unavailable(
-                f"memory: {capacity} slots are more than the kernel can set aside: lower [node] memory"
-            ) from None
+            raise Unavailable(f"memory: {too_much}") from None
         raise Unavailable(f"kernel: the program was refused ({error})") from None
+
+
+class Attachable(Protocol):
+    """What has a program for a mode."""
+
+    def program(self, mode: Mode) -> Program:
+        """The program for a mode."""
+        ...
 
 
 class Attachment:
@@ -77,7 +115,7 @@ class Attachment:
     Raises :class:`Unavailable` if it cannot be put there.
     """
 
-    def __init__(self, memory: SharedMemory, interface: str, mode: Mode) -> None:
+    def __init__(self, memory: Attachable, interface: str, mode: Mode) -> None:
         self.interface = interface
         self.mode = mode
         try:
@@ -113,9 +151,18 @@ class Attachment:
 
 
 def why_not() -> str | None:
-    """One line that says why XDP cannot be used on this machine, ``None`` if it can: loads a program of a few slots."""
+    """One line that says why aggregators cannot use XDP on this machine, ``None`` if they can: loads a program of a few slots."""
+    return _reason_of(lambda: load(2, 1, "generic"))
+
+
+def why_not_workers() -> str | None:
+    """As :func:`why_not`, for a worker's results."""
+    return _reason_of(lambda: load_inbox(1, 1))
+
+
+def _reason_of(load_it: Callable[[], SharedMemory | Inbox]) -> str | None:
     try:
-        load(2, 1, "generic").close()
+        load_it().close()
     except Unavailable as reason:
         return str(reason)
     return None

@@ -1,8 +1,8 @@
-"""Compile the kernel program: ``python -m inanet.xdp.build`` rebuilds the committed object, ``--check`` compares it.
+"""Compile the kernel programs: ``python -m inanet.xdp.build`` rebuilds the committed objects, ``--check`` compares them.
 
-The object depends on the source and the compiler only: no path, date or compiler banner is in it, DWARF is stripped
+An object depends on its source and the compiler only: no path, date or compiler banner is in it, DWARF is stripped
 and BTF kept. Needs clang, llvm-strip and the headers of libbpf (Debian: clang llvm libbpf-dev); nobody else needs them,
-as the object is committed.
+as the objects are committed.
 """
 
 import argparse
@@ -13,9 +13,11 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-SOURCE = HERE / "aggregator.bpf.c"
+#: of an aggregator's program, and of a worker's
 OBJECT = HERE / "aggregator.bpf.o"
-#: release of clang that the committed object was made with; others give other instructions
+WORKER_OBJECT = HERE / "worker.bpf.o"
+OBJECTS = (OBJECT, WORKER_OBJECT)
+#: release of clang that the committed objects were made with; others give other instructions
 COMPILER = "14"
 FLAGS = (
     "-target",
@@ -44,8 +46,11 @@ def compiler_release() -> str | None:
     return shown.strip().partition(".")[0]
 
 
-def compile_program(target: Path, *defines: str) -> None:
-    """Compile to ``target``, with ``NAME=VALUE`` defined for measurements. Raises :class:`CannotBuild`."""
+def compile_program(target: Path, *defines: str, of: Path = OBJECT) -> None:
+    """Compile the source of one of :data:`OBJECTS` to ``target``, with ``NAME=VALUE`` defined for measurements.
+
+    Raises :class:`CannotBuild`.
+    """
     for tool in ("clang", "llvm-strip"):
         if shutil.which(tool) is None:
             raise CannotBuild(f"{tool} is not installed: apt-get install clang llvm libbpf-dev")
@@ -57,7 +62,7 @@ def compile_program(target: Path, *defines: str) -> None:
         include,
         *(f"-D{define}" for define in defines),
         "-c",
-        SOURCE.name,
+        of.with_suffix(".c").name,
         "-o",
         str(target),
     ]
@@ -68,30 +73,35 @@ def compile_program(target: Path, *defines: str) -> None:
 
 
 def main() -> int:
-    """Build or compare. Returns 0 if all is well, 1 if the object is not what the source gives."""
+    """Build or compare. Returns 0 if all is well, 1 if an object is not what its source gives."""
     parser = argparse.ArgumentParser(prog="python -m inanet.xdp.build", description=main.__doc__)
     parser.add_argument(
-        "--check", action="store_true", help="change nothing; fail if the object is out of date"
+        "--check", action="store_true", help="change nothing; fail if an object is out of date"
     )
     check = parser.parse_args().check
     release = compiler_release()
     if check and release != COMPILER:
         found = f"clang {release}" if release else "no clang"
-        print(f"{OBJECT.name} was made with clang {COMPILER}, here is {found}: not compared", file=sys.stderr)
+        print(f"objects were made with clang {COMPILER}, here is {found}: not compared", file=sys.stderr)
         return 0
+    stale = 0
     with tempfile.TemporaryDirectory() as folder:
-        fresh = Path(folder) / OBJECT.name
-        try:
-            compile_program(fresh)
-        except CannotBuild as error:
-            print(error, file=sys.stderr)
-            return 1
-        if not check:
-            shutil.copyfile(fresh, OBJECT)
-        elif fresh.read_bytes() != OBJECT.read_bytes():
-            print(f"{OBJECT.name} is not what its source gives: python -m inanet.xdp.build", file=sys.stderr)
-            return 1
-    return 0
+        for committed in OBJECTS:
+            fresh = Path(folder) / committed.name
+            try:
+                compile_program(fresh, of=committed)
+            except CannotBuild as error:
+                print(error, file=sys.stderr)
+                return 1
+            if not check:
+                shutil.copyfile(fresh, committed)
+            elif fresh.read_bytes() != committed.read_bytes():
+                stale = 1
+                print(
+                    f"{committed.name} is not what its source gives: python -m inanet.xdp.build",
+                    file=sys.stderr,
+                )
+    return stale
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ _LOOKS, _TURNS = 20_000, 10_000
 
 
 @intrinsic  # type: ignore[misc]
-def _exchange(_: Any, address: Any, value: Any) -> Any:
+def exchange(_: Any, address: Any, value: Any) -> Any:
     """Atomically write a 64-bit word, in order with everything before and after."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -35,7 +35,7 @@ def _exchange(_: Any, address: Any, value: Any) -> Any:
 
 
 @intrinsic  # type: ignore[misc]
-def _read(_: Any, address: Any) -> Any:
+def load_word(_: Any, address: Any) -> Any:
     """Atomically read a 64-bit word."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -48,16 +48,16 @@ def _read(_: Any, address: Any) -> Any:
 @numba.njit("uint64(uint64, uint64)", cache=True, nogil=True)
 def swap(address: int, value: int) -> Any:
     """Write a word of shared memory; returns what was there."""
-    return _exchange(address, value)
+    return exchange(address, value)
 
 
 @numba.njit("boolean(uint64, uint64, int64, int64)", cache=True, nogil=True)
 def _shut(closed: int, inside: int, cpus: int, looks: int) -> Any:
-    _exchange(closed, np.uint64(1))
+    exchange(closed, np.uint64(1))
     for _ in range(looks):
         busy = np.uint64(0)
         for cpu in range(cpus):
-            busy |= _read(inside + np.uint64(cpu * 64))
+            busy |= load_word(inside + np.uint64(cpu * 64))
         if busy == 0:
             return True
     return False

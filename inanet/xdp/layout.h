@@ -231,4 +231,59 @@ struct geometry {
 	__u32 reorders;
 };
 
+/*
+ * A worker's results (worker.bpf.c). They lie in a ring of rows; one frame's lie side by side, so the last frame before the
+ * end may reach MAX_SEGMENTS - 1 rows beyond it. `runs` says of each row at which a frame begins what came there.
+ */
+struct run {
+	/* number of this row since the start, counted from 1; written last */
+	__u64 ready;
+	__u64 source;
+	__u64 packets;
+};
+
+/* as inanet.xdp.inbox.InboxCount */
+enum inbox_count {
+	/* frames for this worker, and payload bytes in them: with the receive offload, one holds many packets */
+	I_FRAMES,
+	I_BYTES,
+	/* results put into the ring */
+	I_TAKEN,
+	/* frames left to the socket, for any of the reasons below */
+	I_PASSED,
+	/* for want of room in the ring; in packets */
+	I_FULL,
+	/* no result of a job of this worker's from where it expects them: another sender, kind, job or tag */
+	I_FOREIGN,
+	/* no whole number of rows */
+	I_OTHER,
+	INBOX_COUNTS = 8,
+};
+
+struct inbox {
+	/* rows that the program has taken, written by it alone */
+	__u64 head;
+	__u64 spare_head[7];
+	/* rows that user space has given back, and whether it wants a record in `wakeups` when there is something */
+	__u64 tail;
+	__u64 asleep;
+	__u64 spare_tail[6];
+	__u64 counts[MAX_CPUS][INBOX_COUNTS];
+};
+
+/* Who may send results: an endpoint, for a job */
+struct sender {
+	__u64 endpoint;
+	__u64 job;
+};
+
+/* Set before the program is loaded. */
+struct inbox_geometry {
+	/* a power of two */
+	__u32 rows;
+	/* this worker's own endpoint; port 0 is the raw IPv4 framing */
+	__u32 address;
+	__u32 port;
+};
+
 #endif

@@ -38,6 +38,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "bpf_map__initial_value": (c_void_p, (c_void_p, POINTER(c_size_t))),
     "bpf_map_update_elem": (c_int, (c_int, c_void_p, c_void_p, ctypes.c_uint64)),
     "bpf_map_lookup_elem": (c_int, (c_int, c_void_p, c_void_p)),
+    "bpf_map_delete_elem": (c_int, (c_int, c_void_p)),
     "bpf_link_create": (c_int, (c_int, c_int, c_int, c_void_p)),
     "bpf_prog_test_run_opts": (c_int, (c_int, c_void_p)),
     "ring_buffer__new": (c_void_p, (c_int, _SAMPLE, c_void_p, c_void_p)),
@@ -166,6 +167,10 @@ class Map:
     def put(self, key: bytes, value: bytes) -> None:
         """Set one element."""
         _checked(library().bpf_map_update_elem(self.fd, key, value, 0), f"map {self.name}")
+
+    def drop(self, key: bytes) -> None:
+        """Take one element out; it is fine if there is none."""
+        library().bpf_map_delete_elem(self.fd, key)
 
     def get(self, key: bytes, size: int) -> bytes | None:
         """One element of ``size`` bytes, ``None`` if there is none."""

@@ -3,18 +3,8 @@
 #ifndef INANET_XDP_MAPS_H
 #define INANET_XDP_MAPS_H
 
-#include "layout.h"
+#include "packet.h"
 
-#include <linux/bpf.h>
-#include <linux/if_ether.h>
-#include <linux/in.h>
-#include <linux/ip.h>
-#include <linux/udp.h>
-
-#include <bpf/bpf_endian.h>
-#include <bpf/bpf_helpers.h>
-
-#define XAGG_PROTOCOL 253
 /* what the arrays of the map `slots` hold for one slot */
 #define WORD(name) (*(__u32 *)(words + geometry.name))
 #define BYTE(name) (*(__u8 *)(bytes + geometry.name))
@@ -24,11 +14,6 @@
 #define HEADER_FLAG_END 0x1000u
 #define TO_PARENT 32
 #define TO_GROUP 33
-/* keeps a pointer in one register: the verifier loses a packet's range when the compiler recomputes it */
-#define PIN(x) asm volatile("" : "+r"(x))
-/* the compiler may neither cache nor repeat this access: others write the same memory */
-#define READ(x) (*(volatile typeof(x) *)&(x))
-#define WRITE(x, v) (*(volatile typeof(x) *)&(x) = (v))
 
 const volatile struct geometry geometry;
 struct tables tables;
@@ -135,8 +120,6 @@ struct walk {
 
 enum verdict { CONSUMED, KEEP, PASS, CONTRIBUTE, ADOPT };
 
-/* not referred to: they put the layouts into the object's BTF, in a section of their own so that .bss is the tables */
-#define LAYOUT(type, name) const type *name SEC(".data.types") __attribute__((unused))
 LAYOUT(struct event, unused_event);
 LAYOUT(struct xagg_row, unused_row);
 LAYOUT(enum kind, unused_kind);
@@ -184,26 +167,6 @@ static __always_inline int newer32(__u32 a, __u32 b)
 static __always_inline int newer8(__u8 a, __u8 b)
 {
 	return a != b && (__u8)(a - b) < 0x80;
-}
-
-static __always_inline __u32 tag_of(__u32 w0, __u32 w1, __u32 w2, __u32 w3, __u32 w4, __u64 key)
-{
-	const __u64 m = 0x9E3779B97F4A7C15ull;
-	__u64 h = key;
-
-	h = (h ^ w0) * m;
-	h ^= h >> 29;
-	h = (h ^ w1) * m;
-	h ^= h >> 29;
-	h = (h ^ w2) * m;
-	h ^= h >> 29;
-	h = (h ^ w3) * m;
-	h ^= h >> 29;
-	h = (h ^ w4) * m;
-	h ^= h >> 29;
-	h *= 0xBF58476D1CE4E5B9ull;
-	h ^= h >> 32;
-	return h;
 }
 
 /* Tries for some microseconds: whoever holds a lock runs on another CPU and folds one packet. */

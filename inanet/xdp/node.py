@@ -149,7 +149,7 @@ class OffloadedNode(Node):
             road.settle(sent - self._accounted.get(tree.row, sent), now)
             self._accounted[tree.row] = sent
             road.look(sent)
-            behind = self._is_behind(tree)
+            behind = self._is_parent_behind(tree)
             down = self._is_group_behind(tree)
             route["ends_held"] = (Held.HELD_UP if behind else 0) | (Held.HELD_DOWN if down else 0)
             route["up_limit"] = road.limit(sent, half=behind)
@@ -175,7 +175,7 @@ class OffloadedNode(Node):
         route["down_limit"] = sent + room
 
     def _is_group_behind(self, tree: Tree) -> bool:
-        """As :meth:`_is_behind`, for results to the group."""
+        """As :meth:`_is_parent_behind`, for results to the group."""
         offsets = np.empty(BURST, np.int64)
         for state in tree.lineup() if tree.multicast is not None else ():
             cursor, logged = state.group_cursor, int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
@@ -186,7 +186,7 @@ class OffloadedNode(Node):
                 cursor = stop
         return False
 
-    def _is_behind(self, tree: Tree) -> bool:
+    def _is_parent_behind(self, tree: Tree) -> bool:
         """Whether user space still has something to send to the parent: the end of a group must not overtake it, or the
         parent would ask for what it has not got yet (R6).
         """

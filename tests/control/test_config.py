@@ -94,9 +94,9 @@ delay = "1"
         "node.burst: '1 MB/s' has the unknown unit 'MB/s'; allowed: a number and one of B, KiB, MiB, GiB, TiB, "
         "kB, MB, GB, TB, e.g. '64 MiB'",
         "node.lisen: unknown key (did you mean 'listen'?); allowed: name, listen, transport, receive_buffer, "
-        "send_buffer, rate, burst, rate_negotiation, memory",
+        "send_buffer, rate, burst, rate_negotiation, memory, xdp",
         "node.mode: unknown key (it belongs in [local]); allowed: name, listen, transport, receive_buffer, "
-        "send_buffer, rate, burst, rate_negotiation, memory",
+        "send_buffer, rate, burst, rate_negotiation, memory, xdp",
         "log.level: 'inof' is unknown (did you mean 'info'?); allowed: 'debug', 'info', 'warning' or 'error'",
         "metrics.listen: '127.0.0.1' has no port; allowed: an IPv4 address, host name or interface with "
         ":port",

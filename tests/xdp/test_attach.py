@@ -134,6 +134,8 @@ def test_reasons_without_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     attach.require(release="6.1", capabilities=1 << 21, btf=present)
     with pytest.raises(Unavailable, match=r"^kernel: Linux 5.10.0 is older than 5.17$"):
         attach.require(release="5.10.0", capabilities=1 << 21, btf=present)
+    with pytest.raises(Unavailable, match=r"^kernel: Linux 5.17.3 is older than 5.18$"):
+        attach.require(release="5.17.3", capabilities=1 << 21, btf=present, oldest=attach.OLDEST_FOR_WORKERS)
     with pytest.raises(Unavailable, match=r"^no BTF: .*missing"):
         attach.require(release="6.1.0", capabilities=1 << 21, btf=tmp_path / "absent")
     with pytest.raises(Unavailable, match=r"^permission: without CAP_BPF, CAP_PERFMON no XDP"):
@@ -148,10 +150,15 @@ def test_reasons_without_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_doctor_says_it(monkeypatch: pytest.MonkeyPatch, root_needed: None) -> None:
-    (finding,) = xdp_probe.xdp()
-    assert (finding.name, finding.status) == ("xdp", "OK")
+    assert [(finding.name, finding.status) for finding in xdp_probe.xdp()] == [
+        ("xdp", "OK"),
+        ("xdp_worker", "OK"),
+    ]
     monkeypatch.setattr(attach, "why_not", lambda: "permission: without CAP_BPF no XDP program can be loaded")
-    (finding,) = xdp_probe.xdp()
-    assert finding.status == "WARN"
-    assert "user space: permission: without CAP_BPF" in finding.detail
-    assert "CAP_BPF" in finding.fix
+    monkeypatch.setattr(attach, "why_not_workers", lambda: "kernel: Linux 5.17.3 is older than 5.18")
+    aggregator, worker = xdp_probe.xdp()
+    assert (aggregator.status, worker.status) == ("WARN", "WARN")
+    assert "ina-agg aggregates in user space: permission: without CAP_BPF" in aggregator.detail
+    assert "CAP_BPF" in aggregator.fix
+    assert "ina-worker takes results from its socket: kernel: Linux 5.17.3" in worker.detail
+    assert "newer kernel" in worker.fix

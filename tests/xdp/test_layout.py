@@ -2,6 +2,7 @@
 
 import struct
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from inanet.proto import slots
 from inanet.proto.engine import Count, Event
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import GROUP, ROW, VALUES, Kind
-from inanet.xdp import memory
-from inanet.xdp.build import OBJECT
+from inanet.xdp import inbox, memory
+from inanet.xdp.build import OBJECT, OBJECTS, WORKER_OBJECT
 
 #: kinds of BTF types that lead to another type without changing the layout
 MODIFIERS = {8, 9, 10, 11, 18}
@@ -103,6 +104,33 @@ def test_structures(btf: Btf, name: str, dtype: np.dtype[Any]) -> None:
     assert members == {field: (entry[1], entry[0].itemsize) for field, entry in dtype.fields.items()}
 
 
+@pytest.fixture(scope="module")
+def worker_btf() -> Btf:
+    """Of the committed object of workers."""
+    return Btf(WORKER_OBJECT.read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("xagg_row", ROW),
+        ("run", inbox.RUN),
+        ("inbox", inbox.INBOX),
+        ("sender", inbox.SENDER),
+        ("inbox_geometry", inbox.INBOX_GEOMETRY),
+    ],
+)
+def test_structures_of_a_worker(worker_btf: Btf, name: str, dtype: np.dtype[Any]) -> None:
+    test_structures(worker_btf, name, dtype)
+
+
+def test_codes_of_a_worker(worker_btf: Btf) -> None:
+    test_enumerations(worker_btf, "kind", "K_", Kind)
+    assert worker_btf.enumeration("inbox_count") == {
+        f"I_{member.name}": int(member) for member in inbox.InboxCount
+    } | {"INBOX_COUNTS": inbox.INBOX_COUNTS}
+
+
 @pytest.mark.parametrize(
     ("name", "prefix", "reference"),
     [
@@ -145,8 +173,9 @@ def test_codes_that_both_sides_count(btf: Btf) -> None:
     assert VALUES == 256
 
 
-def test_licence_and_no_paths() -> None:
-    image = OBJECT.read_bytes()
+@pytest.mark.parametrize("path", OBJECTS, ids=lambda path: path.name)
+def test_licence_and_no_paths(path: Path) -> None:
+    image = path.read_bytes()
     assert section(image, b"license") == b"Dual BSD/GPL\0"
-    for word in (b"/home", b"/root", b"/work", b"/tmp", b"/build", b"clang version"):
+    for word in (b"/home", b"/root", b"/work/", b"/tmp", b"/build", b"clang version"):
         assert word not in image

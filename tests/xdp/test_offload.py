@@ -8,9 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from inanet.aio import offload
-from inanet.aio.offload import Offload, Refused, open_offload
-from inanet.control.config import AggConfig
+from inanet.aio import seat
+from inanet.aio.offload import Offload, open_offload
+from inanet.aio.receiving import open_receiving
+from inanet.aio.seat import Refused, Seat
+from inanet.control.config import AggConfig, WorkerConfig
 from inanet.control.config_file import validate
 from inanet.proto.reliability import Link, Timing
 from inanet.wire.endpoint import endpoint
@@ -49,7 +51,7 @@ def test_off_unless_asked_for() -> None:
 )
 def test_reasons(node: dict[str, Any], address: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(offload._log, "warning", lambda event, reason: said.append(reason), raising=False)
+    monkeypatch.setattr(seat._log, "warning", lambda event, reason: said.append(reason), raising=False)
     assert open_offload(config(xdp="auto", **node), device(address), Timing()) is None
     (line,) = said
     assert line.startswith("driver: ")
@@ -57,6 +59,44 @@ def test_reasons(node: dict[str, Any], address: str, reason: str, monkeypatch: p
     assert "\n" not in line
     with pytest.raises(Refused, match=r"\[node\] xdp = 'native': driver: "):
         open_offload(config(xdp="native", **node), device(address), Timing())
+
+
+def worker(**node: object) -> WorkerConfig:
+    """A worker's."""
+    sections = {
+        "node": {"name": "w", **node},
+        "impair": {"drop": "5 %"},
+        "control": {"coordinator": "127.0.0.1:1"},
+        "local": {"socket": "/run/w.sock"},
+    }
+    return validate(WorkerConfig, sections, Path("w.toml"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("node", "address", "reason"),
+    [
+        ({}, "127.0.0.1", "loopback"),
+        ({}, "203.0.113.9", "203.0.113.9 is the first address of no interface"),
+        ({"transport": "tun"}, "10.9.0.1", "transport tun"),
+    ],
+)
+def test_reasons_of_a_worker(
+    node: dict[str, Any], address: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        seat._log, "warning", lambda event, reason: said.append((event, reason)), raising=False
+    )
+    assert worker().node.xdp == "off"
+    assert open_receiving(worker(), device()) is None
+    assert open_receiving(worker(xdp="auto", **node), device(address)) is None
+    ((event, line),) = said
+    assert event == "results through the socket"
+    assert line.startswith("driver: ")
+    assert reason in line
+    assert "\n" not in line
+    with pytest.raises(Refused, match=r"\[node\] xdp = 'generic': driver: "):
+        open_receiving(worker(xdp="generic", **node), device(address))
 
 
 class Standin(Offload):
@@ -72,12 +112,11 @@ class Standin(Offload):
                 raise Unavailable(f"driver: that of {interface} has no {mode} XDP")
             return SimpleNamespace(interface=interface, mode=mode, close=lambda: None)
 
-        monkeypatch.setattr(offload, "Attachment", attach)
+        monkeypatch.setattr(seat, "Attachment", attach)
         self._shared = SimpleNamespace(kernel_counts=lambda: self.counts)  # type: ignore[assignment]
         self.node = SimpleNamespace(unheard=False, try_again=self._again)  # type: ignore[assignment]
-        self._auto = auto
-        self._chosen = self._warned = False
-        self._attachment = self._attach("eth0", ("generic", "native") if auto else ("native",))
+        self._warned = False
+        self._seat = Seat(cast(Any, None), "eth0", "auto" if auto else "native")
 
     def _again(self) -> None:
         self.node.unheard = False  # type: ignore[misc]

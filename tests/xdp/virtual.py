@@ -7,13 +7,15 @@ from collections.abc import Callable
 import numpy as np
 
 from inanet.phy.device import Device
-from inanet.phy.gather import select
+from inanet.phy.gather import join, select
 from inanet.phy.wrapper import Wrapper
 from inanet.testing.fabric import VirtualFabric
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
+from inanet.xdp.inbox import Inbox
 from inanet.xdp.memory import Mode, SharedMemory
 from inanet.xdp.node import OffloadedNode
+from inanet.xdp.worker import InboxDevice, ReceivingNode
 from tests.xdp.conftest import PASS, REDIRECT, TX, frame
 
 HEAD = 42
@@ -91,3 +93,54 @@ class KernelFabric(VirtualFabric):
                 node.attend(self.clock.now)
                 progress = True
         return progress
+
+
+class Interface(Wrapper):
+    """Shows what arrives to a worker's program first; what that passes is the socket's."""
+
+    def __init__(self, device: Device, inbox: Inbox) -> None:
+        super().__init__(device)
+        self._program = inbox.program("native")
+
+    def receive(self) -> PacketBatch | None:
+        """What is left of all that has arrived, as for a worker that has been busy with something else."""
+        left = []
+        while (batch := self._device.receive()) is not None:
+            left.append(join([self._left(batch)]))
+        return join(left) if sum(map(len, left)) else None
+
+    def flush(self, now: float) -> PacketBatch | None:
+        """As :meth:`receive`, for what a fault injector has held back."""
+        batch = self._device.flush(now)
+        left = None if batch is None else self._left(batch)
+        return left if left is not None and len(left) else None
+
+    def _left(self, batch: PacketBatch) -> PacketBatch:
+        passed = []
+        for index in range(len(batch)):
+            arrived = frame(batch.packet(index), int(batch.sources[index]), self.endpoint)
+            if self._program.test_run(arrived)[0] == PASS:
+                passed.append(index)
+        return select(batch, np.array(passed, np.int64))
+
+
+class InboxFabric(VirtualFabric):
+    """As :class:`~inanet.testing.fabric.VirtualFabric`; workers, whose names begin with ``w``, get results through a ring.
+
+    ``load`` makes that of one, for an endpoint.
+    """
+
+    def __init__(self, load: Callable[[int], Inbox], *arguments: object, **options: object) -> None:
+        self._load = load
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+
+    def start(self, name: str) -> None:
+        """Workers get a program in front of their device."""
+        super().start(name)
+        if name.startswith("w"):
+            device = self.devices[name]
+            inbox = self._load(device.endpoint)
+            self.nodes[name] = ReceivingNode(
+                name, self.capacity, self.timing, random.Random(name).random, inbox
+            )
+            self.devices[name] = InboxDevice(Interface(device, inbox), inbox)

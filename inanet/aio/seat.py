@@ -1,0 +1,115 @@
+"""A kernel program's place on an interface, in the mode that is better there.
+
+``auto`` does not guess the mode. It begins in generic mode, which sees what the receive offload or a local sender has
+merged, and counts how many packets come in a frame. Where frames hold many packets, walking them is cheaper than any
+driver's one call per packet; where they come one by one, the driver's own mode is tried.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import structlog
+
+from inanet.control.addresses import interfaces, is_loopback
+from inanet.control.exits import Exit, Failure
+from inanet.xdp.attach import Attachable, Attachment, Unavailable
+from inanet.xdp.memory import Mode
+
+_log: Any = structlog.get_logger("inanet.xdp")
+
+#: packets after which ``auto`` looks again, and packets of a frame that make generic mode the better one
+ENOUGH = 8192
+MERGED = 2.0
+
+Wanted: TypeAlias = Literal["auto", "native", "generic"]
+Made = TypeVar("Made")
+
+
+class Refused(Failure):
+    """A mode that was asked for by name cannot be had."""
+
+    code = Exit.PERMISSION
+
+
+def modes(wanted: Wanted) -> tuple[Mode, ...]:
+    """Modes that may be used, the first one first."""
+    return ("generic", "native") if wanted == "auto" else (wanted,)
+
+
+def interface_of(address: str, transport: str) -> str:
+    """The interface whose packets to ``address`` a program sees. Raises :class:`~inanet.xdp.attach.Unavailable`."""
+    if is_loopback(address):
+        raise Unavailable("driver: packets on the loopback interface reach no XDP driver")
+    if transport not in ("udp", "rawip"):
+        raise Unavailable(f"driver: transport {transport} is past the kernel already")
+    found = next((name for name, owned in interfaces().items() if owned == address), None)
+    if found is None:
+        raise Unavailable(f"driver: {address} is the first address of no interface")
+    return found
+
+
+def asked_for(wanted: Wanted | Literal["off"], make: Callable[[Wanted], Made], instead: str) -> Made | None:
+    """What ``[node] xdp`` asks for; ``None`` for user space, with the reason in the log where ``auto`` cannot: ``instead``
+    says what is done then. Raises :class:`Refused` where a mode that was named cannot be had.
+    """
+    if wanted == "off":
+        return None
+    try:
+        return make(wanted)
+    except Unavailable as reason:
+        if wanted != "auto":
+            raise Refused(f"[node] xdp = {wanted!r}: {reason}") from None
+        _log.warning(instead, reason=str(reason))
+        return None
+
+
+class Seat:
+    """``program`` on ``interface`` until :meth:`close`. Raises :class:`~inanet.xdp.attach.Unavailable`."""
+
+    def __init__(self, program: Attachable, interface: str, wanted: Wanted) -> None:
+        self._program = program
+        self.auto = wanted == "auto"
+        self._chosen = False
+        self._attachment = self._attach(interface, modes(wanted))
+
+    def _attach(self, interface: str, allowed: tuple[Mode, ...]) -> Attachment:
+        """In the first mode that the interface takes."""
+        for mode in allowed[:-1]:
+            try:
+                return Attachment(self._program, interface, mode)
+            except Unavailable as reason:
+                _log.info("xdp mode not to be had", mode=mode, reason=str(reason))
+        return Attachment(self._program, interface, allowed[-1])
+
+    @property
+    def mode(self) -> Mode:
+        """What the program runs in."""
+        return self._attachment.mode
+
+    def choose(self, packets: int, frames: int) -> bool:
+        """With ``auto``, once so many packets have come in so many frames that they tell: which mode is better? Returns
+        whether it is another one than before.
+        """
+        if not self.auto or self._chosen or packets < ENOUGH:
+            return False
+        self._chosen = True
+        merged = packets / max(1, frames)
+        changed = merged < MERGED and self.mode == "generic" and self.change("native")
+        _log.info("xdp mode chosen", mode=self.mode, packets_per_frame=round(merged, 1))
+        return changed
+
+    def change(self, mode: Mode) -> bool:
+        """Put the program on in another mode, or leave it as it was. Packets in between are user space's."""
+        interface, before = self._attachment.interface, self.mode
+        self._attachment.close()
+        try:
+            self._attachment = Attachment(self._program, interface, mode)
+        except Unavailable as reason:
+            _log.info("xdp mode not to be had", mode=mode, reason=str(reason))
+            self._attachment = Attachment(self._program, interface, before)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Take the program off. Closing twice is fine."""
+        self._attachment.close()

@@ -1,0 +1,159 @@
+"""A worker whose results come through the kernel program's ring: its device and its node.
+
+The node is an ordinary one, and so is the device below: what the program does not take arrives at the device's socket, and
+without a program all of it does.
+"""
+
+import select
+from collections.abc import Callable, Collection
+
+from inanet.phy.device import Device
+from inanet.phy.wrapper import Wrapper
+from inanet.proto.node import Node
+from inanet.proto.plan import NodePlan
+from inanet.proto.reliability import Timing
+from inanet.wire.batch import PacketBatch
+from inanet.xdp.inbox import Inbox, InboxCount
+
+#: times in a row that the socket is not looked at after results, when the program has left nothing to it
+_SKIPS = 4
+
+
+class InboxDevice(Wrapper):
+    """``device``, and before it the results that ``inbox`` has for the same endpoint.
+
+    The socket is only read when something may be there: the program counts what it leaves to it. What other ways bring to
+    the socket (loopback, another interface) is seen because it wakes whoever watches :meth:`fileno`, and then because the
+    last look has found something.
+    """
+
+    def __init__(self, device: Device, inbox: Inbox) -> None:
+        super().__init__(device)
+        self.inbox = inbox
+        #: descriptors that are readable when there is something to read, and room to send
+        self._arrivals: select.epoll | None = None
+        self._room: select.epoll | None = None
+        self._sleeping = False
+        #: whether results have come since somebody began to read
+        self._took = False
+        self._seen_passed = 0
+        self._skipped = 0
+        self._found = False
+        self._packets = self._bytes = 0
+
+    def fileno(self) -> int:
+        """Readable when the socket is, or when there are results. Raises ``OSError`` for devices without a descriptor."""
+        if self._arrivals is None:
+            self._arrivals = select.epoll()
+            for descriptor in (self._device.fileno(), self.inbox.fileno()):
+                self._arrivals.register(descriptor, select.EPOLLIN)
+        return self._arrivals.fileno()
+
+    def retry_fileno(self) -> int | None:
+        """As :meth:`inanet.phy.device.Device.retry_fileno`; never ``None``, as what :meth:`fileno` returns can only be read."""
+        inner = self._device.retry_fileno()
+        if inner is not None:
+            return inner
+        if self._room is None:
+            self._room = select.epoll()
+            self._room.register(self._device.fileno(), select.EPOLLOUT)
+        return self._room.fileno()
+
+    def receive(self) -> PacketBatch | None:
+        """Results first, then what the socket has."""
+        if self._sleeping:
+            self.inbox.awake()
+            self._sleeping = self._took = False
+        batch = self._take()
+        if batch is not None:
+            return batch
+        if self._may_have_more():
+            batch = self._device.receive()
+            self._found = batch is not None
+            if batch is not None:
+                return batch
+        self.inbox.sleep()
+        batch = self._take()
+        if batch is not None:
+            self.inbox.awake()
+            return batch
+        self._sleeping = True
+        return None
+
+    def _take(self) -> PacketBatch | None:
+        batch = self.inbox.take()
+        if batch is not None:
+            self._took = True
+            self._packets += len(batch)
+            self._bytes += int(batch.lengths.sum())
+        return batch
+
+    def _may_have_more(self) -> bool:
+        """Whether the socket is worth a system call."""
+        passed = self.inbox.passed
+        if self._took and not self._found and passed == self._seen_passed and self._skipped < _SKIPS:
+            self._skipped += 1
+            return False
+        self._seen_passed = passed
+        self._skipped = 0
+        return True
+
+    def counters(self) -> dict[str, int]:
+        """The socket's with results counted in, and ``xdp_`` with the names of
+        :class:`~inanet.xdp.inbox.InboxCount`.
+        """
+        counters = self._device.counters()
+        counters["rx_packets"] += self._packets
+        counters["rx_bytes"] += self._bytes
+        counts = self.inbox.counts().tolist()
+        return counters | {f"xdp_{what.name.lower()}": counts[what] for what in InboxCount}
+
+    def close(self) -> None:
+        """Close the device. Closing twice is fine; the program is somebody else's."""
+        for descriptor in (self._arrivals, self._room):
+            if descriptor is not None:
+                descriptor.close()
+        super().close()
+
+
+def inbox_of(device: Device) -> Inbox | None:
+    """Where results for a device come through the kernel; ``None`` if they do not."""
+    while not isinstance(device, InboxDevice):
+        if not isinstance(device, Wrapper):
+            return None
+        device = device.wrapped
+    return device.inbox
+
+
+class ReceivingNode(Node):
+    """As :class:`~inanet.proto.node.Node`; tells ``inbox`` from whom its jobs' results come."""
+
+    def __init__(
+        self,
+        name: str,
+        capacity: int,
+        timing: Timing | None,
+        random: Callable[[], float] | None,
+        inbox: Inbox,
+    ) -> None:
+        super().__init__(name, capacity, timing, random)
+        self._inbox = inbox
+
+    def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
+        """As for any node."""
+        super().apply(plan, now, attach=attach)
+        self._tell()
+
+    def drop_job(self, job_id: int) -> None:
+        """As for any node."""
+        super().drop_job(job_id)
+        self._tell()
+
+    def _tell(self) -> None:
+        senders = {
+            (tree.up.endpoint, job.job): job.plan.key
+            for job in self._jobs.values()
+            for tree in job.trees.values()
+            if tree.up is not None
+        }
+        self._inbox.follow(senders, self.groups)
