@@ -94,6 +94,35 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
+class Site:
+    """One of several switches that sum for a job (GOAT); its number among the job's nodes is its place in the list plus 1.
+
+    Next hops are endpoints: to the PS, to every site of the list (0: to itself), to every worker.
+    """
+
+    name: str
+    endpoint: int
+    to_ps: int
+    to_sites: tuple[int, ...]
+    ways: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A sub-model (GOAT): ``count`` fragments of a tensor from ``first`` on that are scheduled as a whole.
+
+    ``number`` is its own in the job. Worker *k* sends it to node ``nodes[k]`` (0: the PS, *i* + 1: site *i*), where it has
+    slots from ``bases[i]`` on (-1: none).
+    """
+
+    number: int
+    first: int
+    count: int
+    nodes: tuple[int, ...]
+    bases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Switched:
     """What a job whose sums are made in a switch needs beside its tree; the same for all its nodes.
 
@@ -122,6 +151,9 @@ class Switched:
     quota: int = 0
     #: values in a packet; 0: what the system's packets always have
     values: int = 0
+    #: the switches, where there are several, and the one that each worker is at
+    sites: tuple[Site, ...] = ()
+    entries: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,3 +221,5 @@ class TensorLayout:
     tensor: int
     spec: TensorSpec
     shards: tuple[Shard, ...] = field(default=())
+    #: sub-models in order, where the tensor's sums are made in several switches
+    scheduled: tuple[Scheduled, ...] = field(default=())

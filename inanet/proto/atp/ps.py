@@ -47,6 +47,7 @@ class PSJob:
     from as well (spilled ones); answers go to ``downlinks``: one switch, or every worker where there is none.
 
     ``window`` is the workers', ``slots`` how many slots the job may use at the switch; ``first`` the first fragment's number.
+    ``key`` is the job's secret, for framings that have a use for it.
     """
 
     job: int
@@ -56,6 +57,7 @@ class PSJob:
     slots: int
     switches: Sequence[int] = ()
     first: int = 0
+    key: int = 0
 
 
 class _Running:

@@ -17,9 +17,15 @@ from numpy.typing import NDArray
 from inanet.kernels.bigendian import place, take
 from inanet.kernels.layout import BLOCK, PAYLOAD_WORDS, POISON, ROW_WORDS
 from inanet.proto.encoding import NOTHING
+from inanet.proto.formats import Format
 from inanet.proto.plan import ExponentMode
 from inanet.proto.switched.exponents import GROUP, ExponentClient, Question
 from inanet.proto.switched.source import Arrays, Index, Source, Tensor
+
+
+def words_of(form: Format) -> int:
+    """Words of a tensor that are sent, whatever the width of the fragments that they are cut into."""
+    return form.elements if form.values == PAYLOAD_WORDS else form.fragments * PAYLOAD_WORDS
 
 
 class _Pass:
@@ -43,8 +49,7 @@ class Stream(Source):
         super().__init__(tensor, round_, arrays)
         form = tensor.format
         self.width = width
-        words = form.elements if form.values == PAYLOAD_WORDS else form.fragments * PAYLOAD_WORDS
-        self._main = _Pass(form.fragments, words, width)
+        self._main = _Pass(form.fragments, words_of(form), width)
         self._again: _Pass | None = None
         self._misfits: Index = np.zeros(0, np.int64)
         self._question: Question | None = None

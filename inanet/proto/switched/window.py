@@ -71,7 +71,7 @@ class Window:
         """Numbers to send again; they count as sent at ``now``."""
         waiting = self._waiting()
         places = waiting % self._size
-        gap = (waiting + self.timing.reorder <= self._highest) & (self._times_sent[places] == 1)
+        gap = self._overtaken(waiting) & (self._times_sent[places] == 1)
         late = self._sent_at[places] + self.timeout <= now
         self.resent_by_gap += int(np.count_nonzero(gap))
         late &= ~gap
@@ -83,6 +83,11 @@ class Window:
         self._sent_at[numbers % self._size] = now
         self._times_sent[numbers % self._size] += 1
         return numbers
+
+    def _overtaken(self, waiting: Index) -> NDArray[np.bool_]:
+        """Which of these have seen one answered that left well after them."""
+        later: NDArray[np.bool_] = waiting + self.timing.reorder <= self._highest
+        return later
 
     # ---------------------------------------------------------------- answers
 

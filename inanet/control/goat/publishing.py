@@ -1,0 +1,132 @@
+"""A job's schedule as it is published: every tensor's sub-models, their nodes for each worker, and their addresses.
+
+A tensor is scheduled when it is first seen, because its size is known then, and once: KRGS over the memory that is left, on
+the tree of ways to the PS that the switches forward along. A sub-model's slots are its own from then on (R11).
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from inanet.control.goat.instance import Instance, from_graph
+from inanet.control.goat.krgs import Schedule, schedule
+from inanet.control.goat.submodels import FRAGMENT_VALUES, VALUE_BYTES, SubModel, partition
+from inanet.control.goat.topologies import empty_graph
+from inanet.proto.plan import Scheduled
+from inanet.wire.goat import NO_SUBMODEL, WORDS
+
+#: register bytes of a slot in the switch's program: values, checksum, and what is beside them
+SLOT_BYTES = 4 * WORDS + 24
+#: parts that a switch's memory is cut into: a layer that is larger than one of them is partitioned
+SHARES = 8
+#: sub-models of one tensor at most
+MOST_PARTS = 256
+_FRAGMENT_BYTES = FRAGMENT_VALUES * VALUE_BYTES
+
+
+class Memory:
+    """Slots of the switches, and which job has which of them."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, list[tuple[int, int, int]]] = {}
+
+    def hole(self, switch: str, slots: int) -> tuple[int, int]:
+        """The first slot of the largest run of free ones among ``slots``, and its length."""
+        best, at = (0, 0), 0
+        for start, count, _ in [*sorted(self._taken.get(switch, [])), (slots, 0, 0)]:
+            if start - at > best[1]:
+                best = at, start - at
+            at = max(at, start + count)
+        return best
+
+    def take(self, switch: str, start: int, count: int, job: int) -> None:
+        """Give slots to a job."""
+        self._taken.setdefault(switch, []).append((start, count, job))
+
+    def keep(self, jobs: set[int]) -> None:
+        """Take back what other jobs have had."""
+        self._taken = {
+            switch: [one for one in taken if one[2] in jobs] for switch, taken in self._taken.items()
+        }
+
+
+def share_of(slots: Sequence[int], fragments: int) -> int:
+    """Fragments of a sub-model at most: a share of the smallest switch that has memory, and at most
+    :data:`MOST_PARTS` parts.
+    """
+    least = min((count for count in slots if count), default=fragments)
+    return max(1, least // SHARES, -(-fragments // MOST_PARTS))
+
+
+class Publisher:
+    """Schedules the tensors of job ``number``. ``parents`` is every node's neighbour towards the PS, ``ps`` that one's
+    name; ``slots`` are those of each switch, ``memory`` says which are free. ``seed`` decides the rounding.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        parents: Mapping[str, str],
+        ps: str,
+        switches: Sequence[str],
+        workers: Sequence[str],
+        slots: Mapping[str, int],
+        memory: Memory,
+        seed: int = 0,
+    ) -> None:
+        self.number, self.ps = number, ps
+        self.switches, self.workers = tuple(switches), tuple(workers)
+        self._parents, self._slots, self._memory = dict(parents), dict(slots), memory
+        self._seed = seed
+        self._next = 0
+        #: what was scheduled last, for whoever wants to see it
+        self.last: Schedule | None = None
+
+    def instance(self, submodels: Sequence[SubModel]) -> Instance:
+        """GINA for these sub-models in the memory that is left."""
+        graph = empty_graph()
+        graph.add_node(self.ps, kind="server", memory=0)
+        for name in self.workers:
+            graph.add_node(name, kind="server", memory=0)
+        for name in self.switches:
+            _, free = self._memory.hole(name, self._slots.get(name, 0))
+            graph.add_node(name, kind="switch", memory=free * SLOT_BYTES)
+        graph.add_edges_from(self._parents.items())
+        return from_graph(graph, self.ps, self.workers, submodels, slot_bytes=SLOT_BYTES)
+
+    def publish(self, name: str, fragments: int) -> tuple[Scheduled, ...]:
+        """Sub-models of a tensor of so many fragments; their slots are taken.
+
+        Raises ``ValueError`` when the job has no numbers left for them, ``ImportError`` without the plan extra.
+        """
+        if not fragments:
+            return ()
+        free = [self._memory.hole(one, self._slots.get(one, 0))[1] for one in self.switches]
+        most = share_of(free, fragments) * _FRAGMENT_BYTES
+        parts = partition([(name, fragments * _FRAGMENT_BYTES)], most)
+        if self._next + len(parts) >= NO_SUBMODEL:
+            raise ValueError(
+                f"tensor {name!r}: the job has {self._next} sub-models, {NO_SUBMODEL} can be numbered"
+            )
+        self.last = planned = schedule(self.instance(parts), self._seed)
+        return tuple(self._published(planned, parts))
+
+    def _published(self, planned: Schedule, parts: Sequence[SubModel]) -> list[Scheduled]:
+        """Addresses for what was planned, one sub-model after the other in each switch's largest hole."""
+        names = planned.instance.switches
+        place = np.array([self.switches.index(name) for name in names], np.int64)
+        # column -1 of the nodes is the PS
+        node_of = np.concatenate([place + 1, [0]])
+        at = {name: self._memory.hole(name, self._slots[name])[0] for name in names}
+        found = []
+        for g, part in enumerate(parts):
+            bases = [-1] * len(self.switches)
+            for s in np.flatnonzero(planned.opened[g]).tolist():
+                bases[int(place[s])] = at[names[s]]
+                self._memory.take(names[s], at[names[s]], part.fragments, self.number)
+                at[names[s]] += part.fragments
+            nodes = tuple(int(node_of[s]) for s in planned.nodes[g])
+            first = part.start // _FRAGMENT_BYTES
+            found.append(Scheduled(self._next + g, first, part.fragments, nodes, tuple(bases)))
+        self._next += len(parts)
+        return found
