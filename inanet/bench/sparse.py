@@ -16,7 +16,8 @@ import numpy as np
 
 from inanet.bench.marks import Mark, judge, lines
 from inanet.client.sparse import sparse_group
-from inanet.demo.clicks import Samples, load
+from inanet.demo.clicks import Samples
+from inanet.demo.datasets import load
 from inanet.demo.sparse_load import OA, SE, Load, generated, of_samples
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import SYSTEMS, Rack

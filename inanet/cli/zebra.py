@@ -37,7 +37,8 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str) -> i
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the keys here, hottest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def hot(dataset: str, output: str | None, as_json: bool, **options: Any) -> None:
-    """Hot parameters of DATASET (a libsvm or CSV file, or 'corpus'): how many, and what share of updates they have.
+    """Hot parameters of DATASET: how many, and what share of updates they have. DATASET is a libsvm file or a click log (comma-
+    or tab-separated), or one of 'corpus', 'corpus+tests', 'corpus+packages' and 'interactions', which need no file.
 
     With --sample they are found in a part of the data, as the paper's offline method does, and compared with those of all.
     """
@@ -65,7 +66,7 @@ def identify(
     """What ``--json`` prints, and the hot keys, hottest first. Raises click's errors for numbers out of range, and
     :class:`~inanet.demo.clicks.BadData`.
     """
-    from inanet.demo.clicks import load
+    from inanet.demo.datasets import load
     from inanet.proto.zebra.hot import choose, kendall_tau, of_updates, precision, sample
 
     samples = load(dataset)

@@ -204,13 +204,15 @@ class SparseGroup:
             parts.append(self.program.updates(self.job.number))
         return counted(*parts)
 
-    def identify(self, identifier: OnlineIdentifier) -> bool:
-        """Online identification: where it is due and the hot keys have changed enough, use others. Whether it did."""
+    def identify(self, identifier: OnlineIdentifier, *, shift: int = DEFAULT_SHIFT) -> bool:
+        """Online identification: where it is due and the hot keys have changed enough, use others, with gradients in steps of
+        2^-shift. Whether it did.
+        """
         if not identifier.due(self.workers[0].done):
             return False
         found = identifier.decide(self.hot.keys, *self.updates())
         if found is not None:
-            self.use_hot(found)
+            self.use_hot(found, shift=shift)
         return found is not None
 
     # ---------------------------------------------------------- iterations

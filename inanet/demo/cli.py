@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import sys
+from typing import Any
 
 import click
 
@@ -16,8 +17,9 @@ from inanet.proto.systems import NAMES, TREES
 INTERRUPTED = 130
 #: The recorded gradients of a run take 77 kB a step.
 MAX_STEPS = 2000
-#: the system of sparse models, which has a demo of its own
+#: the system of sparse models, which has a demo of its own, and its models
 SPARSE = "zebra"
+MODELS = ("lr", "fm", "ncf")
 
 
 def known_system(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -54,8 +56,20 @@ def known_system(context: click.Context, parameter: click.Parameter, value: str)
     metavar="PROB",
     help="Lose, duplicate, reorder and corrupt packets on every hop with this probability each.",
 )
+@click.option("--model", type=click.Choice(MODELS), help="zebra: the model; fm unless given.")
+@click.option(
+    "--data",
+    help="zebra: a libsvm file or click log, or corpus (unless given), corpus+tests, corpus+packages, interactions.",
+)
+@click.option(
+    "--hot",
+    type=click.Choice(("sampled", "online")),
+    help="zebra: find hot parameters in a sample (unless given), or while training runs.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def demo(system: str, workers: int, steps: int, seed: int, impair: float, as_json: bool) -> None:
+def demo(
+    system: str, workers: int, steps: int, seed: int, impair: float, as_json: bool, **for_zebra: str | None
+) -> None:
     """Train a classifier of handwritten digits, data-parallel, through daemons on this machine.
 
     Starts WORKERS ina-worker, two ina-agg (or one ina-switch, for systems that sum in a switch) and one ina-ps on
@@ -64,9 +78,12 @@ def demo(system: str, workers: int, steps: int, seed: int, impair: float, as_jso
 
     zebra trains a sparse model on Python's own sources instead, with all machines in one process, over UDP.
     """
+    given = {name: value for name, value in for_zebra.items() if value is not None}
     if system == SPARSE:
-        sparse(workers, steps, seed, impair, as_json)
+        sparse({"workers": workers, "steps": steps, "seed": seed, "impair": impair, **given}, as_json)
         return
+    if given:
+        raise click.UsageError(f"--{next(iter(given))} is for --system {SPARSE}; leave it out.")
     if importlib.util.find_spec("sklearn") is None:
         fail(
             "scikit-learn, whose digits it trains on, is missing: pip install 'inanet[demo]'",
@@ -86,24 +103,26 @@ def demo(system: str, workers: int, steps: int, seed: int, impair: float, as_jso
     sys.exit(Exit.OK if outcome.ok else Exit.FAILED)
 
 
-def sparse(workers: int, steps: int, seed: int, impair: float, as_json: bool) -> None:
+def sparse(options: dict[str, Any], as_json: bool) -> None:
     """Zebra's demo."""
     from inanet.demo.sparse_demo import Options as Sparse
     from inanet.demo.sparse_demo import Step, line, table
     from inanet.demo.sparse_demo import run as train
 
-    every = max(1, steps // 20)
+    every = max(1, options["steps"] // 20)
 
     def tell(step: Step) -> None:
-        if step.number % every == 0:
+        if step.number % every == 0 or step.changed:
             click.echo(f"# {line(step)}", err=True)
 
     try:
         with Interrupts() as interrupts:
-            result = train(Sparse(workers, steps, seed, impair), tell, interrupts.check)
+            result = train(Sparse(**options), tell, interrupts.check)
     except Interrupted as signal_name:
         click.echo(f"{signal_name}: the training was ended and every socket closed", err=True)
         sys.exit(INTERRUPTED)
+    except Failure as error:
+        fail(str(error), error.code, as_json)
     click.echo(json.dumps(result) if as_json else "\n".join(table(result)))
     sys.exit(Exit.OK if result["ok"] else Exit.FAILED)
 

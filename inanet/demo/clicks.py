@@ -1,17 +1,21 @@
-"""Sparse data: libsvm files, CSV click logs, and a corpus that is on every machine, Python's standard library.
+"""Sparse data: libsvm files, click logs, and corpora that are on every machine, Python's standard library and more.
 
 A sample has a label, 0 or 1, and features: 64-bit keys with values. Words of source code are distributed as words are, a few
 very often and most hardly ever (Zipf), which is what Zebra lives on.
 """
 
+import bz2
 import csv
+import gzip
 import hashlib
+import importlib.util
 import re
 import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import IO, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +24,30 @@ from inanet.control.exits import Exit, Failure
 
 #: lines of a sample of the corpus
 LINES = 8
-#: name by which commands take the corpus for a data set
+#: what a corpus is made of: the standard library; its tests as well; and the sources of the packages that this one needs
+Scope = Literal["library", "tests", "packages"]
+#: names by which commands take a corpus for a data set
+CORPORA: dict[str, Scope] = {"corpus": "library", "corpus+tests": "tests", "corpus+packages": "packages"}
 CORPUS = "corpus"
+#: packages that this one cannot do without, so that every machine has their sources
+_PACKAGES = (
+    "click",
+    "llvmlite",
+    "msgpack",
+    "numba",
+    "numpy",
+    "prometheus_client",
+    "psutil",
+    "pydantic",
+    "structlog",
+)
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_LIBSVM = re.compile(r"\S+(\s+\d+:\S+)+\s*(#.*)?$")
+_LIBSVM = re.compile(r"[-+\d.eE]+(\s+\d+:\S+)*\s*(#.*)?$")
 #: columns of a click log that are its label, in the order of preference
 _LABELS = ("label", "click", "clicked", "target", "y")
-#: directories of the standard library that are not the library itself
+#: directories of the standard library that are not the library itself, and those that are not even its tests
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+_FOREIGN = {"site-packages", "dist-packages", "__pycache__"}
 
 
 class BadData(Failure):
@@ -69,22 +89,32 @@ class Samples:
 
 
 def load(source: str) -> Samples:
-    """The corpus for ``"corpus"``, else a file: libsvm, or a CSV with a label column and categories.
+    """A corpus for one of :data:`CORPORA`, else a file, perhaps compressed (.gz, .bz2): libsvm, or comma- or tab-separated
+    columns of categories with a label among them, which a first line names or which comes first.
 
     Raises :class:`BadData`.
     """
-    if source == CORPUS:
-        return corpus()
-    path = Path(source)
+    if source in CORPORA:
+        return corpus(CORPORA[source])
     try:
-        with path.open(encoding="utf-8", errors="replace", newline="") as lines:
+        with _text(Path(source)) as lines:
             first = next((line for line in lines if line.strip() and not line.startswith("#")), None)
             if first is None:
                 raise BadData(f"{source} has no samples")
             lines.seek(0)
             return _libsvm(source, lines) if _LIBSVM.match(first) else _clicks(source, lines, first)
     except OSError as error:
-        raise BadData(f"cannot read {source}: {error.strerror}; '{CORPUS}' needs no file") from error
+        why = error.strerror or error
+        raise BadData(f"cannot read {source}: {why}; '{CORPUS}' needs no file") from error
+
+
+def _text(path: Path) -> IO[str]:
+    """The file, opened, whatever it is compressed with."""
+    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
+    opened: IO[str] = openers.get(path.suffix, open)(
+        path, "rt", encoding="utf-8", errors="replace", newline=""
+    )
+    return opened
 
 
 def _label(source: str, number: int, text: str) -> float:
@@ -123,14 +153,24 @@ def _libsvm(source: str, lines: Iterable[str]) -> Samples:
 
 
 def _clicks(source: str, lines: Iterable[str], first: str) -> Samples:
-    """Every column but the label's is a category: its key is a hash of column and value. Empty cells are no feature."""
+    """Every column but the label's is a category: its key is a hash of column and value. Empty cells are no feature.
+
+    Logs without a line of names, as Criteo's are, begin with the label.
+    """
     rows = csv.reader(lines, delimiter="\t" if "\t" in first else ",")
-    names = [name.strip().lower() for name in next(rows)]
+    top = next(rows)
+    names = [name.strip().lower() for name in top]
     column = next((names.index(name) for name in _LABELS if name in names), None)
+    begin: list[list[str]] = []
     if column is None:
-        raise BadData(f"{source}: its first line names no label column; one must be {', '.join(_LABELS)}")
+        if names[0] not in ("0", "1", "-1"):
+            raise BadData(
+                f"{source}: its first line names no label column; one must be {', '.join(_LABELS)}, or the first column of all "
+                "lines, without names, a label of 0 or 1"
+            )
+        names, column, begin = [str(place) for place in range(len(top))], 0, [top]
     start, words, labels = [0], [], []
-    for number, row in enumerate(rows, 2):
+    for number, row in enumerate((*begin, *rows), 2 - len(begin)):
         if not row:
             continue
         if len(row) != len(names):
@@ -156,32 +196,44 @@ def _hashed(words: list[str]) -> NDArray[np.uint64]:
     return np.array([known[word] for word in words], np.uint64)
 
 
-@lru_cache(maxsize=1)
-def _sources() -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Words of the standard library, hashed, and the sample that each is in."""
-    words: list[str] = []
-    sample: list[int] = []
-    count = 0
+def _files(scope: Scope) -> list[Path]:
     root = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(root.rglob("*.py")):
-        if _NOT_LIBRARY & set(path.relative_to(root).parts):
-            continue
+    without = _NOT_LIBRARY if scope == "library" else _FOREIGN
+    found = [path for path in sorted(root.rglob("*.py")) if not without & set(path.relative_to(root).parts)]
+    for name in _PACKAGES if scope == "packages" else ():
+        spec = importlib.util.find_spec(name)
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            found += sorted(Path(place).rglob("*.py"))
+    if not found:
+        raise BadData(f"there are no sources in {root}; give a libsvm or CSV file instead")
+    return found
+
+
+@lru_cache(maxsize=1)
+def sources(scope: Scope = "library") -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.int64]]:
+    """Words of the sources, hashed, uint64[n], and for each the sample and the file that it is in, int64[n]."""
+    known: dict[str, int] = {}
+    words, sample, file = [], [], []
+    count = 0
+    for place, path in enumerate(_files(scope)):
+        numbers, at = [], []
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines()):
             found = _WORD.findall(line)
-            words += found
-            sample += [count + number // LINES] * len(found)
-        count = sample[-1] + 1 if sample else 0
-    if not words:
-        raise BadData(f"there are no sources in {root}; give a libsvm or CSV file instead")
-    return _hashed(words), np.array(sample, np.int64)
+            numbers += [known.setdefault(word, len(known)) for word in found]
+            at += [count + number // LINES] * len(found)
+        count = at[-1] + 1 if at else count
+        words.append(np.array(numbers, np.int64))
+        sample.append(np.array(at, np.int64))
+        file.append(np.full(len(at), place, np.int64))
+    return _hashed(list(known))[np.concatenate(words)], np.concatenate(sample), np.concatenate(file)
 
 
 @lru_cache(maxsize=2)
-def corpus(*, pairs: bool = True) -> Samples:
-    """The standard library's sources: a sample is 8 lines, its features are the words and, with ``pairs``, the pairs of
-    neighbouring words in them; its label whether they have a ``return``, which is no feature itself.
+def corpus(scope: Scope = "library", *, pairs: bool = True) -> Samples:
+    """Sources: a sample is 8 lines, its features are the words and, with ``pairs``, the pairs of neighbouring words in
+    them; its label whether they have a ``return``, which is no feature itself. Raises :class:`BadData` without any.
     """
-    return of_words(*_sources(), pairs)
+    return of_words(*sources(scope)[:2], pairs)
 
 
 def of_words(words: NDArray[np.uint64], sample: NDArray[np.int64], pairs: bool) -> Samples:

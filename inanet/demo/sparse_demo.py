@@ -1,4 +1,5 @@
-"""``ina demo --system zebra``: train a sparse model on Python's own sources, hot parameters summed by the emulated switch.
+"""``ina demo --system zebra``: train a sparse model on Python's own sources, or on a file, hot parameters summed by the emulated
+switch. They are looked for in a sample before training, or while it runs.
 
 Ranks, PS shards and the switch are machines of this process with a UDP socket each on 127.0.0.1, and every packet between
 them is real. The training is repeated without impairments and must give the same model, bit for bit; and once more with a PS
@@ -7,14 +8,16 @@ alone, whose loss must be the same up to what integers of the switch round off.
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from inanet.client.sparse import Phy, SparseGroup, sparse_group
-from inanet.demo.clicks import Samples, corpus
+from inanet.demo.clicks import CORPUS, BadData, Samples
+from inanet.demo.datasets import load
 from inanet.demo.sparse_models import MODELS, Model
 from inanet.demo.sparse_training import Step, Trained, hot_by_sampling, train
+from inanet.proto.zebra.hot import OnlineIdentifier
 from inanet.proto.zebra.program import DEFAULT_BUDGET
 
 SCHEMA = 1
@@ -23,6 +26,11 @@ SHARDS = 2
 BATCH, HELD_OUT = 32, 2000
 #: share of the batches that hot parameters are looked for in
 SAMPLING = 0.08
+#: online: after this share of the steps, and every time that many have passed (Table II), they are counted again
+ONLINE = 0.05
+#: a list is in use until another is this far from it; earlier counts keep this much of their weight
+THRESHOLD, FADING = 0.2, 0.8
+How = Literal["sampled", "online"]
 #: gradients are in steps of 2^-26, and below 1: those of vectors are small
 SHIFT = 26
 #: most that the held-out loss may differ from that with a PS alone, nats
@@ -31,13 +39,17 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As on the command line."""
+    """As on the command line. ``model`` is one of :data:`~inanet.demo.sparse_models.MODELS`, ``data`` a name or a file of
+    :func:`~inanet.demo.datasets.load`, ``hot`` how hot parameters are found.
+    """
 
     workers: int = 4
     steps: int = 200
     seed: int = 1
     impair: float = 0.0
     model: str = "fm"
+    data: str = CORPUS
+    hot: How = "sampled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +69,11 @@ def run(
     check: Callable[[], None] = lambda: None,
     samples: Samples | None = None,
 ) -> dict[str, Any]:
-    """The three trainings and what came of them, as ``--json`` prints it. ``check`` is called between steps and may raise."""
-    plan = _plan(options, (samples or corpus()).shuffled(options.seed))
+    """The three trainings and what came of them, as ``--json`` prints it. ``check`` is called between steps and may raise.
+
+    Raises :class:`~inanet.demo.clicks.BadData` for data that cannot be read or are too few.
+    """
+    plan = _plan(options, (samples or load(options.data)).shuffled(options.seed))
 
     def told(step: Step) -> None:
         tell(step)
@@ -78,7 +93,7 @@ def run(
         "shards": SHARDS,
         **asdict(options),
         "parameters": len(live.keys),
-        "hot_parameters": len(plan.hot),
+        "changes_of_the_hot_set": sum(step.changed for step in live.steps),
         "loss": live.loss,
         "loss_of_guessing": float(guess),
         "auc": live.auc,
@@ -92,13 +107,17 @@ def run(
 
 
 def _plan(options: Options, samples: Samples) -> _Plan:
+    if len(samples) < 2 * BATCH:
+        raise BadData(f"{options.data} has {len(samples)} samples; training needs {2 * BATCH} at least")
     held_out = samples.take(np.arange(min(HELD_OUT, len(samples) // 5)))
     needed = options.steps * options.workers * BATCH
     # more steps than there are samples for go through them again
     rows = len(held_out) + np.arange(needed) % (len(samples) - len(held_out))
     batches = list(samples.take(rows).batches(BATCH))
     model = MODELS[options.model]()
-    hot = hot_by_sampling(batches, SAMPLING, options.seed, model.width, DEFAULT_BUDGET)
+    hot = None
+    if options.hot == "sampled":
+        hot = hot_by_sampling(batches, SAMPLING, options.seed, model, DEFAULT_BUDGET)
     return _Plan(options, model, batches, held_out, hot)
 
 
@@ -117,9 +136,18 @@ def _train(
         impair=impair,
         seed=options.seed,
     ) as group:
-        if switch:
+        identifier = None
+        if switch and plan.hot is not None:
             group.use_hot(plan.hot, shift=SHIFT)
-        trained = train(group, model, plan.batches, plan.held_out, tell=tell)
+        elif switch:
+            after = max(1, round(ONLINE * options.steps))
+            # as many as fit into a quarter of the registers: the ledger needs room too
+            identifier = OnlineIdentifier(
+                after, THRESHOLD, fading=FADING, c=0.25, memory=DEFAULT_BUDGET, width=model.width, step=100
+            )
+        trained = train(
+            group, model, plan.batches, plan.held_out, identifier=identifier, shift=SHIFT, tell=tell
+        )
         return trained, figures(group, trained)
 
 
@@ -132,6 +160,7 @@ def figures(group: SparseGroup, trained: Trained) -> dict[str, Any]:
     return {
         "hot_pairs": hot,
         "cold_pairs": cold,
+        "hot_parameters": len(group.hot),
         "in_network_share": group.in_network_share(),
         "keys_per_second": (hot + cold) / trained.seconds,
         "hot_sums": switch.get("sums", 0),
@@ -154,7 +183,7 @@ def line(step: Step) -> str:
     total = max(step.hot + step.cold, 1)
     return (
         f"step {step.number + 1:4}  loss {step.loss:.4f}  to the switch {step.hot:6}  to the PS {step.cold:6}  "
-        f"in network {step.hot / total:.0%}"
+        f"in network {step.hot / total:.0%}{'  other parameters are hot from now on' if step.changed else ''}"
     )
 
 

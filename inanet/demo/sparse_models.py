@@ -18,12 +18,14 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 #: key of the model's constant
 BIAS = np.uint64(0xB1A5_B1A5_B1A5_B1A5)
+ONLY_BIAS: U64 = np.array([BIAS], np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Samples in terms of their distinct ``keys`` uint64[u], the constant's first: entry *e* of sample ``sample[e]`` is key
-    ``place[e]`` with value ``value[e]``; ``labels`` float64[n].
+    """Samples in terms of their distinct ``keys`` uint64[u]: the ``dense`` ones that every batch has come first, the constant's
+    before all others. Entry *e* of sample ``sample[e]`` is key ``place[e]`` with value ``value[e]``; the first n entries are
+    the constant's. ``labels`` float64[n].
     """
 
     keys: U64
@@ -31,14 +33,14 @@ class Batch:
     place: NDArray[np.int64]
     value: F64
     labels: F64
+    dense: int = 1
 
     @staticmethod
-    def of(samples: Samples) -> "Batch":
-        """Number the keys, and scale each sample's features to length 1."""
-        found, place = np.unique(samples.keys, return_inverse=True)
-        # the hash of a feature could be the constant's key: then they share a parameter
-        found = found[found != BIAS] if BIAS in found else found
-        keys = np.concatenate([[BIAS], found]).astype(np.uint64)
+    def of(samples: Samples, dense: U64 = ONLY_BIAS) -> "Batch":
+        """Number the keys, those of the model's ``dense`` part first, and scale each sample's features to length 1."""
+        found = np.unique(samples.keys)
+        # the hash of a feature could be a dense key: then they share a parameter
+        keys = np.concatenate([dense, found[~np.isin(found, dense)]]).astype(np.uint64)
         order = np.argsort(keys)
         place = order[np.searchsorted(keys[order], samples.keys)]
         count = len(samples)
@@ -52,6 +54,7 @@ class Batch:
             np.concatenate([np.zeros(count, np.int64), place]),
             np.concatenate([np.ones(count), value]),
             samples.labels.astype(np.float64),
+            len(dense),
         )
 
     def per_sample(self, weights: F64) -> F64:
@@ -64,9 +67,16 @@ class Batch:
 
 
 class Model(Protocol):
-    """``width`` values per key; ``optimiser`` and ``initial`` are what the PS shards need."""
+    """``width`` values per key; ``optimiser`` and ``initial`` are what the PS shards need. ``dense`` are the keys, uint64, that
+    every batch has, the constant's first.
+    """
 
     name: str
+
+    @property
+    def dense(self) -> U64:
+        """Keys of every batch."""
+        ...
 
     @property
     def width(self) -> int:
@@ -101,6 +111,11 @@ class LogisticRegression:
     optimiser: Optimiser = field(default_factory=lambda: Ftrl(alpha=1.0, beta=0.1))
     initial: Initial = zeros
 
+    @property
+    def dense(self) -> U64:
+        """The constant."""
+        return ONLY_BIAS
+
     def scores(self, batch: Batch, parameters: F32) -> F64:
         """w x."""
         return batch.per_sample(parameters[batch.place, 0].astype(np.float64) * batch.value)
@@ -118,6 +133,11 @@ class FactorisationMachine:
     name: str = "fm"
     optimiser: Optimiser = field(default_factory=lambda: Adagrad(rate=0.3))
     initial: Initial = field(default_factory=lambda: Uniform(0.05))
+
+    @property
+    def dense(self) -> U64:
+        """The constant."""
+        return ONLY_BIAS
 
     @property
     def width(self) -> int:
@@ -145,7 +165,75 @@ class FactorisationMachine:
         return out
 
 
-MODELS = {"lr": LogisticRegression, "fm": FactorisationMachine}
+@dataclass(frozen=True, slots=True)
+class NeuralFactorisation:
+    """Embeddings, and a network on what they make together: neural collaborative filtering (He et al., 2017).
+
+    The vectors of a sample's features are multiplied pair by pair and the products added up (with a user and an item: their
+    product); the sum, a vector f, goes into a layer of ``factors`` rectified units, and the output has both, beside a weight
+    per feature: w x + 1 f + o relu(W f + b). The network is the *dense* part, as keys of every batch: the constant's has its
+    weight and o, each unit's its b and its row of W.
+    """
+
+    factors: int = 8
+    name: str = "ncf"
+    optimiser: Optimiser = field(default_factory=lambda: Adagrad(rate=0.4))
+    initial: Initial = field(default_factory=lambda: Uniform(0.2))
+
+    @property
+    def width(self) -> int:
+        """The weight, then the vector."""
+        return 1 + self.factors
+
+    @property
+    def dense(self) -> U64:
+        """The constant and the units."""
+        return np.concatenate([ONLY_BIAS, BIAS + np.arange(1, self.factors + 1, dtype=np.uint64)])
+
+    def _pooled(self, batch: Batch, parameters: F32) -> tuple[F64, F64, F64]:
+        """Vectors times values of all entries without the constants, float64[entries, factors]; by sample their sum, and their
+        products' sum, f, float64[n, factors].
+        """
+        first = len(batch.labels)
+        own = parameters[batch.place[first:], 1:].astype(np.float64) * batch.value[first:, None]
+        owner = batch.sample[first:]
+        sums = np.stack([np.bincount(owner, weights=column, minlength=first) for column in own.T], axis=1)
+        squares = np.stack(
+            [np.bincount(owner, weights=column**2, minlength=first) for column in own.T], axis=1
+        )
+        return own, sums, 0.5 * (sums**2 - squares)
+
+    def scores(self, batch: Batch, parameters: F32) -> F64:
+        """See the class."""
+        _, _, pooled = self._pooled(batch, parameters)
+        units = parameters[1 : batch.dense].astype(np.float64)
+        hidden = np.maximum(pooled @ units[:, 1:].T + units[:, 0], 0.0)
+        out = batch.per_sample(parameters[batch.place, 0].astype(np.float64) * batch.value)
+        result: F64 = out + pooled.sum(axis=1) + hidden @ parameters[0, 1:].astype(np.float64)
+        return result
+
+    def gradients(self, batch: Batch, parameters: F32, error: F64) -> F32:
+        """By the chain rule, from the output back to the vectors."""
+        own, sums, pooled = self._pooled(batch, parameters)
+        units, last = parameters[1 : batch.dense].astype(np.float64), parameters[0, 1:].astype(np.float64)
+        before = pooled @ units[:, 1:].T + units[:, 0]
+        behind = error[:, None] * last * (before > 0)
+        out = np.zeros((len(batch.keys), self.width))
+        out[:, 0] = batch.per_key(error[batch.sample] * batch.value)
+        out[0, 1:] = error @ np.maximum(before, 0.0)
+        out[1 : batch.dense, 0] = behind.sum(axis=0)
+        out[1 : batch.dense, 1:] = behind.T @ pooled
+        first = len(batch.labels)
+        owner, place = batch.sample[first:], batch.place[first:]
+        into = (
+            (behind @ units[:, 1:] + error[:, None])[owner] * batch.value[first:, None] * (sums[owner] - own)
+        )
+        for f in range(self.factors):
+            out[:, 1 + f] += np.bincount(place, weights=into[:, f], minlength=len(batch.keys))
+        return out.astype(np.float32)
+
+
+MODELS = {"lr": LogisticRegression, "fm": FactorisationMachine, "ncf": NeuralFactorisation}
 
 
 def loss_of(scores: F64, labels: F64) -> float:

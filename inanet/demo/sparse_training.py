@@ -11,6 +11,7 @@ from inanet.client.sparse import SparseGroup
 from inanet.demo.clicks import Samples
 from inanet.demo.sparse_models import F64, Batch, Model, area_under_curve, error_of, loss_of
 from inanet.proto.zebra.hot import OnlineIdentifier, choose, of_updates, sample
+from inanet.proto.zebra.membership import DEFAULT_SHIFT
 from inanet.wire.batch import U64
 
 
@@ -39,13 +40,13 @@ class Trained:
     values: NDArray[np.float32]
 
 
-def hot_by_sampling(batches: Sequence[Samples], rate: float, seed: int, width: int, budget: int) -> U64:
+def hot_by_sampling(batches: Sequence[Samples], rate: float, seed: int, model: Model, budget: int) -> U64:
     """The offline method: hot keys of a share of the batches (an update is a key in a worker's batch), as many as fit into a
     quarter of the switch's ``budget`` bytes, which leaves room for the ledger.
     """
     rows = sample(len(batches), rate, np.random.default_rng(seed))
-    seen = of_updates([Batch.of(batches[i]).keys for i in rows.tolist()])
-    k = choose(seen, c=0.25, memory=budget, width=width, step=max(1, len(seen.keys) // 100)).k
+    seen = of_updates([Batch.of(batches[i], model.dense).keys for i in rows.tolist()])
+    k = choose(seen, c=0.25, memory=budget, width=model.width, step=max(1, len(seen.keys) // 100)).k
     return seen.top(k).keys
 
 
@@ -56,11 +57,13 @@ def train(
     held_out: Samples,
     *,
     identifier: OnlineIdentifier | None = None,
+    shift: int = DEFAULT_SHIFT,
     tell: Callable[[Step], None] = lambda step: None,
 ) -> Trained:
     """Train with one batch for each rank and step, until they are used up; what is left over is not used.
 
-    With an ``identifier`` hot keys are found, and changed, while training runs. Raises what pushes and pulls raise.
+    With an ``identifier`` hot keys are found, and changed, while training runs; their gradients are in steps of 2^-shift.
+    Raises what pushes and pulls raise.
     """
     ranks = len(group.jobs)
     steps: list[Step] = []
@@ -68,7 +71,7 @@ def train(
     begin = time.perf_counter()
     for number in range(len(batches) // ranks):
         losses, pushes = [], []
-        mine = [Batch.of(batches[number * ranks + rank]) for rank in range(ranks)]
+        mine = [Batch.of(batches[number * ranks + rank], model.dense) for rank in range(ranks)]
         pulled = group.pull_all([batch.keys for batch in mine])
         for batch, parameters in zip(mine, pulled, strict=True):
             scores = model.scores(batch, parameters)
@@ -76,7 +79,7 @@ def train(
             error = error_of(scores, batch.labels) / ranks
             pushes.append((batch.keys, model.gradients(batch, parameters, error)))
         group.push_all(pushes)
-        changed = identifier is not None and group.identify(identifier)
+        changed = identifier is not None and group.identify(identifier, shift=shift)
         now = (
             sum(worker.hot_pairs for worker in group.workers),
             sum(worker.cold_pairs for worker in group.workers),
@@ -92,6 +95,6 @@ def train(
 
 def evaluate(group: SparseGroup, model: Model, samples: Samples) -> tuple[float, float]:
     """Loss and area under the curve of the model as rank 0 pulls it."""
-    batch = Batch.of(samples)
+    batch = Batch.of(samples, model.dense)
     scores: F64 = model.scores(batch, group.jobs[0].pull(batch.keys))
     return loss_of(scores, batch.labels), area_under_curve(scores, batch.labels)

@@ -1,11 +1,15 @@
 """Readers of sparse data, and the corpus."""
 
+import bz2
+import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from inanet.demo.clicks import BadData, _hashed, load, of_words
+from inanet.demo import clicks, datasets
+from inanet.demo.clicks import BadData, _hashed, corpus, load, of_words
+from inanet.demo.interactions import of_pairs
 
 
 def test_libsvm_files(tmp_path: Path) -> None:
@@ -28,6 +32,87 @@ def test_click_logs(tmp_path: Path) -> None:
     assert samples.labels.tolist() == [0.0, 1.0, 1.0]
     assert samples.start.tolist() == [0, 2, 3, 5]
     assert samples.keys[:2].tolist() == samples.keys[3:].tolist() == _hashed(["site=news", "ad=7"]).tolist()
+
+
+def test_logs_without_a_line_of_names_begin_with_the_label(tmp_path: Path) -> None:
+    """As Criteo's: the label, numbers, categories, separated by tabs, compressed."""
+    path = tmp_path / "day_0.gz"
+    with gzip.open(path, "wt") as out:
+        out.write("0\t5\t\t68fd1e64\n1\t\t3\t68fd1e64\n")
+    samples = load(str(path))
+    assert samples.labels.tolist() == [0.0, 1.0]
+    assert samples.start.tolist() == [0, 2, 4]
+    assert samples.keys.tolist() == _hashed(["1=5", "3=68fd1e64", "2=3", "3=68fd1e64"]).tolist()
+    path.write_bytes(b"no gzip")
+    with pytest.raises(BadData, match=r"cannot read .*day_0.gz: Not a gzipped file"):
+        load(str(path))
+
+
+def test_names_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clicks, "corpus", lambda scope: scope)
+    monkeypatch.setattr(datasets, "interactions", lambda: "pairs")
+    assert [datasets.load(name) for name in datasets.NAMES] == ["library", "tests", "packages", "pairs"]
+
+
+def test_a_first_sample_without_features_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.bz2"
+    path.write_bytes(bz2.compress(b"0\n1 7:1\n"))
+    assert load(str(path)).start.tolist() == [0, 0, 1]
+
+
+def test_corpora_are_the_librarys_its_tests_and_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("json/decoder.py", "test/test_json.py", "site-packages/foreign.py", "notes.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    monkeypatch.setattr(clicks.sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr(clicks, "_PACKAGES", ("click", "no_such_package"))
+    library, tests, everything = (set(clicks._files(scope)) for scope in ("library", "tests", "packages"))
+    assert {path.name for path in library} == {"decoder.py"}
+    assert {path.name for path in tests} == {"decoder.py", "test_json.py"}
+    assert tests < everything
+    assert {path.parts[-2] for path in everything - tests} == {"click"}
+
+
+def test_the_corpus_is_read_from_files_eight_lines_a_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.py").write_text("x = 1\n" * 9)
+    (tmp_path / "b.py").write_text("# nothing here\n\nreturn y\n")
+    (tmp_path / "c.py").write_text("")
+    found = [tmp_path / name for name in ("c.py", "a.py", "b.py")]
+    monkeypatch.setattr(clicks, "_files", lambda scope: found)
+    clicks.sources.cache_clear()
+    try:
+        words, sample, file = clicks.sources()
+        assert words.tolist() == _hashed(["x"] * 9 + ["nothing", "here", "return", "y"]).tolist()
+        assert sample.tolist() == [0] * 8 + [1] + [2] * 4
+        assert file.tolist() == [1] * 9 + [2] * 4
+        # not through the cache of corpora, which other tests share
+        assert corpus.__wrapped__(pairs=False).labels.tolist() == [0.0, 0.0, 1.0]
+    finally:
+        clicks.sources.cache_clear()
+
+
+def test_interactions_are_pairs_that_met_and_pairs_that_did_not() -> None:
+    users = np.repeat(np.arange(6), 4)
+    items = np.array([item for user in range(6) for item in (1, 2, 2, 3 + user)], np.uint64)
+    samples = of_pairs(users, items, least=3)
+    met = samples.take(np.flatnonzero(samples.labels == 1))
+    missed = samples.take(np.flatnonzero(samples.labels == 0))
+    # items 1 and 2 have met everybody, so that no pair of them is left that did not
+    assert len(met) == 12
+    assert len(missed) == 0
+    assert len(np.unique(met.keys[0::2])) == 6
+    assert len(np.unique(met.keys[1::2])) == 2
+    assert not set(met.keys[0::2].tolist()) & set(met.keys[1::2].tolist())
+    some = of_pairs(np.repeat(np.arange(20), 3), np.arange(60, dtype=np.uint64) % np.uint64(7), least=3)
+    pairs = some.keys.reshape(-1, 2)
+    assert len(np.unique(pairs, axis=0)) == len(pairs)
+    assert 0.3 < some.labels.mean() < 0.6
+    with pytest.raises(BadData, match="no item has met 9 users"):
+        of_pairs(users[:4], items[:4], least=9)
 
 
 @pytest.mark.parametrize(

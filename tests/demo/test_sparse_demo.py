@@ -1,10 +1,14 @@
 """Zebra's demo on a few made-up samples: impaired, repeated, compared."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from inanet.demo.cli import demo
+from inanet.demo.clicks import BadData
 from inanet.demo.sparse_demo import Options, line, run, table
 from inanet.demo.sparse_training import Step
 
@@ -24,6 +28,44 @@ def test_an_impaired_training_is_the_clean_one() -> None:
     assert 0.0 < result["in_network_share"] < 1.0
     assert "bit for bit" in table(result)[-1]
     assert line(steps[0]).startswith("step    1  loss 0.69")
+
+
+def test_hot_parameters_found_on_the_way_change_no_bit_either() -> None:
+    steps: list[Step] = []
+    options = Options(workers=2, steps=12, impair=0.02, model="ncf", hot="online")
+    result = run(options, steps.append, samples=made_up(800))
+    assert result["ok"], result
+    assert steps[0].changed
+    assert steps[0].hot == 0 < steps[2].hot
+    assert result["changes_of_the_hot_set"] == sum(step.changed for step in steps)
+    assert line(steps[0]).endswith("other parameters are hot from now on")
+    assert result["hot_parameters"] > 0
+
+
+def test_a_file_with_hardly_any_samples_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.svm"
+    path.write_text("1 3:1\n0 4:1\n")
+    with pytest.raises(BadData, match=r"a.svm has 2 samples; training needs 64 at least"):
+        run(Options(data=str(path)), lambda step: None)
+
+
+def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    rows = [f"{place % 2},{place % 5},{place % 2}" for place in range(200)]
+    path.write_text("\n".join(["click,site,ad", *rows, ""]))
+    sparse = ["--system", "zebra", "--workers", "1", "--steps", "20", "--model", "lr", "--json"]
+    ran = CliRunner().invoke(demo, [*sparse, "--data", str(path), "--hot", "online"])
+    assert ran.exit_code == 0, ran.output
+    result = json.loads(ran.stdout)
+    assert (result["model"], result["data"], result["hot"]) == ("lr", str(path), "online")
+    # the advertisement decides
+    assert result["auc"] == 1.0
+    failed = CliRunner().invoke(demo, [*sparse, "--data", str(tmp_path / "missing")])
+    assert failed.exit_code == 2
+    assert "cannot read" in json.loads(failed.stdout)["error"]
+    refused = CliRunner().invoke(demo, ["--model", "lr"])
+    assert refused.exit_code == 2
+    assert "--model is for --system zebra" in refused.stderr
 
 
 def test_steps_beyond_the_data_go_through_it_again_and_an_interrupt_ends_it() -> None:

@@ -11,6 +11,7 @@ from inanet.demo.sparse_models import (
     FactorisationMachine,
     LogisticRegression,
     Model,
+    NeuralFactorisation,
     area_under_curve,
     error_of,
     loss_of,
@@ -31,13 +32,18 @@ def made_up(count: int, seed: int = 0) -> Samples:
     return Samples("made up", start, keys, np.ones(len(keys), np.float32), labels)
 
 
-@pytest.mark.parametrize("model", [LogisticRegression(), FactorisationMachine(3)], ids=["lr", "fm"])
+@pytest.mark.parametrize(
+    "model",
+    [LogisticRegression(), FactorisationMachine(3), NeuralFactorisation(3)],
+    ids=["lr", "fm", "ncf"],
+)
 def test_gradients_are_the_losss_derivatives(model: Model) -> None:
-    batch = Batch.of(made_up(6))
+    batch = Batch.of(made_up(6), model.dense)
     rng = np.random.default_rng(1)
     parameters = rng.standard_normal((len(batch.keys), model.width)).astype(np.float32)
     found = model.gradients(batch, parameters, error_of(model.scores(batch, parameters), batch.labels))
-    for place in rng.integers(0, parameters.size, 10).tolist():
+    # of the network, which comes first, and of features
+    for place in [*range(model.width * len(model.dense)), *rng.integers(0, parameters.size, 10).tolist()]:
         ends = []
         for step in (0.01, -0.01):
             moved = parameters.copy()
@@ -51,6 +57,10 @@ def test_a_batch_has_the_constant_and_every_key_once() -> None:
     assert batch.keys[0] == BIAS
     assert len(np.unique(batch.keys)) == len(batch.keys)
     assert np.allclose(batch.per_sample(batch.value**2), 2.0)
+    dense = NeuralFactorisation(2).dense
+    batch = Batch.of(made_up(5), dense)
+    assert batch.keys[:3].tolist() == dense.tolist()
+    assert (batch.place[5:] >= batch.dense).all()
 
 
 def test_the_area_under_the_curve() -> None:
@@ -60,7 +70,9 @@ def test_the_area_under_the_curve() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "steps"), [(LogisticRegression(), 10), (FactorisationMachine(2), 5)], ids=["lr", "fm"]
+    ("model", "steps"),
+    [(LogisticRegression(), 10), (FactorisationMachine(2), 5), (NeuralFactorisation(2), 7)],
+    ids=["lr", "fm", "ncf"],
 )
 def test_training_learns_and_loss_changes_no_bit(model: Model, steps: int) -> None:
     batches, held_out = list(made_up(72 * steps).batches(24)), made_up(300, seed=1)
@@ -76,7 +88,7 @@ def test_training_learns_and_loss_changes_no_bit(model: Model, steps: int) -> No
             seed=2,
             timing=Timing(first=0.002, least=0.001, most=0.02),
         ) as group:
-            group.use_hot(hot_by_sampling(batches, 0.1, 0, model.width, 1 << 16))
+            group.use_hot(hot_by_sampling(batches, 0.1, 0, model, 1 << 16))
             results.append(train(group, model, batches, held_out))
             assert group.in_network_share() > 0.2
     clean, lossy = results

@@ -196,14 +196,22 @@ class OnlineIdentifier:
     """The iteration-based method: after ``after`` iterations decides from the updates seen whether to redistribute.
 
     It does when the new list's :func:`list_distance` from the one in use exceeds ``threshold``. The options of
-    :func:`choose` decide how many are hot.
+    :func:`choose` decide how many are hot. Counts of earlier decisions have ``fading`` of their weight at each later one: with
+    0 only the last iterations count, and what is at the edge of the list changes every time; towards 1 it is slow to notice
+    that other parameters have become hot.
     """
 
-    def __init__(self, after: int = 10, threshold: float = 0.1, **options: float) -> None:
-        if after < 1 or not 0.0 <= threshold < 1.0:
-            raise ValueError("identification needs an iteration at least, and a threshold from 0 to below 1")
+    def __init__(
+        self, after: int = 10, threshold: float = 0.1, *, fading: float = 0.0, **options: float
+    ) -> None:
+        if after < 1 or not 0.0 <= threshold < 1.0 or not 0.0 <= fading < 1.0:
+            raise ValueError(
+                "identification needs an iteration at least; threshold and fading lie from 0 to below 1"
+            )
         self.after = after
         self.threshold = threshold
+        self.fading = fading
+        self._before = Ranking(np.zeros(0, np.uint64), np.zeros(0, np.int64))
         self._options = options
         #: distance at the last decision
         self.distance = 0.0
@@ -216,8 +224,10 @@ class OnlineIdentifier:
         """The new hot keys, hottest first, or ``None`` if those in use will do. ``keys`` and ``counts`` (int64) are what
         switch and PS have counted, in any order, keys possibly several times.
         """
+        faded = (self._before.counts * self.fading).astype(np.int64)
+        keys, counts = np.concatenate([keys, self._before.keys]), np.concatenate([counts, faded])
         seen = counts > 0
-        ranked = ranking(keys[seen], counts[seen])
+        ranked = self._before = ranking(keys[seen], counts[seen])
         found = ranked.top(choose(ranked, **self._options).k).keys  # type: ignore[arg-type]
         self.distance = list_distance(current, found)
         return found if self.distance > self.threshold else None

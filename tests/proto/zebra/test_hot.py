@@ -93,3 +93,18 @@ def test_online_identification_redistributes_only_for_a_reason() -> None:
     assert found is not None
     assert found[0] == 999
     assert identifier.distance > 0.7
+
+
+def test_earlier_counts_fade() -> None:
+    one, other = np.arange(4, dtype=np.uint64), np.arange(2, 6, dtype=np.uint64)
+    before, after = np.array([80, 60, 40, 20], np.int64), np.array([30, 30, 30, 30], np.int64)
+    nothing = np.zeros(0, np.uint64)
+    # at a half: key 2 has 40 / 2 + 30, key 0 has 80 / 2
+    for fading, wanted in ((0.0, [2, 3, 4, 5]), (0.5, [2, 0, 3, 1, 4, 5]), (0.9, [0, 2, 1, 3, 4, 5])):
+        identifier = OnlineIdentifier(1, 0.0, fading=fading, step=1)
+        assert identifier.decide(nothing, one, before) is not None
+        found = identifier.decide(nothing, other, after)
+        assert found is not None
+        assert found.tolist() == wanted
+    with pytest.raises(ValueError, match="threshold and fading"):
+        OnlineIdentifier(fading=1.0)

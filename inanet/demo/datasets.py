@@ -1,0 +1,17 @@
+"""Sparse data by name: corpora and interactions, which are on every machine, or a file."""
+
+from inanet.demo.clicks import CORPORA, Samples
+from inanet.demo.clicks import load as read
+from inanet.demo.interactions import interactions
+
+INTERACTIONS = "interactions"
+#: names that need no file
+NAMES = (*CORPORA, INTERACTIONS)
+
+
+def load(source: str) -> Samples:
+    """One of :data:`NAMES`, or the file of that name; see :func:`inanet.demo.clicks.load`.
+
+    Raises :class:`~inanet.demo.clicks.BadData`.
+    """
+    return interactions() if source == INTERACTIONS else read(source)
