@@ -266,19 +266,17 @@ class Hops(Downlink):
                 if missing or group == 0:
                     self._say(state, link, Kind.LOST, down=False, gradient=group, bits=self._bits)
             return
-        committed = self._is_committed(state)
-        if is_newer(h.round, active) and not committed:
+        if is_newer(h.round, active) and not self._is_committed(state):
             # asking for a later round confirms the one that is running (R4)
             sender = state.down.get(child)
             if sender is not None and not sender.done:
                 sender.done = True
                 self._confirm(state, now)
-                committed = self._is_committed(state)
-            if not committed:
-                if state.confirmed and state.tree.up is not None:
-                    # everything below is done: the OPEN of the parent was lost, or is still to come
-                    self._say(state, state.tree.up, Kind.READY, down=False, round_=h.round)
-                return
+            # a root that commits by this tells all children, the one that asks among them
+            if not self._is_committed(state) and state.confirmed and state.tree.up is not None:
+                # everything below is done: the OPEN of the parent was lost, or is still to come
+                self._say(state, state.tree.up, Kind.READY, down=False, round_=h.round)
+            return
         # the child may be in a round that has not reached this node: name none that can still be going on. Before a round
         # that is open here all are over, even if this node has forgotten them
         over = state.over if self._is_committed(state) else (active - 1) & 0xFFFFFFFF

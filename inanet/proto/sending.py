@@ -100,7 +100,8 @@ class Sending(Rounds):
         if sender.done or sender.sent_due is not None:
             return
         if sender.cursor == state.shard.count:
-            sender.sent_due = now
+            # who has all results says so by itself, before it is asked
+            sender.sent_due = now if sender is state.up else now + self.timing.reorder
         elif sender.cursor and not state.data:
             sender.sent_due = now + self.timing.retransmit
         else:
