@@ -159,7 +159,7 @@ class Timeline:
             self._age[worker] = 0
         order = np.argsort(self._left, kind="stable")
         inside, late = order[:participants], order[participants:]
-        length = float(self._left[inside[-1]]) + self.aggregation
+        length = max(float(self._left[inside[-1]]), 0.0) + self.aggregation
         epoch = Epoch(
             self.now,
             length,
@@ -168,7 +168,8 @@ class Timeline:
             tuple(sorted(late.tolist())) if self.discard else (),
         )
         self.history[inside] = self._full[inside]
-        self._left = np.maximum(self._left - length, 0.0)
+        # below 0: its gradient waits, the longest first
+        self._left -= length
         self._age += 1
         self._left[inside] = np.nan
         if self.discard:

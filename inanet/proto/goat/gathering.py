@@ -50,7 +50,7 @@ class _Held:
     values: I32
     #: worker to serial of what is in the sum
     inside: dict[int, int]
-    #: epoch whose number is ``need``, and the one it was last sent in
+    #: gradients that are waited for, and the epoch in which it was last sent
     need: int = 0
     sent: int = 0
 
@@ -60,7 +60,7 @@ class Gatherer:
 
     def __init__(self, node: int, sizes: Mapping[int, int]) -> None:
         self.node = node
-        self.epoch = 0
+        self.epoch = self._revision = 0
         #: gradients that came again, or of sub-models that are not summed here
         self.dropped = 0
         self._held = {g: _Held(np.zeros(size, np.int32), {}) for g, size in sizes.items()}
@@ -71,14 +71,15 @@ class Gatherer:
         """Workers whose gradients are in and have not been sent on, by sub-model."""
         return {g: frozenset(held.inside) for g, held in self._held.items() if held.inside}
 
-    def publish(self, epoch: int, needs: Mapping[int, int]) -> list[Gathered]:
+    def publish(self, epoch: int, needs: Mapping[int, int], revision: int = 0) -> list[Gathered]:
         """K_t^s of every sub-model from now on (0, or none: nothing of it leaves in this epoch); what that completes.
 
-        A number may be published anew within an epoch. One of an earlier epoch is ignored.
+        Numbers are published anew within an epoch under a higher ``revision``. What is older than what is known, or
+        the same, is ignored.
         """
-        if epoch < self.epoch:
+        if (epoch, revision) <= (self.epoch, self._revision):
             return []
-        self.epoch = epoch
+        self.epoch, self._revision = epoch, revision
         for g, held in self._held.items():
             held.need = needs.get(g, 0)
         return [sum_ for g in self._held if (sum_ := self._complete(g)) is not None]
