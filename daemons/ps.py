@@ -50,6 +50,7 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         fabric(config, context),
         negotiate=config.node.rate_negotiation,
         switches=switches,
+        links=config.topology.links,
     )
     coordination = Coordination(settings, member, station.driver.kick, keys=config.control.tls_keys())
     context.stats = station.figures

@@ -12,6 +12,7 @@ from typing import Protocol
 from inanet.control.entry import check_endpoint, check_entry
 from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.control.fields import Cause
+from inanet.control.goat.fabric import GoatFabric
 from inanet.control.groups import Groups
 from inanet.control.job import Job
 from inanet.control.joining import Forming, Members, Refused
@@ -71,11 +72,16 @@ class Admission:
         self.groups = Groups(settings.group_range, settings.group_port)
         self._settings = settings
         self._fabric = settings.topology
-        numbers = Numbers(lambda: {j.planner.switched.number for j in jobs.values() if j.planner.switched})
+
+        def taken() -> set[int]:
+            return {j.planner.switched.number for j in jobs.values() if j.planner.switched}
+
+        numbers = Numbers(taken)
         #: of jobs that have chosen a system with a switch
         self._switched = {
             system: SwitchedFabric(system, settings, peers.nodes, numbers) for system in SYSTEMS
         }
+        self._switched["goat"] = GoatFabric("goat", settings, peers.nodes, numbers, taken)
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers
@@ -228,6 +234,7 @@ class Admission:
             group_of=None if downlink == "unicast" else partial(self.groups.of, number, pending.key),
             probe=downlink == "auto",
             switched=chosen.switched,
+            publish=chosen.publish,
         )
 
         def next_nonce(name: str) -> int:

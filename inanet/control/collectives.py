@@ -302,7 +302,9 @@ class Collectives:
         busy = {spec for round_ in self.ledger for spec in round_.specs.values()}
         while not self._switched and (spare := self.book.spare(busy)) is not None:
             self.drop(spare)
-        tensor = self.book.create(spec, facts, len(self._planner.trees), last_round)
+        publish = self._planner.publish
+        scheduled = publish(spec, self._planner.ranks) if publish is not None else ()
+        tensor = self.book.create(spec, facts, len(self._planner.trees), last_round, scheduled)
         tensor.waiting = set(self.holders())
         for name in self.holders():
             self.tell(name, tensor)

@@ -42,6 +42,9 @@ class Topology(Section):
     )
     #: names of switches that jobs may choose a system on, in order of preference
     switches: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    #: pairs of nodes that are plugged into each other, e.g. [["s0", "ps"], ["s0", "s1"], ["s1", "w0"]], for systems that sum
+    #: in several switches; empty: everything is at the first switch
+    links: Annotated[tuple[Annotated[tuple[Name, Name], Field(strict=False)], ...], Field(strict=False)] = ()
     #: ``configured``: the trees as they stand here; else the planner's cheapest of a kind, over the same nodes
     plan: Literal["configured", "auto", "ps", "sharded", "tree", "sharded-tree"] = "configured"
     #: what the planner reckons with: the size of a tensor, and rates of the nodes' links

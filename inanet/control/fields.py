@@ -123,6 +123,16 @@ def check_layout(layout: TensorLayout) -> TensorLayout:
         _check_shard(shard)
         _need(shard.tensor == layout.tensor, f"shard {shard.shard} belongs to tensor {shard.tensor}")
     _need(len({shard.shard for shard in layout.shards}) == len(layout.shards), "two shards with one id")
+    for part in layout.scheduled:
+        _in_range("sub-model", part.number, 0, (1 << 16) - 2)
+        _in_range("first", part.first, 0, (1 << 32) - 1)
+        _in_range("count", part.count, 1, (1 << 32) - 1)
+        _in_range("workers", len(part.nodes), 1, MAX_CHILDREN)
+        for node in part.nodes:
+            _in_range("node", node, 0, len(part.bases))
+            _need(node == 0 or part.bases[node - 1] >= 0, f"sub-model {part.number} has no slots at node {node}")
+        for base in part.bases:
+            _in_range("base", base, -1, (1 << 31) - 1)
     return layout
 
 
@@ -152,6 +162,14 @@ def _check_switched(facts: Switched) -> None:
     _in_range("window", facts.window, 1, (1 << 31) - 1)
     _in_range("quota", facts.quota, 0, (1 << 31) - 1)
     _in_range("values", facts.values, 0, 1 << 10)
+    _need(not facts.sites or len(facts.entries) == len(facts.workers), "a worker without a switch")
+    for site in facts.sites:
+        _need(len(site.to_sites) == len(facts.sites), f"switch {site.name!r}: ways to other switches are missing")
+        _need(len(site.ways) == len(facts.workers), f"switch {site.name!r}: ways to workers are missing")
+        for endpoint in (site.endpoint, site.to_ps, *site.to_sites, *site.ways):
+            _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
+    for endpoint in facts.entries:
+        _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
 
 
 def _check_placement(place: Placement, version: int) -> None:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from inanet.control.fields import SHARD_IDS
 from inanet.control.topology import split
-from inanet.proto.plan import Fold, Part, Shard, TensorLayout, TensorSpec
+from inanet.proto.plan import Fold, Part, Scheduled, Shard, TensorLayout, TensorSpec
 
 
 class FormatFacts(Protocol):
@@ -82,8 +82,16 @@ class LayoutBook:
             return None
         return next((tensor for spec, tensor in self._by_spec.items() if spec not in busy), None)
 
-    def create(self, spec: TensorSpec, facts: FormatFacts, trees: int, last_round: int) -> Tensor:
-        """Lay a tensor out over the trees, evenly, in contiguous shards; empty shards are left out.
+    def create(
+        self,
+        spec: TensorSpec,
+        facts: FormatFacts,
+        trees: int,
+        last_round: int,
+        scheduled: tuple[Scheduled, ...] = (),
+    ) -> Tensor:
+        """Lay a tensor out over the trees, evenly, in contiguous shards; empty shards are left out. ``scheduled`` are its
+        sub-models where several switches sum.
 
         Raises :class:`LayoutError` if the job has too many tensors or shards.
         """
@@ -107,7 +115,7 @@ class LayoutBook:
             Shard(self._shard_id(), self._next_tensor, tree, part, fold, first, count)
             for part, fold, tree, first, count in pieces
         ]
-        tensor = Tensor(TensorLayout(self._next_tensor, spec, tuple(shards)), last_round)
+        tensor = Tensor(TensorLayout(self._next_tensor, spec, tuple(shards), scheduled), last_round)
         self.adopt(tensor)
         return tensor
 

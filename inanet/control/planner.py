@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from inanet.control.receivers import Station
 from inanet.control.sentences import listing
 from inanet.control.topology import Tree
-from inanet.proto.plan import Child, NodePlan, Parent, Placement, Retired, Switched
+from inanet.proto.plan import Child, NodePlan, Parent, Placement, Retired, Scheduled, Switched, TensorSpec
 from inanet.wire.xagg import MAX_CHILDREN
 
 
@@ -42,7 +42,8 @@ class Planner:
     ``ancestors(tree, name)`` are the configured parents of a node, nearest first: children that turn up at
     a parent replace the one among them that is gone. ``ranks`` is R2's n. ``group_of(tree, parent)`` is the
     endpoint of a multicast group for the results of a parent, or 0; without it all results go by unicast.
-    ``probe``: by multicast only to children that have answered. ``switched`` goes to all nodes as it is.
+    ``probe``: by multicast only to children that have answered. ``switched`` goes to all nodes as it is; ``publish`` makes
+    the sub-models of a tensor where several switches sum.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Planner:
         group_of: Callable[[int, str], int] | None = None,
         probe: bool = False,
         switched: Switched | None = None,
+        publish: Callable[[TensorSpec, int], tuple[Scheduled, ...]] | None = None,
     ) -> None:
         self.job = job
         self.key = key
@@ -65,6 +67,7 @@ class Planner:
         self._group_of = group_of
         self._probe = probe
         self.switched = switched
+        self.publish = publish
         self._ids: dict[tuple[int, str], Ids] = {}
 
     def follow(self, ancestors: Callable[[int, str], Sequence[str]]) -> None:

@@ -18,7 +18,7 @@ class Service(Frozen):
     """
 
     endpoint: Annotated[Integer, Field(ge=0, lt=1 << 48)]
-    slots: Annotated[Integer, Field(ge=0, le=1 << 16)] = 0
+    slots: Annotated[Integer, Field(ge=0, le=1 << 20)] = 0
     own: Annotated[bool, Strict()] = False
     quota: Count = 0
     relays: Annotated[bool, Strict()] = False

@@ -49,6 +49,8 @@ class Settings:
     group_port: int = GROUP_PORT
     #: switches that jobs may use, in order of preference
     switches: tuple[str, ...] = ()
+    #: pairs of nodes that are plugged into each other, where jobs are summed in several switches
+    links: tuple[tuple[str, str], ...] = ()
     #: packets that a worker may have in flight towards a switch, and slots that it gets where they are its job's own
     switch_window: int = 512
     #: nodes are told how fast they may send; a worker whose loss in a period exceeds the share is given less
@@ -72,6 +74,7 @@ def settings_of(
     evaluate: bool = False,
     expected: tuple[str, ...] = (),
     switches: tuple[str, ...] = (),
+    links: tuple[tuple[str, str], ...] = (),
 ) -> Settings:
     """The settings that a ``[control]`` section means. Raises ``OSError`` if its token file has vanished."""
     return Settings(
@@ -89,6 +92,7 @@ def settings_of(
         evaluate=evaluate,
         expected=expected,
         switches=switches,
+        links=links,
         heartbeat=control.heartbeat,
         insecure=control.insecure,
     )

@@ -87,7 +87,7 @@ class SwitchedFabric:
 
     def _root(self) -> str | None:
         """A parameter server for it."""
-        needs = [EXPONENTS, *([self.system] if SYSTEMS[self.system].frame else [])]
+        needs = [EXPONENTS, *([self.system] if SYSTEMS[self.system].has_server else [])]
         servers = [name for name, hello in self._nodes().items() if hello.role != "switch"]
         return next((s for s in servers if all(self._service(s, need) is not None for need in needs)), None)
 

@@ -6,7 +6,7 @@ that take part, and to the aggregators that are there: the children of an absent
 ancestor that is present.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Protocol
@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from inanet.control.fields import MAX_TREES, Name
 from inanet.control.sentences import listing
 from inanet.control.trees import Performance
-from inanet.proto.plan import NodePlan, Switched
+from inanet.proto.plan import NodePlan, Scheduled, Switched, TensorSpec
 from inanet.wire.xagg import MAX_CHILDREN
 
 
@@ -67,6 +67,8 @@ class Arrangement:
     reason: str = ""
     #: for jobs whose sums are made in a switch
     switched: Switched | None = None
+    #: for those that are made in several: sub-models of a tensor for a number of ranks
+    publish: Callable[[TensorSpec, int], tuple[Scheduled, ...]] | None = None
 
 
 class Fabric(Protocol):

@@ -11,6 +11,8 @@ from inanet.proto.systems import TREES
 
 #: How long a daemon may finish what runs after SIGTERM; the demo stops daemons that have nothing left to do.
 DRAIN_TIMEOUT = "3 s"
+#: what programs of switches are given beside their defaults. GOAT: so little memory that no switch has room for the gradient
+_PROGRAM = {"goat": {"memory": "24 KiB"}}
 
 
 def worker_socket(directory: Path, name: str) -> Path:
@@ -50,7 +52,7 @@ def configurations(
         if role == "worker":
             sections["local"] = {"socket": str(worker_socket(directory, node.name))}
         if role == "switch":
-            sections["switch"] = {"programs": [{"system": system, "udp_ports": "0"}]}
+            sections["switch"] = {"programs": [{"system": system, "udp_ports": "0", **_PROGRAM.get(system, {})}]}
         if role == "ps":
             sections["topology"] = section(nodes)
             sections["control"]["downlink"] = downlink

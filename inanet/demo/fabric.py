@@ -26,7 +26,7 @@ from inanet.control.exits import Failure
 from inanet.demo.configuration import configurations, worker_socket
 from inanet.demo.counters import STATS_VARIABLE, Counters, total
 from inanet.demo.process import Process, end_all, script
-from inanet.demo.topology import ROLES, NodeSpec, switched, two_level
+from inanet.demo.topology import ROLES, NodeSpec, plugged
 from inanet.demo.topology import topology as tree
 from inanet.proto.systems import TREES
 
@@ -127,7 +127,7 @@ class Fabric:
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). A ``system`` other than XAgg
-        has a switch that runs it, ``switch0``, instead of aggregators. On every hop
+        has a switch that runs it, ``switch0``, instead of aggregators, GOAT three of them. On every hop
         packets are lost, duplicated, reordered and corrupted with probability ``impair`` each, repeatably
         for a ``seed``. ``downlink`` is that of the PS's [control]. ``check`` is called at least every :data:`GLANCE` seconds while this class waits and
         may raise to give up. Raises ``ValueError`` for a topology that is no tree.
@@ -135,7 +135,7 @@ class Fabric:
         if topology is not None:
             nodes = [NodeSpec(*pair) for pair in topology]
         else:
-            nodes = two_level(workers, aggregators) if system == TREES else switched(workers)
+            nodes = plugged(system, workers, aggregators)
         self.topology = tree(nodes)
         self.nodes = {node.name: node for node in nodes}
         self.processes: dict[str, Process] = {}

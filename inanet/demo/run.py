@@ -101,7 +101,9 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     file is left.
     """
     started = time.monotonic()
-    between = f"{AGGREGATORS} ina-agg" if options.system == TREES else f"1 ina-switch ({options.system})"
+    between = f"{AGGREGATORS} ina-agg"
+    if options.system != TREES:
+        between = f"{3 if options.system == 'goat' else 1} ina-switch ({options.system})"
     show.stage(
         f"starting {options.workers} ina-worker, {between}, 1 ina-ps on 127.0.0.1 "
         "(compiles the kernels if this is the first time)"

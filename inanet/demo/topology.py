@@ -11,6 +11,7 @@ from typing import Any
 from inanet.control import config
 from inanet.control.config import Role
 from inanet.control.topology import Topology
+from inanet.proto.systems import TREES
 
 #: The roles, leaves first: the order in which a fabric is taken down.
 ROLES: tuple[Role, ...] = ("worker", "agg", "switch", "ps")
@@ -52,6 +53,24 @@ def switched(workers: int) -> list[NodeSpec]:
     ]
 
 
+def collaborative(workers: int) -> list[NodeSpec]:
+    """GOAT's testbed: a switch with the PS, two more at that one, workers in two halves at these."""
+    return [
+        NodeSpec("ps", None),
+        NodeSpec("switch0", "ps"),
+        NodeSpec("switch1", "switch0"),
+        NodeSpec("switch2", "switch0"),
+        *(NodeSpec(f"worker{index}", f"switch{1 + index * 2 // workers}") for index in range(workers)),
+    ]
+
+
+def plugged(system: str, workers: int, aggregators: int) -> list[NodeSpec]:
+    """The nodes of a fabric for a system."""
+    if system == TREES:
+        return two_level(workers, aggregators)
+    return collaborative(workers) if system == "goat" else switched(workers)
+
+
 def section(nodes: Iterable[NodeSpec]) -> dict[str, Any]:
     """The ``[topology]`` section of the PS's configuration.
 
@@ -64,11 +83,18 @@ def section(nodes: Iterable[NodeSpec]) -> dict[str, Any]:
     roots = [node.name for node in nodes if node.role == "ps"]
     if len(roots) != 1:
         raise ValueError(f"{len(roots)} PS; a fabric has one")
+    switches = [n.name for n in nodes if n.role == "switch"]
     return {
         "roots": roots,
         "aggregators": [{"name": n.name, "parent": n.parent} for n in nodes if n.role == "agg"],
-        "workers": [{"name": n.name, "parent": n.parent} for n in nodes if n.role == "worker"],
-        "switches": [n.name for n in nodes if n.role == "switch"],
+        # a tree's workers are below aggregators or the PS; what is plugged in where, the links say
+        "workers": [
+            {"name": n.name, "parent": roots[0] if n.parent in switches else n.parent}
+            for n in nodes
+            if n.role == "worker"
+        ],
+        "switches": switches,
+        "links": [[n.name, n.parent] for n in nodes if n.parent is not None] if len(switches) > 1 else [],
     }
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from inanet.proto.atp.ps import ParameterServer
     from inanet.proto.plan import Switched
+    from inanet.proto.switched.root import Server
     from inanet.proto.switched.window import Timing
     from inanet.proto.switched.worker import Membership, Worker
 
@@ -36,6 +36,13 @@ class System:
     raw: bool = False
     static: bool = False
     options: tuple[str, ...] = ()
+    #: a PS that is not one of ATP's kind
+    server: str = ""
+
+    @property
+    def has_server(self) -> bool:
+        """Whether jobs need a PS for more than exponents."""
+        return bool(self.frame or self.server)
 
     def make_worker(self, member: "Membership", facts: "Switched", timing: "Timing") -> "Worker":
         """A worker's machine. Raises ``ValueError`` for facts that the system cannot have."""
@@ -46,8 +53,11 @@ class System:
         """The switch's program; raises ``ValueError`` for memory in which not one slot fits."""
         return _load(self.program)(**options)
 
-    def make_server(self) -> "ParameterServer | None":
+    def make_server(self) -> "Server | None":
         """The system's PS, if it has one."""
+        if self.server:
+            made: Server = _load(self.server)()
+            return made
         if not self.frame:
             return None
         from inanet.proto.atp.ps import ParameterServer
@@ -98,6 +108,14 @@ SYSTEMS: Mapping[str, System] = {
         "",
         range(7413, 7414),
         static=True,
+    ),
+    "goat": System(
+        "inanet.proto.goat.worker:join",
+        "inanet.proto.goat.program:GoatProgram",
+        "",
+        range(7414, 7415),
+        static=True,
+        server="inanet.proto.goat.ps:GoatServer",
     ),
 }
 #: what a job may choose

@@ -48,9 +48,14 @@ class SwitchFollower:
         self._closing = closing
         self._jobs: dict[int, Switched] = {}
 
-    @staticmethod
-    def _job(facts: Switched) -> Job:
+    def _job(self, facts: Switched, key: int = 0) -> Job:
         slots = facts.slots if facts.own else None
+        if facts.sites:
+            here = self._switch.endpoints()[self._programs[facts.system]]
+            node = next((k for k, site in enumerate(facts.sites, 1) if site.endpoint == here), 0)
+            if not node:
+                raise ValueError(f"job {facts.number}: this switch is none of those that sum for it")
+            return Job(facts.number, facts.workers, facts.ps, facts=facts, node=node, key=key)
         return Job(facts.number, facts.workers, facts.ps, slots, facts.quota or None)
 
     def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
@@ -62,7 +67,7 @@ class SwitchFollower:
         if name is None:
             raise MemoryError(f"it does not run {facts.system}")
         try:
-            self._switch.serve(name, self._job(facts))
+            self._switch.serve(name, self._job(facts, plan.key))
         except (ValueError, OSError) as error:
             raise MemoryError(str(error)) from error
         self._jobs[plan.job] = facts
@@ -75,7 +80,19 @@ class SwitchFollower:
             self._switch.dismiss(self._programs[facts.system], self._job(facts), self._closing)
 
     def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
-        """Tensors have no slots of their own."""
+        """Hold the sub-models of a job that is summed in several switches; other tensors have no slots of their own.
+
+        Raises ``MemoryError`` for slots that are not there.
+        """
+        facts = self._jobs.get(job_id)
+        if facts is None or not layout.scheduled:
+            return
+        name = self._programs[facts.system]
+        program = next(one.program for one in self._switch.pipeline.registrations if one.name == name)
+        try:
+            program.hold(facts.number, layout.scheduled)
+        except ValueError as error:
+            raise MemoryError(str(error)) from error
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
         """Nothing to forget."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from inanet.proto.systems import SYSTEMS
 
 if TYPE_CHECKING:
+    from inanet.proto.plan import Switched
     from inanet.switch.registration import Registration
 
 
@@ -27,6 +28,10 @@ class Job:
     ps: int = 0
     slots: int | None = None
     quota: int | None = None
+    #: of a job that is summed in several switches: what its plan says, this switch's number, the job's secret
+    facts: Switched | None = None
+    node: int = 0
+    key: int = 0
 
 
 def build(
@@ -80,6 +85,9 @@ def admit(registration: Registration, job: Job) -> None:
     """
     from inanet.proto.switched.tenants import Tenant
 
+    if job.facts is not None:
+        _admit_site(registration, job, job.facts)
+        return
     members = {worker: 1 << rank for rank, worker in enumerate(job.workers)}
     if len(members) < len(job.workers):
         raise ValueError(
@@ -92,10 +100,25 @@ def admit(registration: Registration, job: Job) -> None:
     registration.groups[job.number] = job.workers
 
 
+def _admit_site(registration: Registration, job: Job, facts: Switched) -> None:
+    """:func:`admit` at one of several switches: its neighbours are workers, other switches, perhaps the PS."""
+    from inanet.proto.goat.routes import below, neighbours, tenant
+
+    site = facts.sites[job.node - 1]
+    registration.program.add_job(tenant(facts, job.node, job.key))
+    registration.users[job.number] = around = neighbours(site)
+    registration.uplinks.update(dict.fromkeys(around, 0))
+    registration.groups[job.number] = below(site)
+
+
 def dismiss(registration: Registration, job: Job) -> None:
     """Have a program forget a job: its slots are free, and nothing is taken from its workers any more."""
     registration.program.remove_job(job.number)
     del registration.groups[job.number]
+    around = registration.users.pop(job.number, ())
+    # other jobs have the same switches beside them
+    for neighbour in set(around).difference(*registration.users.values()):
+        registration.uplinks.pop(neighbour, None)
     for worker in job.workers:
         registration.uplinks.pop(worker, None)
     if job.ps not in registration.uplinks.values():

@@ -30,6 +30,8 @@ class Registration:
     raw: bool = False
     uplinks: dict[int, int] = field(default_factory=dict)
     groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    #: neighbours by job, where jobs may share them
+    users: dict[int, tuple[int, ...]] = field(default_factory=dict)
     passes: int = 1
     share: int | None = None
 

@@ -1,13 +1,13 @@
 """GOAT on a switch: slots of sub-models at the addresses that the controller has published."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.goat import policy
 from inanet.proto.goat.policy import Routes
+from inanet.proto.goat.routes import SiteTenant
 from inanet.proto.plan import Scheduled
 from inanet.proto.program import Verdicts
 from inanet.proto.switched.program import SwitchProgram
@@ -18,20 +18,6 @@ from inanet.wire.goat import MAX_NODES, WORDS
 
 #: slots of a register file, which a fragment's 32-bit number could name
 MOST_SLOTS = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class SiteTenant(Tenant):
-    """A job at one of its switches. ``members`` maps neighbours to the bits of the workers behind them, the next hop to the
-    PS left out where none is; ``ps`` is that next hop.
-
-    ``node`` is this switch's number in the job, ``to_nodes`` the next hops to nodes 1, 2 and so on (0: none), ``key`` the
-    job's secret.
-    """
-
-    node: int = 0
-    to_nodes: tuple[int, ...] = ()
-    key: int = 0
 
 
 class GoatProgram(SwitchProgram):

@@ -6,9 +6,24 @@ packets are whose (R7).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from inanet.proto.goat.program import SiteTenant
 from inanet.proto.plan import Site, Switched
+from inanet.proto.switched.tenants import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTenant(Tenant):
+    """A job at one of its switches. ``members`` maps neighbours to the bits of the workers behind them, the next hop to the
+    PS left out where none is; ``ps`` is that next hop.
+
+    ``node`` is this switch's number in the job, ``to_nodes`` the next hops to nodes 1, 2 and so on (0: none), ``key`` the
+    job's secret.
+    """
+
+    node: int = 0
+    to_nodes: tuple[int, ...] = ()
+    key: int = 0
 
 
 def towards(parents: Mapping[str, str], here: str, there: str) -> str:

@@ -45,13 +45,16 @@ class SwitchedHost:
         facts = plan.switched
         assert facts is not None, "a plan without a switch"
         if self._plan is None:
+            index = facts.workers.index(self.endpoint)
+            # with several switches, both are the one that this host is at
+            entry = facts.entries[index] if facts.entries else 0
             member = Membership(
                 facts.number,
-                facts.workers.index(self.endpoint),
+                index,
                 len(facts.workers),
                 plan.ranks,
-                facts.switch,
-                facts.results,
+                entry or facts.switch,
+                entry or facts.results,
                 root=facts.exponents,
                 key=plan.key,
             )
@@ -64,6 +67,7 @@ class SwitchedHost:
         if layout.tensor > 0xFFFF:
             raise MemoryError("a job on a switch has 65536 tensors in its life")
         self._worker.add_tensor(layout.tensor, layout.spec)
+        self._worker.schedule(layout.tensor, layout.scheduled)
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
         """Forget a tensor."""

@@ -5,21 +5,33 @@ nothing with the slots of jobs that sum in trees; which jobs are whose is in the
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from inanet.proto.atp.ps import ParameterServer, PSJob
-from inanet.proto.machine import Follower
+from inanet.proto.atp.ps import PSJob
+from inanet.proto.machine import Follower, Machine
 from inanet.proto.plan import NodePlan, Switched, TensorLayout
 from inanet.proto.switched.exponents import ExponentRoot
+
+
+class Server(Machine, Protocol):
+    """The PS of one system, for any number of jobs."""
+
+    def add_job(self, job: PSJob) -> None:
+        """Serve a job."""
+        ...
+
+    def remove_job(self, job: int) -> None:
+        """Forget a job."""
+        ...
 
 
 class SwitchedRoot:
     """Follows the plans of all jobs: those without a switch are for ``trees``. ``servers`` are by system."""
 
     def __init__(
-        self, trees: Follower, exponents: ExponentRoot, servers: Mapping[str, ParameterServer]
+        self, trees: Follower, exponents: ExponentRoot, servers: Mapping[str, Server]
     ) -> None:
         self._trees = trees
         self._exponents = exponents
@@ -40,7 +52,8 @@ class SwitchedRoot:
         server = self._servers.get(facts.system)
         if server is not None:
             switch = (facts.switch,)
-            server.add_job(PSJob(facts.number, members, switch, facts.window, facts.slots, switch))
+            job = PSJob(facts.number, members, switch, facts.window, facts.slots, switch, key=plan.key)
+            server.add_job(job)
 
     def drop_job(self, job_id: int) -> None:
         """Forget a job."""

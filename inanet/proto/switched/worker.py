@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
-from inanet.proto.plan import TensorSpec
+from inanet.proto.plan import Scheduled, TensorSpec
 from inanet.proto.switched.exponents import ExponentClient
 from inanet.proto.switched.source import Arrays, Source, Tensor
 from inanet.proto.switched.stream import Stream
@@ -156,6 +156,9 @@ class Worker:
                 f"job {self.member.job}, tensor {spec.name!r}: {spec.dtype} needs the address of a root for exponents"
             )
         self._tensors[tensor] = made
+
+    def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
+        """Where a tensor's sub-models go; only systems of several switches have any."""
 
     def drop_tensor(self, tensor: int) -> None:
         """Forget a tensor; rounds of it that have begun go on."""

@@ -1,0 +1,160 @@
+"""A job's switches where several sum for it, and who schedules its tensors on them."""
+
+from collections.abc import Callable, Collection, Mapping
+
+from inanet.control.goat.extras import plan_extra
+from inanet.control.goat.publishing import Memory, Publisher
+from inanet.control.messages import Hello
+from inanet.control.sentences import listing
+from inanet.control.services import EXPONENTS, Service
+from inanet.control.settings import Settings
+from inanet.control.switches import MOST_WORKERS, Numbers, SwitchedFabric
+from inanet.control.topology import Arrangement, Topology, TopologyError
+from inanet.proto.formats import make_format
+from inanet.proto.goat.routes import sites
+from inanet.proto.plan import Scheduled, Switched, TensorSpec
+from inanet.proto.switched.stream import words_of
+from inanet.wire.goat import MAX_NODES, VALUES
+
+#: what a job calls to have a tensor's sub-models, of so many ranks
+Publish = Callable[[TensorSpec, int], tuple[Scheduled, ...]]
+
+
+def ways(links: Collection[tuple[str, str]], ps: str, switches: Collection[str]) -> dict[str, str]:
+    """Every node's neighbour towards the PS, along shortest ways; only switches pass anything on.
+
+    Of equally short ways the one over the neighbour that stands first in ``links`` is taken.
+    """
+    near: dict[str, list[str]] = {}
+    for one, other in links:
+        near.setdefault(one, []).append(other)
+        near.setdefault(other, []).append(one)
+    parents: dict[str, str] = {}
+    queue = [ps]
+    for node in queue:
+        for neighbour in near.get(node, []):
+            if neighbour != ps and neighbour not in parents:
+                parents[neighbour] = node
+                if neighbour in switches:
+                    queue.append(neighbour)
+    return parents
+
+
+class GoatFabric(SwitchedFabric):
+    """All switches of the configuration take part; a job is whole or it is over. ``links`` in the settings say who is
+    plugged in where; without them everything is at the first switch, the other switches included.
+    """
+
+    def __init__(
+        self,
+        system: str,
+        settings: Settings,
+        nodes: Callable[[], Mapping[str, Hello]],
+        numbers: Numbers,
+        numbers_taken: Callable[[], Collection[int]],
+    ) -> None:
+        super().__init__(system, settings, nodes, numbers)
+        self._memory = Memory()
+        self._taken = numbers_taken
+
+    def _parents(self, ps: str, workers: Collection[str]) -> dict[str, str]:
+        """Everybody's neighbour towards the PS. Raises :class:`TopologyError` for nodes without a way."""
+        switches = self._settings.switches
+        links = self._settings.links
+        if not links:
+            links = tuple((switches[0], name) for name in (ps, *switches[1:], *workers))
+        parents = ways(links, ps, switches)
+        lost = [name for name in (*switches, *workers) if name not in parents]
+        problems = [f"topology.links: {name!r} has no way to the PS {ps!r} over switches" for name in lost]
+        first = [name for name in parents.values() if name == ps]
+        strays = [name for name in parents if parents[name] == ps and name not in switches]
+        problems += [
+            f"topology.links: {name!r} is at the PS itself; it belongs to a switch" for name in strays
+        ]
+        if len(first) > 1 and not strays:
+            problems.append(f"topology.links: {len(first)} switches are at the PS {ps!r}; one may be")
+        if len(switches) >= MAX_NODES:
+            problems.append(f"{len(switches)} switches; at most {MAX_NODES - 1} can be numbered")
+        if problems:
+            raise TopologyError(problems)
+        return parents
+
+    def fits(self, workers: Collection[str]) -> None:
+        """See :class:`~inanet.control.topology.Fabric`."""
+        super().fits(workers)
+        if len(workers) > MOST_WORKERS:
+            raise TopologyError([f"{len(workers)} hosts; bitmaps have room for {MOST_WORKERS}"])
+        try:
+            plan_extra("scipy.optimize", "the GOAT scheduler")
+            plan_extra("networkx", "a topology for the GOAT scheduler")
+        except ImportError as error:
+            raise TopologyError([str(error)]) from error
+        root = self._root()
+        if root is not None:
+            self._parents(root, workers)
+
+    def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
+        """See :class:`~inanet.control.topology.Fabric`."""
+        missing = [name for name in self._settings.switches if self._service(name, self.system) is None]
+        words = [f"switches that run {self.system}: {listing(missing)}"] if missing else []
+        if self._root() is None:
+            words.append("a parameter server that serves jobs on switches")
+        if not self._numbers.left:
+            words.append("one of 255 jobs on switches to end")
+        return tuple(words)
+
+    def arrange(self, workers: Mapping[str, Hello], connected: Collection[str]) -> Arrangement:
+        """See :class:`~inanet.control.topology.Fabric`."""
+        root, switches = self._root(), self._settings.switches
+        assert root is not None
+        names = sorted(workers)
+        parents = self._parents(root, names)
+        topology = Topology(
+            roots=(root,),
+            aggregators={name: parents[name] for name in switches},
+            workers={name: (parents[name],) for name in names},
+            whole=True,
+        )
+        offers = {name: self._offer(name) for name in switches}
+        server, exponents = self._service(root, self.system), self._service(root, EXPONENTS)
+        assert server is not None
+        assert exponents is not None
+        endpoints = {name: its.endpoint for name, its in offers.items()}
+        endpoints |= {root: server.endpoint, **{name: workers[name].endpoint for name in names}}
+        found, entries = sites(parents, switches, names, endpoints)
+        window = min(self._settings.switch_window, *(workers[name].rx_window for name in names))
+        (first,) = (name for name in switches if parents[name] == root)
+        facts = Switched(
+            system=self.system,
+            number=self._numbers.next(),
+            workers=tuple(workers[name].endpoint for name in names),
+            switch=endpoints[first],
+            ps=server.endpoint,
+            results=endpoints[first],
+            exponents=exponents.endpoint,
+            slots=max(1, min(1 << 16, *(its.slots for its in offers.values()))),
+            own=True,
+            window=window,
+            sites=found,
+            entries=entries,
+        )
+        publish = self._publish(facts.number, parents, root, names, {n: s.slots for n, s in offers.items()})
+        return Arrangement(topology, f"{self.system} over {listing(switches)}", facts, publish)
+
+    def _offer(self, name: str) -> Service:
+        service = self._service(name, self.system)
+        assert service is not None
+        return service
+
+    def _publish(
+        self, number: int, parents: Mapping[str, str], root: str, workers: list[str], slots: Mapping[str, int]
+    ) -> Publish:
+        self._memory.keep(set(self._taken()))
+        publisher = Publisher(
+            number, parents, root, self._settings.switches, workers, slots, self._memory, seed=number
+        )
+
+        def publish(spec: TensorSpec, ranks: int) -> tuple[Scheduled, ...]:
+            return publisher.publish(spec.name, -(-words_of(make_format(spec, ranks)) // VALUES))
+
+        return publish
