@@ -193,6 +193,14 @@ class Coordination:
             _log.info("plan chosen", job=event.name, reason=event.reason)
         elif isinstance(event, events.PlanChanged):
             _log.info("plan changed", job=event.name, version=event.version, reason=event.reason)
+        elif isinstance(event, events.MembershipChanged):
+            _log.warning(
+                "job goes on without",
+                job=event.name,
+                ranks=event.ranks,
+                epoch=event.epoch,
+                reason=event.reason,
+            )
         elif isinstance(event, events.PlanRepeated):
             _log.warning(
                 "plan sent again", job=event.name, peer=event.node, held=event.held, version=event.version

@@ -154,6 +154,8 @@ class CoordinatorControl(Control):
     group_port: Annotated[int, Field(ge=1, le=65535)] = GROUP_PORT
     #: share of a worker's packets lost in 10 ms beyond which it is told to send less, if rates are negotiated
     loss_threshold: Probability = 0.01
+    #: a job whose worker is lost fails what was under way, and goes on with the others
+    elastic: Annotated[bool, Field(strict=True)] = False
 
 
 class PsControl(CoordinatorControl):

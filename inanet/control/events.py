@@ -76,6 +76,17 @@ class PlanChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class MembershipChanged:
+    """An elastic job goes on with fewer ``ranks``, in a new ``epoch``."""
+
+    job: int
+    name: str
+    ranks: int
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRepeated:
     """A node followed an old version although it had been sent a newer one, and was sent that again."""
 
@@ -144,6 +155,7 @@ ControlEvent = (
     | JobStarted
     | PlanChosen
     | PlanChanged
+    | MembershipChanged
     | PlanRepeated
     | RootMissed
     | RoundLost

@@ -49,6 +49,11 @@ class Holding:
         """It is gone again."""
         self._names.discard(name)
 
+    def number(self) -> int:
+        """A nonce for whoever else asks hosts to hold."""
+        self._nonce += 1
+        return self._nonce
+
     def cancel(self) -> None:
         """Hosts have been sent a plan and hold no longer."""
         self._attempt = None
@@ -57,7 +62,7 @@ class Holding:
         """Start an attempt if one is due: what to ask the hosts."""
         if not self._names or self._attempt is not None or now < self._not_before:
             return None
-        self._nonce += 1
+        self.number()
         self._not_before = now + _PAUSE * self._seconds
         mark = Mark(self._nonce, self._ledger.newest + 1)
         self._attempt = _Attempt(tuple(sorted(self._names)), mark, now + self._seconds)

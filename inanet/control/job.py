@@ -4,14 +4,15 @@ The plan changes in few ways only. When an aggregator is lost, its children move
 its id, at once, and the planner retires that id (R5). When one returns, nothing retires, so no packet of
 any round may be on its way: hosts are asked to hold before a round none of them has begun, and the plan
 changes when everything before it is finished and confirmed. That is also the moment for other trees, when the
-planner knows better ones. A parameter server that comes back gets everything again (R4).
+planner knows better ones. A parameter server that comes back gets everything again (R4). A worker that is lost ends the
+job, or, if that is elastic, has it begin another epoch (:mod:`inanet.control.shrinking`).
 """
 
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from inanet.control.collectives import JobLost
-from inanet.control.events import JobOver, RootMissed, RoundLost
+from inanet.control.events import JobOver, MembershipChanged, RootMissed, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Mark
 from inanet.control.messages import (
@@ -22,17 +23,24 @@ from inanet.control.messages import (
     Hold,
     JobEnded,
     JobFailed,
+    Judge,
+    Judged,
     LayoutReady,
     Message,
     Refuse,
 )
+from inanet.control.rounds import Round
 from inanet.control.sentences import clip, show_ranks
+from inanet.control.settling import Settling
+from inanet.control.shrinking import Shrinking
 from inanet.control.topology import Topology
 from inanet.control.trees import Performance
 from inanet.control.versions import Inheritance, Versions
 
 #: Waits for a quiet moment like an aggregator; no node is called that.
 REARRANGED = "*"
+
+_GOES_ON = "the job goes on with the others: call again"
 
 
 class Job(Versions):
@@ -64,13 +72,20 @@ class Job(Versions):
         host = name in self.hosts
         if isinstance(message, Begin) and host:
             self.collectives.begin(name, message, now)
+            if self.collectives.farewell and self._renewal is not None and self._shrinking is None:
+                # somebody has left in good order, and the others are not done
+                self._shrink(self.collectives.farewell, self.collectives.ledger.newest, [])
         elif isinstance(message, Refuse) and host:
             self.collectives.refuse(name, message, now)
         elif isinstance(message, Finished):
             self.collectives.finished(name, message)
         elif isinstance(message, LayoutReady) and (message.refused or not host):
             self._layout_ready(name, message)
+        elif isinstance(message, Judged):
+            self._judged(name, message)
         elif isinstance(message, Held) and host:
+            if self._shrinking is not None and message.nonce == self._shrinking.nonce:
+                self._shrinking.held.add(name)
             self._hold(self._holding.held(name, message.nonce, self.hosts))
 
     def _guard(self, now: float, action: Callable[[], None]) -> None:
@@ -90,6 +105,8 @@ class Job(Versions):
         """What may have become possible: the end of the job, the return of an aggregator."""
         if self._ending is not None and not self.collectives.completing:
             raise self._ending[1]
+        if self._may_renew:
+            self._renew()
         names = self._holding.ready(self.hosts)
         if names:
             self._enter(names)
@@ -115,10 +132,73 @@ class Job(Versions):
         open_ = [round_.number for round_ in self.collectives.ledger if round_.failure is None]
         where = f" in round {open_[0]}" if open_ else ""
         text = f"{show_ranks(ranks)} (host {name}) was lost{where}: {why}"
+        if self._renewal is not None and len(self.hosts) > 1 and self._ending is None:
+            newest = self.collectives.ledger.newest
+            self._shrink(text, newest, self.collectives.part(name, f"{text}; {_GOES_ON}"))
+            return
         self.collectives.lose(name, text)
         if self._ending is None:
             lost = JobLost("worker_lost", f"job {self.name!r}: {text}", open_[0] if open_ else None, ranks)
             self._ending = (self._now + self._settings.grace, lost)
+
+    # ---------- going on without somebody (R13)
+
+    def _shrink(self, reason: str, newest: int, open_: list[Round]) -> None:
+        """Have roots judge the rounds under way, and hosts begin no round after ``newest`` until the next epoch."""
+        shrinking = self._shrinking
+        if shrinking is None:
+            shrinking = self._shrinking = Shrinking(reason, 0, newest + 1)
+        shrinking.reason, shrinking.before = reason, max(shrinking.before, newest + 1)
+        self._holding.cancel()
+        self._hold_for_shrinking()
+        for round_ in open_:
+            tensors = [self.collectives.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
+            known = tuple(sorted(tensor.layout.tensor for tensor in tensors if tensor is not None))
+            shrinking.asked[round_.number] = set(round_.roots)
+            for root in round_.roots:
+                self._send(root, Judge(job=self.number, round=round_.number, tensors=known))
+
+    def _judged(self, name: str, message: Judged) -> None:
+        if self._shrinking is not None and self._shrinking.judged(name, message.round, message.complete):
+            self._give_up(message.round)
+
+    def _give_up(self, number: int) -> None:
+        """A round that some root does not have all of, now that nobody will send it any more."""
+        round_ = self.collectives.ledger.get(number)
+        if round_ is not None and round_.failure is None:
+            collectives = self.collectives
+            collectives.fail(round_, "worker_lost", collectives.farewell, missing=collectives.departed)
+
+    @property
+    def _may_renew(self) -> bool:
+        """Whether nothing of the old membership is under way any more."""
+        return (
+            self._shrinking is not None
+            and self._shrinking.settled(self.hosts)
+            and not self.collectives.completing
+            and not self._vacancies
+        )
+
+    def _renew(self) -> None:
+        """Begin the next epoch, with the hosts that are left."""
+        assert self._renewal is not None
+        assert self._shrinking is not None
+        reason, self._shrinking = self._shrinking.reason, None
+        for name in self.collectives.holders():
+            self.dismiss(name, "the job goes on in a new epoch")
+        planner = self.planner
+        ranks = sum(len(host.ranks) for host in self.hosts.values())
+        self.epoch, self.planner = self._renewal(ranks)
+        self.planner.follow(self.topology.ancestors)
+        self.planner.version = planner.version
+        self.collectives.renew(self.planner)
+        self._members = tuple(sorted(self.hosts))
+        self._settling = Settling(self.collectives.ledger)
+        self._gate, self._attach, self._performances, self._wanted = set(), {}, {}, None
+        self._quiet = self._held_back = False
+        self._holding.discard(REARRANGED)
+        self.log.append(MembershipChanged(self.number, self.name, ranks, self.epoch, reason))
+        self._advance(f"{reason}; {ranks} ranks go on", {})
 
     def leave(self, name: str, now: float) -> None:
         """A worker host goes in good order; the job is over when all have."""
@@ -139,6 +219,8 @@ class Job(Versions):
 
     def _holder_lost(self, name: str, why: str) -> None:
         self._holding.discard(name)
+        for number in self._shrinking.waits_for(name) if self._shrinking is not None else ():
+            self._give_up(number)
         if name in self.topology.roots and self.planner.switched is not None:
             # what a switch has added up meanwhile, nobody can tell
             self._root_late(name, why)
@@ -209,6 +291,7 @@ class Job(Versions):
             and not self._vacancies
             and self._ending is None
             and not self.collectives.farewell
+            and self._shrinking is None
         )
 
     def _hold(self, mark: Mark | None) -> None:

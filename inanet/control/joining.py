@@ -39,6 +39,8 @@ class Members:
 
     job: str
     hellos: dict[str, Hello] = field(default_factory=dict)
+    #: ranks that a job which resumes still had; None: all of its world
+    left: int | None = None
 
     def admit(self, hello: Hello, fabric: Fabric) -> None:
         """Take a host in. Raises :class:`Refused` if it does not fit the ones already there."""
@@ -74,6 +76,11 @@ class Members:
         return next((hello.world for hello in self.hellos.values()), 0)
 
     @property
+    def ranks(self) -> int:
+        """Ranks that contribute (R2's n)."""
+        return self.world if self.left is None else self.left
+
+    @property
     def system(self) -> str:
         """What the job has chosen."""
         return next((hello.system for hello in self.hellos.values()), TREES)
@@ -86,6 +93,9 @@ class Members:
     @property
     def missing_ranks(self) -> tuple[int, ...]:
         """Ranks that are not."""
+        if len(self.joined) == self.left:
+            # an elastic job had gone on without the others
+            return ()
         return tuple(sorted(set(range(self.world)) - self.joined))
 
     def missing(self, fabric: Fabric, connected: Collection[str]) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ from inanet.control.messages import (
     Hold,
     JobEnded,
     JobFailed,
+    Judge,
+    Judged,
     Known,
     Layout,
     LayoutDrop,
@@ -348,6 +350,9 @@ class Member:
 
     def _on_plan(self, message: Plan, now: float) -> None:
         plan = message.plan
+        held = self._jobs.get(plan.job)
+        if held is not None and held.plan.key != plan.key:
+            self._begin_epoch(plan.job)
         try:
             self.node.apply(plan, now, attach=message.attach)
         except MemoryError as error:
@@ -367,6 +372,14 @@ class Member:
             self._hold_before = None
             while self._held:
                 self._start(self._held.popleft(), now)
+
+    def _begin_epoch(self, job: int) -> None:
+        """The job goes on without somebody, under another key: nothing that was sent before counts (R13)."""
+        self._forget(job)
+        if self.asking is not None:
+            self.asking.again()
+        for opened in self._opened.values():
+            opened.tensor = None
 
     def _cannot_hold(self, job: int, text: str) -> None:
         """There is no room for a job. An aggregator serves others and refuses the tensors of this one."""
@@ -431,6 +444,11 @@ class Member:
                 if opened.tensor == message.tensor:
                     # begun meanwhile: it goes to the node again with the layout that follows
                     opened.tensor = None
+        elif isinstance(message, Judge):
+            complete = self.node.holds_all(message.job, message.round, message.tensors)
+            if not complete:
+                self.node.fail_round(message.job, message.round, message.tensors, now)
+            self._out.append(Judged(job=message.job, round=message.round, complete=complete))
         elif isinstance(message, Hold):
             self._hold_before = message.before
             self._out.append(Held(job=message.job, nonce=message.nonce))

@@ -36,6 +36,13 @@ its way::
 
     coordinator -> Hold(before)       worker -> Held; it begins no round from ``before`` on
     coordinator -> Plan               releases the hold, whatever the reason for the plan
+
+A worker of an elastic job is lost (:mod:`inanet.control.shrinking`). A plan under another key begins a new epoch, in
+which nothing counts that was sent before::
+
+    coordinator -> Judge (to roots)   root -> Judged
+    coordinator -> Hold               worker -> Held
+    coordinator -> JobEnded, Plan (to aggregators and roots), Plan (to workers)
 """
 
 from collections.abc import Mapping
@@ -201,6 +208,15 @@ class Held(Frozen):
     kind: Literal["held"] = "held"
     job: JobId
     nonce: Count
+
+
+class Judged(Frozen):
+    """Answer to :class:`Judge`: whether this root has every contribution. If not, it has given the round up."""
+
+    kind: Literal["judged"] = "judged"
+    job: JobId
+    round: RoundNumber
+    complete: Annotated[bool, Strict()]
 
 
 class Leave(Frozen):
@@ -383,6 +399,17 @@ class Hold(Frozen):
     before: RoundNumber
 
 
+class Judge(Frozen):
+    """To a root, when a worker of an elastic job is lost (R13): does it have every contribution to this round, of one of
+    these tensors? If not, it gives the round up, so that it cannot be completed any more.
+    """
+
+    kind: Literal["judge"] = "judge"
+    job: JobId
+    round: RoundNumber
+    tensors: Annotated[tuple[Count, ...], Strict(), Field(max_length=MAX_RANKS)]
+
+
 class RoundFailed(Frozen):
     """The round is over without a result, on every rank, with this text. Array contents are undefined; the
     job lives.
@@ -444,6 +471,7 @@ NodeMessage = (
     | Finished
     | PeerSilent
     | Held
+    | Judged
     | Leave
     | RateReady
     | RateDone
@@ -465,6 +493,7 @@ CoordinatorMessage = (
     | LayoutDrop
     | RateGrant
     | Hold
+    | Judge
     | RoundFailed
     | JobFailed
     | JobEnded

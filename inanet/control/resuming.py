@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from inanet.control.job import Job
 from inanet.control.joining import Members
 from inanet.control.layouts import Tensor
-from inanet.control.messages import Begin, Finished, Held, Hello, Known, LayoutReady, Refuse, Resume
+from inanet.control.messages import Begin, Finished, Held, Hello, Judged, Known, LayoutReady, Refuse, Resume
 from inanet.control.rounds import Host
 from inanet.control.topology import Fabric, Topology
 from inanet.control.versions import Inheritance
@@ -16,7 +16,7 @@ _MOST_QUEUED = 1 << 16
 #: No job has come this far: numbers beyond are errors, and would leave no room to count on.
 _SANE = 1 << 48
 #: What members say about a job.
-JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held
+JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held | Judged
 
 
 @dataclass(slots=True)
@@ -67,6 +67,7 @@ class Resuming:
         """Take a worker host back. Raises :class:`~inanet.control.joining.Refused`."""
         self.members.job = self.members.job or hello.job
         self.members.admit(hello, fabric)
+        self.members.left = hello.resume[0].plan.ranks
         self.returned[hello.name] = Returned(hello, hello.resume[0])
 
     def admit_holder(self, hello: Hello, resume: Resume) -> None:

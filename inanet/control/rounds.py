@@ -123,6 +123,13 @@ class RoundLedger:
         elif number in self._rounds:
             self._confirmed_early.setdefault(number, set()).add(root)
 
+    def renew(self) -> None:
+        """Parameter servers have forgotten all rounds: nothing is left to be confirmed."""
+        self._settling.clear()
+        self._confirmed_early.clear()
+        for round_ in self._rounds.values():
+            round_.roots = frozenset()
+
     def forgive(self, root: str) -> None:
         """A parameter server is gone, and with it what it would have confirmed."""
         for number in list(self._settling):

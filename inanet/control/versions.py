@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from inanet.control.collectives import Collectives, JobLost
 from inanet.control.events import ControlEvent, PlanChanged, PlanRepeated
 from inanet.control.holding import Holding
-from inanet.control.messages import Hello, Message, Plan
+from inanet.control.messages import Hello, Hold, Message, Plan
 from inanet.control.planner import PlanError, Planner
 from inanet.control.receivers import Receivers, Station
 from inanet.control.rounds import Host
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.settling import Settling
+from inanet.control.shrinking import Shrinking
 from inanet.control.topology import Topology, TopologyError
 from inanet.control.trees import Performance
 from inanet.control.vacancies import Vacancies
@@ -35,6 +36,10 @@ class Inheritance:
     lacking: frozenset[tuple[str, int]]
 
 
+#: What a job that goes on with so many ranks gets: the number of its next epoch, and a planner under another key.
+Renewal = Callable[[int], tuple[int, Planner]]
+
+
 @dataclass(slots=True)
 class _Told:
     """A plan as a member was sent it, and the number of the first ping it gets after that."""
@@ -48,6 +53,7 @@ class Versions:
     message).
 
     ``hellos`` has every member's Hello; ``next_nonce(name)`` is the number of the next ping that member will be sent.
+    ``renewal`` makes the job elastic.
     """
 
     def __init__(
@@ -62,6 +68,7 @@ class Versions:
         receivers: Receivers,
         next_nonce: Callable[[str], int],
         epoch: int = 0,
+        renewal: Renewal | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
@@ -82,6 +89,8 @@ class Versions:
         self._now = 0.0
         self._receivers = receivers
         self._next_nonce = next_nonce
+        self._renewal = renewal
+        self._shrinking: Shrinking | None = None
         self._ending: tuple[float, JobLost] | None = None
         self._vacancies = Vacancies(settings.resume)
         self._performances: dict[str, Performance] = {}
@@ -166,6 +175,15 @@ class Versions:
             self._held_back = self._quiet = False
             for name in self.hosts:
                 self._send_plan(name)
+            self._hold_for_shrinking()
+
+    def _hold_for_shrinking(self) -> None:
+        """A plan lets hosts go on; not yet, if somebody is about to be left out."""
+        if self._shrinking is not None:
+            self._shrinking.hold_again(self._holding.number())
+            hold = Hold(job=self.number, nonce=self._shrinking.nonce, before=self._shrinking.before)
+            for name in self.hosts:
+                self._send(name, hold)
 
     def _send_plan(self, name: str) -> None:
         attach = tuple(sorted(self._attach.pop(name, ())))

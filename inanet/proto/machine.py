@@ -79,6 +79,10 @@ class Follower(Protocol):
         """A round is over without a result, whether or not it was begun here."""
         ...
 
+    def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
+        """Whether a root has every contribution to its parts of a round."""
+        ...
+
 
 class NodeMachine(Machine, Follower, Protocol):
     """Both, with figures: what stands behind a device of its own."""

@@ -92,6 +92,29 @@ class Rounds(Core):
                     self._bury(state, number)
             self._start_waiting(job, tensor, now)
 
+    def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
+        """Whether this root has every contribution to its parts of a round, or has seen the round through (R13).
+
+        ``tensors`` are those that the round may be of. True where the node is no root of any of their shards; False for
+        tensors that it does not know.
+        """
+        job = self._jobs.get(job_id)
+        if job is None or not all(tensor in job.tensors for tensor in tensors):
+            return False
+        number = round_ & 0xFFFFFFFF
+        mine = [state for tensor in tensors for state in job.shards_of(tensor) if state.tree.up is None]
+        return all(self._is_whole(state, number) for state in mine if state.data)
+
+    def _is_whole(self, state: ShardState, round_: int) -> bool:
+        """Whether a root's shard has the result of a round, as opposed to having given it up, or still waiting."""
+        shard = self.memory.shards[state.row]
+        if self._is_running(state, round_):
+            return int(shard[ShardColumn.DOWN_LOGGED]) == state.shard.count
+        if round_ == state.over:
+            return not state.over_failed
+        # slots go on to a later round only when everybody has confirmed this one
+        return round_ not in state.dead and is_newer(int(shard[ShardColumn.ACTIVE]), round_)
+
     def _bury(self, state: ShardState, round_: int) -> None:
         """Remember a failed round that has not begun here: a neighbour that has not heard of it may still send it."""
         state.dead.add(round_)

@@ -89,6 +89,8 @@ TABLE: list[m.Message] = [
     m.LayoutDrop(job=7, tensor=5),
     m.RateGrant(job=7, sequence=1, up=10**9, down=None),
     m.Hold(job=7, nonce=1, before=9),
+    m.Judge(job=7, round=9, tensors=(1,)),
+    m.Judged(job=7, round=9, complete=False),
     m.RoundFailed(job=7, round=3, error="timeout", message="too late", tensors=(5,), rank=2, missing=(3,)),
     m.JobFailed(job=None, error="worker_lost", message="gone", ranks=(1,)),
     m.JobEnded(job=7, reason="over"),

@@ -37,7 +37,7 @@ TREES = Topology(
 class Whole:
     """A fabric whose control plane is the real one; ``impair`` is the probability of each kind of fault per fragment."""
 
-    def __init__(self, topology: Topology, impair: float = 0.0) -> None:
+    def __init__(self, topology: Topology, impair: float = 0.0, **settings: bool) -> None:
         self.topology = topology
         self.clock = FakeClock()
         self.network = MemoryNetwork()
@@ -49,7 +49,7 @@ class Whole:
         self.results: dict[tuple[str, int], Failed | None] = {}
         self._next_id = itertools.count(1)
         self._keys = itertools.count(0xABCD_0000_0000_0001)
-        self.settings = Settings(topology, TOKEN)
+        self.settings = Settings(topology, TOKEN, **settings)
         self.coordinator = self._coordinator()
         for name in [*topology.roots, *topology.aggregators, *topology.workers]:
             self.start(name)

@@ -78,10 +78,12 @@ def contributions(count: int, seed: int = 0) -> list[NDArray[np.float32]]:
 class Expected:
     """What one host would make of the rounds of a tensor."""
 
-    def __init__(self, count: int, dtype: str = "f32", op: str = "sum", mode: str = "carried") -> None:
+    def __init__(
+        self, count: int, dtype: str = "f32", op: str = "sum", mode: str = "carried", ranks: int = HOSTS
+    ) -> None:
         exact = dtype.startswith("i") or op in ("max", "min")
         chosen = ExponentMode.NONE if exact else MODES[mode]
-        self.tensor = LocalTensor(TensorSpec("", dtype, (count,), op, chosen), HOSTS)
+        self.tensor = LocalTensor(TensorSpec("", dtype, (count,), op, chosen), ranks)
 
     def after(self, arrays: Sequence[NDArray[Any]]) -> bytes:
         copies = [array.copy() for array in arrays]

@@ -10,11 +10,21 @@ from pathlib import Path
 import pytest
 
 import inanet
+from inanet.control.errors import WorkerLostError
 from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
 from inanet.demo.process import Process
 from inanet.demo.topology import NodeSpec
 from tests.client.agent import run_all
-from tests.daemons.test_fabric import LARGE, Expected, contributions, in_the_middle, shared, start, until
+from tests.daemons.test_fabric import (
+    LARGE,
+    Expected,
+    contributions,
+    error_of,
+    in_the_middle,
+    shared,
+    start,
+    until,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -30,6 +40,7 @@ listen = "unix:{directory}/control.sock"
 # a machine that compiles kernels beside this test must not look dead
 heartbeat = "3 s"
 round_timeout = "100 s"
+elastic = true
 [fabric]
 expect = {expect}
 [planning]
@@ -138,6 +149,35 @@ def test_a_job_outlives_its_parameter_server(fabric: Managed, stack: ExitStack) 
             handle.wait()
         assert {value.tobytes() for value in values} == {bits}
     assert "parameter server ps came back" in (fabric.directory / "manager.log").read_text()
+
+
+def test_an_elastic_job_goes_on_without_a_worker_that_was_killed(fabric: Managed, stack: ExitStack) -> None:
+    jobs = join(fabric, stack, "fourth")
+    arrays = shared(jobs, contributions(LARGE // 16))
+    handles = in_the_middle(jobs, arrays)
+    fabric.processes["worker3"].kill()
+    errors = [error_of(handle.wait) for handle in handles[:3]]
+    for error in errors:
+        assert isinstance(error, WorkerLostError)
+        assert (error.ranks, error.round) == ((3,), 1)
+        assert "rank 3 (host worker3) was lost in round 1" in str(error)
+        assert "the job goes on with the others: call again" in str(error)
+    # with n = 3 from here on, in sums and in means
+    expected = Expected(50_000, ranks=3)
+    means = Expected(5000, op="mean", ranks=3)
+    for round_ in range(2):
+        values = contributions(50_000, round_)[:3]
+        bits = expected.after(values)
+        for handle in start(jobs[:3], values):
+            handle.wait()
+        assert {value.tobytes() for value in values} == {bits}
+    values = contributions(5000)[:3]
+    bits = means.after(values)
+    for handle in start(jobs[:3], values, "mean"):
+        handle.wait()
+    assert {value.tobytes() for value in values} == {bits}
+    assert "job goes on without" in (fabric.directory / "manager.log").read_text()
+    fabric.restart("worker3")
 
 
 def test_the_manager_gives_up_with_the_names_of_those_who_did_not_come(tmp_path: Path) -> None:
