@@ -157,12 +157,15 @@ class Admission:
                 and (peer.hello.job, peer.hello.name) == (hello.job, hello.name)
             ):
                 raise self._connected_already(peer, now)
+        for resume in hello.resume:
+            if resume.key in self._ended:
+                raise Refused(f"job {hello.job!r} is over: {self._ended[resume.key]}")
         for job in self._jobs.values():
             if job.name == hello.job and hello.resume and hello.resume[0].key != job.planner.key:
                 raise Refused(
                     f"this process of host {hello.name!r} belongs to an earlier run of job {job.name!r}"
                 )
-            if job.name == hello.job and job.collectives.farewell:
+            if job.name == hello.job and job.collectives.farewell and not self._settings.elastic:
                 # its other ranks may be about to leave, too, and to come back like this one
                 text = f"job {job.name!r} has still to end: {job.collectives.farewell}"
                 raise Refused(text, retry_after=_ENDING_SECONDS)
@@ -226,16 +229,23 @@ class Admission:
         number, members, topology = pending.number, pending.members, chosen.topology
         format_of = self._format_of if chosen.switched is None else sums_only(self._format_of)
         downlink = self._settings.downlink
-        planner = Planner(
-            number,
-            pending.key,
-            members.world,
-            topology.ancestors,
-            group_of=None if downlink == "unicast" else partial(self.groups.of, number, pending.key),
-            probe=downlink == "auto",
-            switched=chosen.switched,
-            publish=chosen.publish,
-        )
+
+        def planner(key: int, ranks: int) -> Planner:
+            return Planner(
+                number,
+                key,
+                ranks,
+                topology.ancestors,
+                group_of=None if downlink == "unicast" else partial(self.groups.of, number, key),
+                probe=downlink == "auto",
+                switched=chosen.switched,
+                publish=chosen.publish,
+            )
+
+        def renewal(ranks: int) -> tuple[int, Planner]:
+            self.remember(job.planner.key, "it goes on without this host")
+            self.groups.withdraw(number)
+            return self._next_epoch(), planner(self._key_source() & 0xFFFFFFFFFFFFFFFF, ranks)
 
         def next_nonce(name: str) -> int:
             peer = self._peers.worker(number, name) or self._peers.node(name)
@@ -245,7 +255,7 @@ class Admission:
         job = Job(
             name,
             topology,
-            planner,
+            planner(pending.key, members.ranks),
             hosts,
             hellos,
             self._settings,
@@ -253,6 +263,7 @@ class Admission:
             self.receivers,
             next_nonce,
             pending.epoch,
+            renewal if self._settings.elastic and chosen.switched is None else None,
         )
         self._jobs[number] = job
         return job
@@ -328,8 +339,6 @@ class Admission:
         resume = hello.resume[0]
         if len(hello.resume) > 1:
             raise Refused(f"host {hello.name!r} wants to resume {len(hello.resume)} jobs on one connection")
-        if resume.key in self._ended:
-            raise Refused(f"job {hello.job!r} is over: {self._ended[resume.key]}")
         if self._number_taken(resume):
             raise Refused(f"job {hello.job!r} cannot go on: another job has its number, {resume.job}, now")
         if not Resuming.is_sane(resume):

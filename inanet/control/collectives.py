@@ -226,6 +226,33 @@ class Collectives:
             else:
                 self.ledger.tidy(round_)
 
+    def part(self, host: str, text: str) -> list[Round]:
+        """A worker host is gone, and the job will go on without it (R13). Returns rounds that have no result anywhere yet,
+        as far as is known here: whether they get one is for their roots to say.
+        """
+        gone = self.hosts.pop(host)
+        self.farewell = text
+        self.departed = tuple(sorted((*self.departed, *gone.ranks)))
+        open_ = []
+        for round_ in list(self.ledger):
+            if round_.failure is not None or round_.committed:
+                self.ledger.tidy(round_)
+            elif not round_.roots:
+                self.fail(round_, "worker_lost", text, missing=self.departed)
+            else:
+                open_.append(round_)
+        return open_
+
+    def renew(self, planner: Planner) -> None:
+        """A new epoch: nodes have forgotten all tensors, and ranks are those of ``planner``. Rounds that failed and that
+        some host has not come to yet are still told to it.
+        """
+        self._planner = planner
+        self.farewell, self.departed = "", ()
+        for tensor in self.book:
+            self.book.drop(tensor)
+        self.ledger.renew()
+
     def leave(self, host: str, text: str) -> None:
         """A worker host has gone with all its results; rounds it has not begun cannot be had."""
         gone = self.hosts.pop(host)

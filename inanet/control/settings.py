@@ -62,6 +62,8 @@ class Settings:
     #: how often registered nodes report
     heartbeat: float = 1.0
     loss_threshold: float = LOSS_THRESHOLD
+    #: jobs go on without workers that are lost (R13); those on switches do not
+    elastic: bool = False
     #: it may listen beyond this machine without TLS
     insecure: bool = False
 
@@ -94,6 +96,7 @@ def settings_of(
         switches=switches,
         links=links,
         heartbeat=control.heartbeat,
+        elastic=control.elastic,
         insecure=control.insecure,
     )
 

@@ -104,3 +104,7 @@ class SwitchFollower:
 
     def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
         """Fragments of a failed round go on to their end, or its job is over."""
+
+    def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
+        """A switch does not say what its slots hold."""
+        return False

@@ -112,6 +112,10 @@ class SwitchedHost:
             self._skipped.add(round_)
             self._turn(now)
 
+    def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
+        """A worker is no root."""
+        return False
+
     # ---------------------------------------------------------------- packets and time
 
     @property

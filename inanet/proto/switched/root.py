@@ -86,3 +86,7 @@ class SwitchedRoot:
         """Fragments of a failed round on a switch go on to their end."""
         if job_id not in self._switched:
             self._trees.fail_round(job_id, round_, tensors, now)
+
+    def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
+        """As for any root of trees; what is in a switch, nobody here knows."""
+        return job_id not in self._switched and self._trees.holds_all(job_id, round_, tensors)
