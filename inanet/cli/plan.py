@@ -20,9 +20,9 @@ SCHEMA = 1
 SHOWN = 5
 
 
-def _size(context: click.Context, parameter: click.Parameter, value: str) -> int:
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     try:
-        return parse_bytes(int(value) if value.isdecimal() else value)
+        return None if value is None else parse_bytes(int(value) if value.isdecimal() else value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -47,7 +47,7 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str) -> flo
 
 @click.command()
 @click.argument("topology", metavar="TOPOLOGY")
-@click.option("--size", required=True, callback=_size, help="Bytes of a tensor, e.g. '97 MiB'.")
+@click.option("--size", callback=_size, help="Bytes of a tensor, e.g. '97 MiB'.")
 @click.option("--compute", callback=_seconds, help="A step without communication, e.g. '300 ms'.")
 @click.option(
     "-k", "ks", multiple=True, type=click.IntRange(2, 32), help="Fan-in of server trees. [default: 2 to 5]"
@@ -79,7 +79,15 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str) -> flo
     show_default=True,
     help="krgs: GOAT's schedule over switches that can sum, instead of trees of servers.",
 )
-@click.option("--programmable", multiple=True, help="krgs: switches that can sum. [default: all]")
+@click.option(
+    "--layers",
+    help="krgs: a model's layers instead of --size: alexnet, sizes '4 MB,100 kB', module:name of a model.",
+)
+@click.option(
+    "--programmable",
+    multiple=True,
+    help="krgs: switches that can sum. [default: all, of a generated network a fifth]",
+)
 @click.option(
     "--registers", default="64 MB", show_default=True, callback=_size, help="krgs: memory of each of them."
 )
@@ -89,7 +97,7 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str) -> flo
 def plan(
     context: click.Context,
     topology: str,
-    size: int,
+    size: int | None,
     compute: float | None,
     ks: tuple[int, ...],
     ranks_per_host: int,
@@ -99,6 +107,7 @@ def plan(
     calibrate: bool,
     lab: bool,
     scheduler: str,
+    layers: str | None,
     programmable: tuple[str, ...],
     registers: int,
     seed: int,
@@ -119,12 +128,17 @@ def plan(
     if scheduler == "krgs":
         from inanet.cli import krgs
 
-        made = krgs.plan_krgs(read(topology), size, registers, seed, programmable)
+        if (size is None) == (layers is None):
+            raise click.UsageError("one of --size and --layers says what is scheduled")
+        model = [("tensor", size)] if size is not None else krgs.layers(layers or "")
+        made = krgs.plan_krgs(krgs.job_of(topology, seed, read), model, registers, seed, programmable)
         if as_json:
             click.echo(json.dumps(krgs.report(topology, made, explain)))
         else:
             click.echo("\n".join(krgs.lines(made, explain)))
         return
+    if size is None or layers is not None:
+        raise click.UsageError("Missing option '--size' (--layers is for --scheduler krgs)")
     if calibrate:
         from inanet.bench.calibration import calibrate as measure
 
