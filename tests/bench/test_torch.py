@@ -27,10 +27,26 @@ def test_communication_is_what_a_step_takes_beyond_computing() -> None:
     assert bench._ratio(rows, "local", "mlp", "communication_seconds") == 0.5
     assert bench._ratio(rows, "lab", "mlp", "step_seconds") is None
     result = {"cores": 2, "load": 0.5, "rows": rows, "skipped": ["lab: why"], "ratio_to_gloo_local": 0.5}
-    lines = list(bench.table(result))
+    result |= {"ratio_to_gloo_lab": None, "predicted_ratio_lab": bench._predicted(rows)}
+    lines = list(bench.table(result | {"marks": bench._marks(result)}))
+    assert "# mlp, communication, 4 ranks on one host: time over Gloo's 0.5, at most 0.5: met" in lines
     assert "# communication of mlp, to Gloo's, local: 0.5" in lines
     assert lines[-1] == "# skipped lab: why"
     assert sum(not line.startswith("#") for line in lines) == len(rows)
+
+
+def test_on_shaped_links_steps_are_held_against_what_the_plan_predicts() -> None:
+    rows = bench._time(Scripted("scripted", []), "lab", 1, 1)
+    # 17.4 MB at 200 Mbit/s, once in fragments, or one and a half times in segments
+    fabric, ring = 17_403_944 * 8 / 200e6 * 1094 / 1024, 17_403_944 * 8 / 200e6 * 1.5 * 1514 / 1448
+    predicted = bench._predicted(rows)
+    assert predicted == pytest.approx((1 + fabric) / (1 + ring), rel=1e-3)
+    result = {"ratio_to_gloo_local": None, "predicted_ratio_lab": predicted}
+    verdicts = [
+        bench._marks(result | {"ratio_to_gloo_lab": ratio * predicted})[1]["met"] for ratio in (1.09, 1.11)
+    ]
+    assert verdicts == [True, False]
+    assert bench._marks(result | {"ratio_to_gloo_lab": None})[1]["met"] is None
 
 
 def test_the_loss_difference_is_the_largest_of_all_steps() -> None:

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'inanet[torch]'")
 
 from inanet.bench.peers import ddp
-from inanet.bench.torch import loss_difference
+from inanet.bench.torch import MLP_BYTES, loss_difference
 from inanet.demo.digits import load
 from inanet.demo.fabric import python, python_environment
 from inanet.torch import Options
@@ -61,3 +61,7 @@ def test_losses_are_those_of_gloo_and_runs_are_bit_identical(ranks: Ranks, digit
     through = ranks.run(by_group, digits)
     assert loss_difference(through[0]["losses"], gloo["losses"]) < 0.002
     assert len({one["digest"] for one in through}) == 1
+
+
+def test_the_benchmark_predicts_for_the_model_that_it_trains() -> None:
+    assert sum(parameter.numel() * 4 for parameter in ddp.mlp().parameters()) == MLP_BYTES
