@@ -6,11 +6,14 @@ Shapers count Ethernet, IPv4 and transport headers, so bounds do. Links are full
 from collections.abc import Mapping
 
 from inanet.lab.model import Host, Topology
+from inanet.wire.netreduce_sizes import PACKET_BYTES
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
 
-_ETHERNET, _IPV4, _UDP, _TCP = 14, 20, 8, 32
+_ETHERNET, _IPV4, _UDP, _TCP, _BTH, _ICRC = 14, 20, 8, 32, 12, 4
 #: What a shaper counts for one byte of payload: a fragment in a row of its own,
 FRAGMENT = (ROW_BYTES + _UDP + _IPV4 + _ETHERNET) / PAYLOAD_BYTES
+#: a packet of an RDMA WRITE (BTH and ICRC around the values), at NetReduce's path MTU,
+ROCE = (PACKET_BYTES + _BTH + _ICRC + _UDP + _IPV4 + _ETHERNET) / PACKET_BYTES
 #: and TCP's largest segment on ordinary Ethernet (MTU 1500), time stamps included.
 SEGMENT = 1514 / (1500 - _IPV4 - _TCP)
 
@@ -51,6 +54,13 @@ def tree(topology: Topology, size: int) -> float:
         for parent in parents:
             received[parent] += share
     return max(_busiest(hosts, sent, received, size * FRAGMENT * 8), _last(topology, size, FRAGMENT))
+
+
+def spliced(topology: Topology, size: int) -> float:
+    """Seconds for a ring whose messages are summed on their way: every host sends its tensor once and receives the sum."""
+    hosts = {host.name: host for host in topology.workers()}
+    once = dict.fromkeys(hosts, 1.0)
+    return max(_busiest(hosts, once, once, size * ROCE * 8), _last(topology, size, ROCE))
 
 
 def server(topology: Topology, size: int) -> float:

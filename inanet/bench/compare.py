@@ -58,7 +58,7 @@ def run(wanted: Wanted) -> dict[str, Any]:
     tables = list(wanted.tables) or list(_possible(result["skipped"]))
     if any(table != "local" for table in tables):
         # also registers who takes part in labs only
-        from inanet.bench import labs  # noqa: F401
+        from inanet.bench import labs, rings  # noqa: F401
         from inanet.lab import library
         from inanet.lab.namespaces import require_privileges
 

@@ -129,13 +129,16 @@ def rack_rows(data: Load, workers: int, options: Options, goodput: float) -> lis
     return _compared(rows)
 
 
-def dense_goodput(workers: int, rate: float, memory: int = MEMORY) -> float:
-    """Bytes of model per second that SwitchML sums on a rack with ``memory`` bytes of registers, once it has got going."""
+def dense_goodput(workers: int, rate: float, memory: int = MEMORY, link: LinkSpec | None = None) -> float:
+    """Bytes of model per second that SwitchML sums on a rack with ``memory`` bytes of registers, once it has got going.
+    ``link`` is one of ``rate`` bits per second, with other delays than usual.
+    """
     slots = memory // SLOT
-    rack = Rack(SYSTEMS["switchml"], slots=slots, link=LinkSpec(rate=rate))
+    link = link or LinkSpec(rate=rate)
+    rack = Rack(SYSTEMS["switchml"], slots=slots, link=link)
     rack.add_job(1, workers, slots)
     rack.loop(1, 1_000_000)
-    window = 8 * 332 * slots / rate
+    window = 8 * 332 * slots / rate + 4 * link.delay
     rack.run(4 * window)
     begin, before = rack.network.now, rack.answered(1)
     rack.run(4 * window)

@@ -1,12 +1,15 @@
 """Table ``star``: hosts behind a switch, in a lab made for the run."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from inanet.bench import bounds
-from inanet.bench.labs import lab_stage
+from inanet.bench.labs import LabStage, lab_stage
 from inanet.bench.measure import paired_ratio
+from inanet.bench.peers.rank import Team
 from inanet.bench.registry import Peer
+from inanet.bench.rings import ring_stage
 from inanet.bench.runs import interleaved, row, started
 from inanet.lab.model import Topology
 
@@ -19,20 +22,31 @@ BOUNDS = {
     "server": bounds.server,
     "ring": bounds.ring,
     "synchronous": bounds.synchronous,
+    "spliced": bounds.spliced,
 }
 
 
 def star(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: int) -> list[dict[str, Any]]:
-    """One topology: all of ``peers`` alive at once, one repetition of each in turn. Needs root."""
-    with lab_stage(name) as stage, started(peers, stage) as teams:
-        topology = stage.topology
-        runs = interleaved(teams, size, repetitions, sent=stage.sent)
+    """One topology: all of ``peers`` alive at once, one repetition of each in turn. Needs root.
+
+    Those that are spliced into connections have the same hosts and links with ina-switch for a switch, in a lab beside.
+    """
+    with ExitStack() as stack:
+        stages: list[LabStage] = []
+        teams: dict[str, Team] = {}
+        for beside, open_stage in ((False, lab_stage), (True, ring_stage)):
+            mine = [peer for peer in peers if (peer.traffic == "spliced") == beside]
+            if mine:
+                stages.append(stack.enter_context(open_stage(name)))
+                teams |= stack.enter_context(started(mine, stages[-1]))
+        topology, world = stages[0].topology, stages[0].world
+        runs = interleaved(teams, size, repetitions, sent=lambda: total_sent(stages))
     times = {system: [run.sample.seconds for run in mine] for system, mine in runs.items()}
     return [
         row(
             "star",
             peer.name,
-            stage.world,
+            world,
             size,
             runs[peer.name],
             gloo=runs.get("gloo", ()),
@@ -43,3 +57,9 @@ def star(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: in
         )
         for peer in peers
     ]
+
+
+def total_sent(stages: Sequence[LabStage]) -> int | None:
+    """Bytes that the first worker of each lab has sent; ``None`` if nothing counts them. Only one lab at a time sends."""
+    counts = [stage.sent() for stage in stages]
+    return None if None in counts else sum(filter(None, counts))
