@@ -53,10 +53,13 @@ class _Pending:
 
 
 class ExponentClient:
-    """A worker's side. ``root`` is an address, ``bit`` the worker's own; ``timeout`` seconds double up to ``longest``."""
+    """A worker's side. ``root`` is an address, ``bit`` the worker's own; ``timeout`` seconds grow by half up to ``longest``.
+
+    By half: data waits for the answer in a tensor's first round, and one worker's loss holds up all.
+    """
 
     def __init__(
-        self, job: int, root: int, bit: int, key: int, *, timeout: float = 0.02, longest: float = 0.5
+        self, job: int, root: int, bit: int, key: int, *, timeout: float = 0.01, longest: float = 0.5
     ) -> None:
         self.job, self.root, self.bit, self.key = job, root, bit, key
         self._timeout, self._longest = timeout, longest
@@ -112,7 +115,7 @@ class ExponentClient:
             if pending.due <= now:
                 self.repeated += pending.interval > self._timeout
                 pending.due = now + pending.interval
-                pending.interval = min(2 * pending.interval, self._longest)
+                pending.interval = min(1.5 * pending.interval, self._longest)
                 out.append(pending.packet)
         return [_transmission(self.root, out)] if out else []
 

@@ -8,7 +8,9 @@ slots of a switch (two sets) and the table of a PS (two windows) can answer.
   again, once.
 - *Time*: a fragment that is not answered within the retransmission timeout is sent again. The timeout follows the round
   trips seen (RFC 6298; of fragments sent once only), because answers of a job with a straggler are late without being
-  lost; it doubles until something is answered.
+  lost. Answers to all that is in flight count as one sample (RFC 7323, appendix G): one answer of many that was late
+  because another worker's fragment was lost is no reason to wait longer. The timeout doubles until something is answered,
+  once for all that was sent before it last doubled.
 """
 
 from dataclasses import dataclass
@@ -45,9 +47,13 @@ class Window:
         self._answered: NDArray[np.bool_] = np.zeros(self._size, np.bool_)
         self._sent_at: NDArray[np.float64] = np.zeros(self._size)
         self._times_sent: NDArray[np.int64] = np.zeros(self._size, np.int64)
+        #: how many were in flight when it was sent
+        self._beside: NDArray[np.int64] = np.ones(self._size, np.int64)
         self._highest = first - 1
         self._smoothed = self._variation = 0.0
         self._backoff = 0
+        #: when the timeout was doubled last: what was sent before that is no reason to double it again
+        self._doubled = -inf
         #: when the oldest unanswered fragment was sent; None when that has to be found again
         self._oldest: float | None = None
         self.resent_by_gap = self.resent_by_time = 0
@@ -62,6 +68,7 @@ class Window:
         self._answered[places] = False
         self._sent_at[places] = now
         self._times_sent[places] = 1
+        self._beside[places] = stop - self.base
         if self._oldest is not None:
             self._oldest = min(self._oldest, now) if len(numbers) else self._oldest
         self.next = stop
@@ -77,7 +84,9 @@ class Window:
         late &= ~gap
         if late.any():
             self.resent_by_time += int(np.count_nonzero(late))
-            self._backoff += 1
+            if (self._sent_at[places[late]] >= self._doubled).any():
+                self._backoff += 1
+                self._doubled = now
         numbers: Index = waiting[gap | late]
         self._oldest = None
         self._sent_at[numbers % self._size] = now
@@ -117,17 +126,19 @@ class Window:
         self._backoff = 0
         measured = places[self._times_sent[places] == 1]
         if len(measured):
-            self._measure(float((now - self._sent_at[measured]).mean()))
+            share = min(1.0, float((1.0 / self._beside[measured]).sum()))
+            self._measure(float((now - self._sent_at[measured]).mean()), share)
         ahead = self._answered[np.arange(self.base, self.next) % self._size]
         self.base = self.next if ahead.all() else self.base + int(np.argmin(ahead))
         return new
 
-    def _measure(self, trip: float) -> None:
+    def _measure(self, trip: float, share: float) -> None:
+        """Note the mean round trip of a batch of answers, which are this ``share`` of what was in flight with them."""
         if self._smoothed == 0.0:
             self._smoothed, self._variation = trip, trip / 2
             return
-        self._variation += (abs(trip - self._smoothed) - self._variation) / 4
-        self._smoothed += (trip - self._smoothed) / 8
+        self._variation += share * (abs(trip - self._smoothed) - self._variation) / 4
+        self._smoothed += share * (trip - self._smoothed) / 8
 
     # ---------------------------------------------------------------- time
 

@@ -85,13 +85,13 @@ def test_repetitions_back_off_and_are_counted():
     group = Group()
     offered(group, 1, 10)
     client, times, now = group.clients[0], [], 0.0
-    for _ in range(7):
+    for _ in range(12):
         assert len(client.transmit(now)) == 1
         times.append(now)
         assert client.transmit(now) == []
         now = client.timer()
-    assert np.diff(times).tolist() == pytest.approx([0.02, 0.04, 0.08, 0.16, 0.32, 0.5])
-    assert client.repeated == 6
+    assert np.diff(times).tolist() == pytest.approx([0.01 * 1.5**n for n in range(10)] + [0.5])
+    assert client.repeated == 11
 
 
 def test_rounds_older_than_two_are_stale():

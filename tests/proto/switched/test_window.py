@@ -78,6 +78,37 @@ def test_timeouts_double_until_something_is_answered_and_follow_the_round_trip()
     assert 0.02 < window.timeout < 0.04
 
 
+def test_fragments_sent_at_different_times_double_the_timeout_once():
+    window = Window(8, Timing(timeout=0.01))
+    for number in range(4):
+        window.fresh(number + 1, 8, number * 0.001)
+    # each is late at a time of its own, and none of them was sent after the timeout had doubled
+    late = {
+        number: window.lost(0.01 + number * 0.001 if number == 0 else 0.02 + number * 0.001)
+        for number in range(4)
+    }
+    assert [numbers.tolist() for numbers in late.values()] == [[0], [1], [2], [3]]
+    assert window.timeout == 0.02
+    # what was sent since is: doubled again
+    assert window.lost(0.04).tolist() == [0]
+    assert window.timeout == 0.04
+
+
+def test_one_late_answer_of_many_does_not_stretch_the_timeout():
+    """A fragment that another worker has lost is answered late by everybody's; that is no round trip of the network."""
+    window = Window(256, Timing(timeout=0.001))
+    for round_ in range(5):
+        numbers = window.fresh(256, 256 * (round_ + 1), float(round_))
+        window.accept(numbers[:-1], round_ + 0.002)
+        before = window.timeout
+        window.accept(numbers[-1:], round_ + 0.5)
+        assert window.timeout < before + 0.01
+    # a straggler makes all of them late
+    for round_ in range(5, 30):
+        window.accept(window.fresh(256, 256 * (round_ + 1), float(round_)), round_ + 0.5)
+    assert window.timeout > 0.4
+
+
 def test_shares_are_given_back_in_one_piece():
     file = RegisterFile(64, budget=(4 * 64 + 24) * 10)
     starts = [file.take(job, 3) for job in range(3)]
