@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
@@ -45,7 +45,7 @@ class Offload:
         _log.info("aggregating in the kernel", interface=interface, mode=self.mode)
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> Mode | Literal["off"]:
         """What the program runs in."""
         return self._seat.mode
 

@@ -1,12 +1,13 @@
 """A worker's results through the kernel program: whether, and in which mode."""
 
-from typing import Any
+from typing import Any, Literal
 
 import structlog
 
 from inanet.aio.seat import Seat, Wanted, asked_for, interface_of
 from inanet.control.config import WorkerConfig
 from inanet.phy.device import Device
+from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import ROW_BYTES
 from inanet.xdp.attach import load_inbox
@@ -31,7 +32,7 @@ class ReceivingDevice(InboxDevice):
         # as many results as the socket's own buffer holds
         inbox = load_inbox(device.rx_budget, device.endpoint)
         try:
-            self._seat = Seat(inbox, interface, wanted)
+            self._seat = Seat(inbox, interface, wanted, merged="off")
         except BaseException:
             inbox.close()
             raise
@@ -40,11 +41,11 @@ class ReceivingDevice(InboxDevice):
         _log.info("results through the kernel", interface=interface, mode=self.mode, rows=inbox.rows)
 
     @property
-    def mode(self) -> Mode:
+    def mode(self) -> Mode | Literal["off"]:
         """What the program runs in."""
         return self._seat.mode
 
-    def _take(self) -> Any:
+    def _take(self) -> PacketBatch | None:
         self._batches += 1
         if self._batches % _EVERY == 0:
             counts = self.inbox.counts()

@@ -1,8 +1,9 @@
 """A kernel program's place on an interface, in the mode that is better there.
 
-``auto`` does not guess the mode. It begins in generic mode, which sees what the receive offload or a local sender has
-merged, and counts how many packets come in a frame. Where frames hold many packets, walking them is cheaper than any
-driver's one call per packet; where they come one by one, the driver's own mode is tried.
+``auto`` does not guess the mode. It begins in generic mode, which sees what a local sender or the interface has merged, and
+counts how many packets come in a frame. Where they come one by one, the driver's own mode is tried. Where frames hold many
+packets, it depends on the program: an aggregator's walks them at less cost than any driver's one call per packet, but a
+worker's would only copy what its socket gets as cheaply.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from inanet.xdp.memory import Mode
 
 _log: Any = structlog.get_logger("inanet.xdp")
 
-#: packets after which ``auto`` looks again, and packets of a frame that make generic mode the better one
+#: packets after which ``auto`` looks again, and packets of a frame from which on frames are merged ones
 ENOUGH = 8192
 MERGED = 2.0
 
@@ -64,10 +65,20 @@ def asked_for(wanted: Wanted | Literal["off"], make: Callable[[Wanted], Made], i
 
 
 class Seat:
-    """``program`` on ``interface`` until :meth:`close`. Raises :class:`~inanet.xdp.attach.Unavailable`."""
+    """``program`` on ``interface`` until :meth:`close`; with ``auto``, ``merged`` is what is better for merged frames.
 
-    def __init__(self, program: Attachable, interface: str, wanted: Wanted) -> None:
+    Raises :class:`~inanet.xdp.attach.Unavailable`.
+    """
+
+    def __init__(
+        self,
+        program: Attachable,
+        interface: str,
+        wanted: Wanted,
+        merged: Literal["generic", "off"] = "generic",
+    ) -> None:
         self._program = program
+        self._merged = merged
         self.auto = wanted == "auto"
         self._chosen = False
         self._attachment = self._attach(interface, modes(wanted))
@@ -82,9 +93,9 @@ class Seat:
         return Attachment(self._program, interface, allowed[-1])
 
     @property
-    def mode(self) -> Mode:
-        """What the program runs in."""
-        return self._attachment.mode
+    def mode(self) -> Mode | Literal["off"]:
+        """What the program runs in; ``off`` once it has turned out that nothing is gained by it."""
+        return self._attachment.mode if self._attachment.attached else "off"
 
     def choose(self, packets: int, frames: int) -> bool:
         """With ``auto``, once so many packets have come in so many frames that they tell: which mode is better? Returns
@@ -93,14 +104,17 @@ class Seat:
         if not self.auto or self._chosen or packets < ENOUGH:
             return False
         self._chosen = True
-        merged = packets / max(1, frames)
-        changed = merged < MERGED and self.mode == "generic" and self.change("native")
-        _log.info("xdp mode chosen", mode=self.mode, packets_per_frame=round(merged, 1))
-        return changed
+        before, together = self.mode, packets / max(1, frames)
+        if together < MERGED and before == "generic":
+            self.change("native")
+        elif together >= MERGED and self._merged == "off":
+            self.close()
+        _log.info("xdp mode chosen", mode=self.mode, packets_per_frame=round(together, 1))
+        return self.mode != before
 
     def change(self, mode: Mode) -> bool:
         """Put the program on in another mode, or leave it as it was. Packets in between are user space's."""
-        interface, before = self._attachment.interface, self.mode
+        interface, before = self._attachment.interface, self._attachment.mode
         self._attachment.close()
         try:
             self._attachment = Attachment(self._program, interface, mode)

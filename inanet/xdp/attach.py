@@ -143,6 +143,11 @@ class Attachment:
             return f"permission: no XDP program may be put on {interface}"
         return f"driver: {interface}: {os.strerror(error.errno)}"
 
+    @property
+    def attached(self) -> bool:
+        """Whether the program is still there."""
+        return self._fd >= 0
+
     def close(self) -> None:
         """Take the program off. Closing twice is fine."""
         if self._fd >= 0:

@@ -45,6 +45,18 @@ def load_word(_: Any, address: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
+@intrinsic  # type: ignore[misc]
+def compare_exchange(_: Any, address: Any, expected: Any, value: Any) -> Any:
+    """Atomically write a 64-bit word if it is ``expected``; returns what was there."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        pointer = builder.inttoptr(arguments[0], _WORD.as_pointer())
+        found = builder.cmpxchg(pointer, arguments[1], arguments[2], "seq_cst", "seq_cst")
+        return builder.extract_value(found, 0)
+
+    return types.uint64(types.uint64, types.uint64, types.uint64), generate
+
+
 @numba.njit("uint64(uint64, uint64)", cache=True, nogil=True)
 def swap(address: int, value: int) -> Any:
     """Write a word of shared memory; returns what was there."""

@@ -19,7 +19,7 @@ from inanet.wire.batch import I64, U8, U64, PacketBatch
 from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import ROW_BYTES
 from inanet.xdp.build import WORKER_OBJECT
-from inanet.xdp.gate import load_word, swap
+from inanet.xdp.gate import compare_exchange, exchange, load_word, swap
 from inanet.xdp.libbpf import BpfError, Map, Object, Program, RingBuffer
 from inanet.xdp.memory import MAX_CPUS, Mode
 
@@ -27,6 +27,8 @@ from inanet.xdp.memory import MAX_CPUS, Mode
 MAX_SEGMENTS = 62
 #: packets of a batch, as a device that reads sockets has
 LIMIT = 2048
+#: rows after which an empty ring begins at its first row again: those are still in the processor's caches
+REWIND = 32
 INBOX_COUNTS = 8
 #: rows end where a map's value may
 MAX_ROWS = 1 << 18
@@ -89,6 +91,20 @@ def collect(base: int, runs: U64, rows: int, tail: int, offsets: I64, sources: U
     return count
 
 
+@numba.njit("uint64(uint64, uint64, uint64, uint64)", cache=True, nogil=True)
+def rewind(head: int, tail: int, at: int, rows: int) -> Any:
+    """If the program has taken no row after ``at``, have it begin at the ring's first row again; returns the next row.
+
+    ``head`` and ``tail`` are addresses. While one has moved and the other has not, the program finds less room than there
+    is, never more.
+    """
+    first = (at + rows - np.uint64(1)) & ~(rows - np.uint64(1))
+    if compare_exchange(head, at, first) != at:
+        return at
+    exchange(tail, first)
+    return first
+
+
 def _try_put(into: Map, key: bytes, value: bytes) -> None:
     """Set an element of a map that may be full: what it lacks is the socket's."""
     try:
@@ -133,8 +149,12 @@ class Inbox:
         fields = INBOX.fields
         assert fields is not None
         base = self.state.ctypes.data
-        self._tail_address, self._asleep_address = base + fields["tail"][1], base + fields["asleep"][1]
+        self._head_address, self._tail_address, self._asleep_address = (
+            base + fields[name][1] for name in ("head", "tail", "asleep")
+        )
         self._runs_address = self._runs.ctypes.data
+        self._offsets: I64 = np.empty(LIMIT, np.int64)
+        self._sources: U64 = np.empty(LIMIT, np.uint64)
         self._reached = np.zeros(1, np.uint64)
         #: first row that has not been handed out yet
         self._next = 0
@@ -179,15 +199,16 @@ class Inbox:
         rows of the one before back to the program.
         """
         swap(self._tail_address, self._next)
-        offsets, sources = np.empty(LIMIT, np.int64), np.empty(LIMIT, np.uint64)
         count = collect(
-            self._runs_address, self._runs, self.rows, self._next, offsets, sources, self._reached
+            self._runs_address, self._runs, self.rows, self._next, self._offsets, self._sources, self._reached
         )
         self._next = int(self._reached[0])
         if count == 0:
+            if self._next & (self.rows - 1) >= REWIND:
+                self._next = int(rewind(self._head_address, self._tail_address, self._next, self.rows))
             return None
         lengths = np.full(count, ROW_BYTES, np.int64)
-        return PacketBatch(self._arena, offsets[:count], lengths, sources[:count])
+        return PacketBatch(self._arena, self._offsets[:count].copy(), lengths, self._sources[:count].copy())
 
     def sleep(self) -> None:
         """Ask for :meth:`fileno` to become readable at the next result; it is not readable any more until then. Look once

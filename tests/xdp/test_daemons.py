@@ -179,7 +179,7 @@ def test_a_killed_aggregator_leaves_nothing_and_changes_no_bit(
 def test_results_through_the_kernel_with_losses_and_a_dead_aggregator(
     build: Build, spaces: tuple[Space, Space]
 ) -> None:
-    fabric = build("auto", 0.05, "worker0")
+    fabric = build("generic", 0.05, "worker0")
     assert attached(spaces[0]) != 0
     expected = Expected()
     with ExitStack() as stack:

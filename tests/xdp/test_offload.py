@@ -99,6 +99,53 @@ def test_reasons_of_a_worker(
         open_receiving(worker(xdp="generic", **node), device(address))
 
 
+class Place:
+    """Of a program, on no interface."""
+
+    def __init__(self, interface: str, mode: Mode) -> None:
+        self.interface, self.mode, self.attached = interface, mode, True
+
+    def close(self) -> None:
+        """Off."""
+        self.attached = False
+
+
+def without_a_kernel(monkeypatch: pytest.MonkeyPatch, refuses: tuple[Mode, ...] = ()) -> None:
+    """Programs are attached to nothing, in any mode but those that are refused."""
+
+    def attach(_: Any, interface: str, mode: Mode) -> Place:
+        if mode in refuses:
+            raise Unavailable(f"driver: that of {interface} has no {mode} XDP")
+        return Place(interface, mode)
+
+    monkeypatch.setattr(seat, "Attachment", attach)
+
+
+@pytest.mark.parametrize(
+    ("merged", "packets", "frames", "mode"),
+    [
+        ("generic", 10_000, 200, "generic"),
+        ("generic", 10_000, 10_000, "native"),
+        ("off", 10_000, 10_000, "native"),
+        # what the socket gets merged costs it less than the program's copy
+        ("off", 10_000, 4_000, "off"),
+        ("off", 8_000, 100, "generic"),
+    ],
+)
+def test_what_is_better_depends_on_the_program_and_on_what_comes(
+    monkeypatch: pytest.MonkeyPatch, merged: Any, packets: int, frames: int, mode: str
+) -> None:
+    without_a_kernel(monkeypatch)
+    choice = Seat(cast(Any, None), "eth0", "auto", merged)
+    assert choice.choose(packets, frames) == (mode != "generic")
+    assert choice.mode == mode
+    # once is enough
+    assert not choice.choose(20_000, 20_000) or mode == "generic"
+    named = Seat(cast(Any, None), "eth0", "generic", merged)
+    assert not named.choose(packets, frames)
+    assert named.mode == "generic"
+
+
 class Standin(Offload):
     """The choice of a mode without a kernel."""
 
@@ -106,13 +153,7 @@ class Standin(Offload):
         self, monkeypatch: pytest.MonkeyPatch, *, auto: bool, refuses: tuple[Mode, ...] = ()
     ) -> None:
         self.counts = [0] * COUNTS
-
-        def attach(_: Any, interface: str, mode: Mode) -> Any:
-            if mode in refuses:
-                raise Unavailable(f"driver: that of {interface} has no {mode} XDP")
-            return SimpleNamespace(interface=interface, mode=mode, close=lambda: None)
-
-        monkeypatch.setattr(seat, "Attachment", attach)
+        without_a_kernel(monkeypatch, refuses)
         self._shared = SimpleNamespace(kernel_counts=lambda: self.counts)  # type: ignore[assignment]
         self.node = SimpleNamespace(unheard=False, try_again=self._again)  # type: ignore[assignment]
         self._warned = False
