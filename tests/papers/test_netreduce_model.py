@@ -103,5 +103,6 @@ def test_figure_11_on_six_machines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_all_are_listed() -> None:
     assert {
-        f"netreduce-{name}" for name in ("fig11", "fig12", "fig13", "fig14", "table7", "table8", "table9")
+        f"netreduce-{name}"
+        for name in ("fig11", "fig12", "fig13", "fig14", "table1", "table7", "table8", "table9")
     } <= set(ENTRIES)
