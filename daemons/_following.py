@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,29 +12,37 @@ if TYPE_CHECKING:
     from inanet.aio.station import Station
     from inanet.control.addresses import HostPort
     from inanet.control.config import AggConfig, AnyConfig, PsConfig
+    from inanet.control.config_switch import SwitchConfig
     from inanet.control.fields import NodeRole
 
 
 @contextlib.asynccontextmanager
 async def registered(
-    station: Station, role: NodeRole, config: AnyConfig, coordinator: str
+    role: NodeRole,
+    config: AnyConfig | SwitchConfig,
+    coordinator: str,
+    *,
+    where: str,
+    figures: Callable[[], Mapping[str, object]],
+    rate: int | None = None,
 ) -> AsyncIterator[None]:
-    """The daemon is registered at ``coordinator`` while the block lasts, whenever that can be reached."""
+    """The daemon is registered at ``coordinator`` while the block lasts, whenever that can be reached.
+
+    ``where`` its data plane receives, with these counters, over a link of this rate (None: as the kernel says).
+    """
     from inanet.aio.registration import Registration
     from inanet.control.about import version
     from inanet.control.observe.machine import Machine
-    from inanet.wire.endpoint import show
 
-    where = show(station.device.endpoint)
     registration = Registration(
         coordinator,
         config.node.name,
         role,
         config.control.secret(),
-        machine=await asyncio.to_thread(Machine, where.partition(":")[0], config.node.rate),
+        machine=await asyncio.to_thread(Machine, where.partition(":")[0], rate),
         endpoint=where,
         software=version(),
-        figures=station.counters,
+        figures=figures,
         keys=config.control.tls_keys(),
     )
     task = asyncio.create_task(registration.run())
@@ -45,13 +53,26 @@ async def registered(
         await asyncio.gather(task, return_exceptions=True)
 
 
+def registered_node(
+    station: Station, role: NodeRole, config: AnyConfig, coordinator: str
+) -> contextlib.AbstractAsyncContextManager[None]:
+    """The same for a node of trees."""
+    from inanet.wire.endpoint import show
+
+    where, rate = show(station.device.endpoint), config.node.rate
+    return registered(role, config, coordinator, where=where, figures=station.counters, rate=rate)
+
+
 async def follow(
     role: NodeRole,
     config: AggConfig | PsConfig,
     coordinator: HostPort,
     context: Context[AggConfig | PsConfig],
 ) -> None:
-    """Aggregate for the jobs of a coordinator until asked to stop; a lost coordinator is waited for."""
+    """Aggregate for the jobs of a coordinator until asked to stop; a lost coordinator is waited for. A parameter server
+    also serves jobs on switches.
+    """
+    from inanet.aio.serving import serve_switches
     from inanet.aio.station import Station, open_device
     from inanet.aio.uplink import Uplink
     from inanet.control.exits import Failure
@@ -59,7 +80,8 @@ async def follow(
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)
     station = Station(role, config, device, lambda: uplink.flush())
-    member = station.member(station.identity())
+    follower, services = await serve_switches(station) if role == "ps" else (None, {})
+    member = station.member(station.identity(services=services), follower=follower)
     patience = config.control.join_timeout
     uplink = Uplink(
         member,
@@ -77,7 +99,7 @@ async def follow(
     welcome = asyncio.create_task(uplink.until(lambda: member.welcomed, "Welcome", patience))
     tasks = (running, stopping, welcome)
     try:
-        async with registered(station, role, config, str(coordinator)):
+        async with registered_node(station, role, config, str(coordinator)):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if member.welcomed:
                 context.ready(f"connected to {coordinator}")

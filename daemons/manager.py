@@ -51,6 +51,9 @@ async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
         negotiate=config.node.rate_negotiation,
         evaluate=config.planning.evaluate and config.topology is None,
         expected=config.fabric.expect,
+        switches=config.topology.switches if config.topology is not None else (),
+        any_switch=config.topology is None,
+        links=config.topology.links if config.topology is not None else (),
     )
     epochs = Epochs(config.node.state_file)
     coordination = Coordination(

@@ -28,7 +28,7 @@ def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
 
 async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
-    from daemons._following import follow, registered
+    from daemons._following import follow, registered_node
 
     if config.control.coordinator is not None:
         await follow("ps", config, config.control.coordinator, context)
@@ -60,7 +60,7 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         await coordination.start(str(config.control.listen))
         context.ready(f"coordinating at {coordination.address}", control=coordination.address)
         # as a node like all others
-        async with registered(station, "ps", config, coordination.address):
+        async with registered_node(station, "ps", config, coordination.address):
             await context.stopping.wait()
             while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
                 await asyncio.sleep(0.05)

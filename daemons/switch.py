@@ -45,7 +45,9 @@ async def _follow(
     programs: dict[str, str],
 ) -> None:
     """Serve the jobs of a coordinator as well, until asked to stop; a lost one is waited for."""
+    from daemons._following import registered
     from inanet.control.exits import Failure
+    from inanet.wire.endpoint import show
 
     member = uplink.member
     running = asyncio.create_task(uplink.run())
@@ -55,10 +57,13 @@ async def _follow(
     )
     tasks = (running, stopping, welcome)
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if member.welcomed:
-            context.ready(f"connected to {config.control.coordinator}; {status}", **programs)
-            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+        where = show(member.identity.endpoint)
+        coordinator = str(config.control.coordinator)
+        async with registered("switch", config, coordinator, where=where, figures=dict):
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if member.welcomed:
+                context.ready(f"connected to {coordinator}; {status}", **programs)
+                await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             running.result()
         if not context.stopping.is_set():

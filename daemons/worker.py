@@ -17,7 +17,7 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     import os
     from pathlib import Path
 
-    from daemons._following import registered
+    from daemons._following import registered_node
     from inanet.aio.backend import FabricBackend
     from inanet.aio.local import LocalServer
     from inanet.aio.station import Station, open_device
@@ -47,7 +47,7 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     try:
         await server.start()
         context.ready(f"serving {config.local.socket}")
-        async with registered(station, "worker", config, str(config.control.coordinator)):
+        async with registered_node(station, "worker", config, str(config.control.coordinator)):
             await context.stopping.wait()
             while server.busy and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
                 await asyncio.sleep(0.05)

@@ -25,7 +25,7 @@ def names(seen: Overview, own: str, listen: str) -> Iterator[Finding]:
             wrong.append(
                 f"{own!r} is registered at {node.address}, and this machine's file has it at {listen}"
             )
-        if node.address:
+        if node.address and not node.address.endswith(":0"):
             if node.address in places:
                 wrong.append(f"{places[node.address]!r} and {node.name!r} both receive at {node.address}")
             places[node.address] = node.name

@@ -108,6 +108,8 @@ class Admission:
         check_entry(hello, self._settings.token, peer.certificate)
         if hello.role == "switch":
             refused = refusal(self._settings, hello.name)
+            if self._settings.any_switch:
+                refused = refused or self._fabric.refusal("switch", hello.name)
         else:
             refused = self._fabric.refusal(hello.role, hello.name)
         if refused:

@@ -49,6 +49,8 @@ class Settings:
     group_port: int = GROUP_PORT
     #: switches that jobs may use, in order of preference
     switches: tuple[str, ...] = ()
+    #: and others that come
+    any_switch: bool = False
     #: pairs of nodes that are plugged into each other, where jobs are summed in several switches
     links: tuple[tuple[str, str], ...] = ()
     #: packets that a worker may have in flight towards a switch, and slots that it gets where they are its job's own
@@ -76,6 +78,7 @@ def settings_of(
     evaluate: bool = False,
     expected: tuple[str, ...] = (),
     switches: tuple[str, ...] = (),
+    any_switch: bool = False,
     links: tuple[tuple[str, str], ...] = (),
 ) -> Settings:
     """The settings that a ``[control]`` section means. Raises ``OSError`` if its token file has vanished."""
@@ -94,6 +97,7 @@ def settings_of(
         evaluate=evaluate,
         expected=expected,
         switches=switches,
+        any_switch=any_switch,
         links=links,
         heartbeat=control.heartbeat,
         elastic=control.elastic,

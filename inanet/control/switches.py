@@ -46,7 +46,7 @@ class Numbers:
 
 def refusal(settings: Settings, name: str) -> str:
     """Why a switch of this name cannot take part; empty if it can."""
-    if name in settings.switches:
+    if settings.any_switch or name in settings.switches:
         return ""
     return f"switch {name!r} is not in the topology; it has {listing(settings.switches) or 'none'}"
 
@@ -64,13 +64,22 @@ class SwitchedFabric:
         self._nodes = nodes
         self._numbers = numbers
 
+    @property
+    def switches(self) -> tuple[str, ...]:
+        """Switches that jobs may use, in order of preference: those of the configuration, others as far as they are there."""
+        known = self._settings.switches
+        if not self._settings.any_switch:
+            return known
+        there = (name for name, hello in self._nodes().items() if hello.role == "switch")
+        return (*known, *sorted(name for name in there if name not in known))
+
     def refusal(self, role: str, name: str) -> str:
         """See :class:`~inanet.control.topology.Fabric`."""
         return refusal(self._settings, name) if role == "switch" else ""
 
     def fits(self, workers: Collection[str]) -> None:
         """See :class:`~inanet.control.topology.Fabric`."""
-        if not self._settings.switches:
+        if not (self._settings.switches or self._settings.any_switch):
             raise TopologyError([f"{self.system} needs a switch and there is none under topology.switches"])
         if len(workers) > MOST_WORKERS:
             raise TopologyError(
@@ -83,7 +92,7 @@ class SwitchedFabric:
 
     def _switch(self) -> str | None:
         """The first switch that runs the system."""
-        return next((s for s in self._settings.switches if self._service(s, self.system) is not None), None)
+        return next((s for s in self.switches if self._service(s, self.system) is not None), None)
 
     def _root(self) -> str | None:
         """A parameter server for it."""
@@ -95,8 +104,8 @@ class SwitchedFabric:
         """See :class:`~inanet.control.topology.Fabric`."""
         words = []
         if self._switch() is None:
-            there = [name for name in self._settings.switches if name in connected]
-            names = listing(there or self._settings.switches)
+            there = [name for name in self.switches if name in connected]
+            names = listing(there or self._settings.switches) or "none is connected"
             words.append(f"a switch that runs {self.system} ({names}{' does not' if there else ''})")
         if self._root() is None:
             words.append("a parameter server that serves jobs on switches")

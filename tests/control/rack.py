@@ -11,7 +11,7 @@ from inanet.control.coordinator import Coordinator
 from inanet.control.member import Failed, Identity, Member
 from inanet.control.services import EXPONENTS, Service
 from inanet.control.settings import Settings
-from inanet.control.topology import Topology
+from inanet.control.topology import Fabric, Topology
 from inanet.proto.formats import make_format
 from inanet.proto.node import Node
 from inanet.proto.plan import TensorSpec
@@ -51,7 +51,14 @@ class StarSwitch:
 class Rack:
     """``hosts`` worker hosts, each with two ranks, in one job that chooses ``system``."""
 
-    def __init__(self, system: str, hosts: int = 3, impairment: Impairment | None = None) -> None:
+    def __init__(
+        self,
+        system: str,
+        hosts: int = 3,
+        impairment: Impairment | None = None,
+        fabric: Fabric | None = None,
+    ) -> None:
+        """``fabric``: a manager's, which takes whatever switch comes; else ``s0`` is configured."""
         self.system = system
         parts = SYSTEMS[system]
         budget = SLOTS * 4 * 1024 if parts.static else SLOTS * (4 * 62 + 24)
@@ -59,7 +66,15 @@ class Rack:
         self.star = Star(self.program, impairment)
         self.names = [f"w{index}" for index in range(hosts)]
         topology = Topology(roots=("ps",), workers=dict.fromkeys(self.names, ("ps",)))
-        settings = Settings(topology, TOKEN, round=5.0, join=3.0, switches=("s0",), switch_window=WINDOW)
+        settings = Settings(
+            fabric or topology,
+            TOKEN,
+            round=5.0,
+            join=3.0,
+            switches=() if fabric else ("s0",),
+            any_switch=fabric is not None,
+            switch_window=WINDOW,
+        )
         self._keys = itertools.count(0xABCD_0000_0000_0001)
         self.coordinator = Coordinator(settings, make_format, lambda: next(self._keys))
         self.members: dict[str, Member] = {}

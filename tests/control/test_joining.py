@@ -132,7 +132,7 @@ def test_hosts_with_several_ranks_join_as_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"protocol": 1}, "speaks control protocol 1, this coordinator 2"),
+        ({"protocol": 1}, "speaks control protocol 1, this coordinator 3"),
         ({"token": "wrong"}, "has another token"),
         ({"token": "wröng"}, "has another token"),
         ({"name": "w77"}, "worker 'w77' is not in the topology; that role has w0, w1, w2 and w3"),

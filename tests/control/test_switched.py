@@ -4,7 +4,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from inanet.control.costs import Costs
+from inanet.control.managing import ManagedFabric, Policy
 from inanet.control.member import Failed
+from inanet.control.messages import PROTOCOL
+from inanet.control.registry import Registry
+from inanet.control.standing import Register
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.testing.switched import Impairment
@@ -183,3 +188,25 @@ def test_a_share_is_the_window_and_shared_slots_are_all() -> None:
         (tenant,) = rack.program.tenants.by_job.values()
         assert len(tenant.members) == 3
         assert tenant.slots == (WINDOW if rack is own else None)
+
+
+def test_a_manager_takes_whatever_switch_comes() -> None:
+    registry = Registry()
+    registry.enter(Register(protocol=PROTOCOL, name="taken", role="worker", token=""), 0.0)
+    rack = Rack("switchml", fabric=ManagedFabric(registry, Policy(), Costs())).start(switch=False)
+    rack.step()
+    (seen,) = rack.coordinator.overview(rack.star.now).jobs
+    assert seen.missing == ("a switch that runs switchml (none is connected)",)
+    # a name that is registered for something else is no switch's
+    rack.start_switch("taken")
+    rack.run(lambda: rack.members["taken"].rejected is not None)
+    assert "'taken' has registered as worker" in rack.members["taken"].rejected.reason
+    rack.start_switch("s7")
+    rack.joined()
+    number = rack.begin(INTEGERS, mine := arrays_of(INTEGERS, 6, 2))
+    expected = sum(array.astype(np.int64) for array in mine)
+    rack.run(lambda: rack.ended(number))
+    assert rack.errors(number) == {""}
+    np.testing.assert_array_equal(mine[5], expected)
+    (seen,) = rack.coordinator.overview(rack.star.now).jobs
+    assert (seen.state, seen.trees[0]["w0"]) == ("running", "s7")

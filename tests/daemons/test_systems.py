@@ -11,7 +11,7 @@ import pytest
 
 import inanet
 from inanet.control.errors import InaError
-from inanet.demo.fabric import Fabric, daemon_command
+from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
 from inanet.demo.topology import NodeSpec
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
@@ -23,6 +23,38 @@ SYSTEMS = ("switchml", "atp", "esa", "a2tp")
 HOSTS = 2
 PATIENCE = 60.0
 FLOATS = TensorSpec("g", "f32", (3001,), "sum", ExponentMode.CARRIED)
+
+
+MANAGER = """
+[node]
+name = "manager"
+[log]
+format = "plain"
+[control]
+listen = "unix:{directory}/control.sock"
+# a machine that compiles kernels beside this test must not look dead
+heartbeat = "3 s"
+[fabric]
+expect = ["ps", "switch0", "worker0", "worker1"]
+"""
+
+
+class Managed(Fabric):
+    """A fabric whose coordinator is a manager; it is started with the PS, which waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__(HOSTS, system="switchml", command=self._managed)
+
+    def _managed(self, node: NodeSpec, config: Path) -> Sequence[str]:
+        if node.role == "ps":
+            file = self.directory / "manager.toml"
+            file.write_text(MANAGER.format(directory=self.directory))
+            self.spawn("manager", python("daemons.manager", "--config", str(file)), python_environment())
+            config.write_text(
+                f'[node]\nname = "{node.name}"\nlisten = "127.0.0.1:0"\n[log]\nformat = "plain"\n'
+                f'[control]\ncoordinator = "unix:{self.directory}/control.sock"\n'
+            )
+        return with_all_programs(node, config)
 
 
 def with_all_programs(node: NodeSpec, config: Path) -> Sequence[str]:
@@ -37,7 +69,8 @@ def with_all_programs(node: NodeSpec, config: Path) -> Sequence[str]:
 
 @pytest.fixture(scope="module")
 def fabric() -> Iterator[Fabric]:
-    with Fabric(HOSTS, system="switchml", command=with_all_programs) as running:
+    """Nodes register with a manager, the switch among them, and jobs find it there."""
+    with Managed() as running:
         yield running
 
 

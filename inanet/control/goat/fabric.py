@@ -41,8 +41,9 @@ def ways(links: Collection[tuple[str, str]], ps: str, switches: Collection[str])
 
 
 class GoatFabric(SwitchedFabric):
-    """All switches of the configuration take part; a job is whole or it is over. ``links`` in the settings say who is
-    plugged in where; without them everything is at the first switch, the other switches included.
+    """All switches of the configuration take part, once they have all been there; from then on those that are there, as far
+    as they lead to the PS. A job that loses one, or could have one more, is scheduled anew (:meth:`rearrange`). ``links`` in
+    the settings say who is plugged in where; without them everything is at the first switch, the other switches included.
     """
 
     def __init__(
@@ -56,15 +57,32 @@ class GoatFabric(SwitchedFabric):
         super().__init__(system, settings, nodes, numbers)
         self._memory = Memory()
         self._taken = numbers_taken
+        #: switches that have run the system at some time
+        self._met: set[str] = set()
 
-    def _parents(self, ps: str, workers: Collection[str]) -> dict[str, str]:
-        """Everybody's neighbour towards the PS. Raises :class:`TopologyError` for nodes without a way."""
-        switches = self._settings.switches
+    def _usable(self, avoided: Collection[str] = ()) -> tuple[str, ...]:
+        """Switches that run the system now, in order of preference."""
+        return tuple(
+            name
+            for name in self.switches
+            if name not in avoided and self._service(name, self.system) is not None
+        )
+
+    def _parents(
+        self, ps: str, workers: Collection[str], switches: tuple[str, ...], needed: Collection[str] = ()
+    ) -> dict[str, str]:
+        """Everybody's neighbour towards the PS over these switches; those without a way are left out.
+
+        Raises :class:`TopologyError` for workers, and ``needed`` switches, without one.
+        """
+        if not switches:
+            raise TopologyError([f"no switch runs {self.system}"])
         links = self._settings.links
         if not links:
-            links = tuple((switches[0], name) for name in (ps, *switches[1:], *workers))
+            others = tuple(name for name in self.switches if name != self.switches[0])
+            links = tuple((self.switches[0], name) for name in (ps, *others, *workers))
         parents = ways(links, ps, switches)
-        lost = [name for name in (*switches, *workers) if name not in parents]
+        lost = [name for name in (*needed, *workers) if name not in parents]
         problems = [f"topology.links: {name!r} has no way to the PS {ps!r} over switches" for name in lost]
         first = [name for name in parents.values() if name == ps]
         strays = [name for name in parents if parents[name] == ps and name not in switches]
@@ -90,25 +108,56 @@ class GoatFabric(SwitchedFabric):
         except ImportError as error:
             raise TopologyError([str(error)]) from error
         root = self._root()
-        if root is not None:
-            self._parents(root, workers)
+        if root is not None and self.switches:
+            self._parents(root, workers, self.switches, needed=self.switches)
 
     def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
         """See :class:`~inanet.control.topology.Fabric`."""
-        missing = [name for name in self._settings.switches if self._service(name, self.system) is None]
+        usable, root = self._usable(), self._root()
+        self._met |= set(usable)
+        missing = [name for name in self.switches if name not in self._met]
         words = [f"switches that run {self.system}: {listing(missing)}"] if missing else []
-        if self._root() is None:
+        if not self.switches:
+            words.append(f"a switch that runs {self.system} (none is connected)")
+        if root is None:
             words.append("a parameter server that serves jobs on switches")
+        elif usable and not words and not self._leads(root, workers, usable):
+            gone = [name for name in self.switches if name not in usable]
+            words.append(f"switches on the ways of workers: {listing(gone)}")
         if not self._numbers.left:
             words.append("one of 255 jobs on switches to end")
         return tuple(words)
 
+    def _leads(self, root: str, workers: Collection[str], switches: tuple[str, ...]) -> bool:
+        """Whether all workers have a way over these switches."""
+        try:
+            self._parents(root, workers, switches)
+        except TopologyError:
+            return False
+        return True
+
     def arrange(self, workers: Mapping[str, Hello], connected: Collection[str]) -> Arrangement:
         """See :class:`~inanet.control.topology.Fabric`."""
-        root, switches = self._root(), self._settings.switches
+        return self._arrange(workers, self._usable())
+
+    def rearrange(
+        self, workers: Mapping[str, Hello], number: int, avoided: Collection[str]
+    ) -> Arrangement | None:
+        """What running job ``number`` gets instead of what it has, which is free with that; None if it cannot go on. Without
+        ``avoided`` switches, and over all others that are there by now.
+        """
+        root, usable = self._root(), self._usable(avoided)
+        if root is None or not self._numbers.left or not self._leads(root, workers, usable):
+            return None
+        self._memory.keep(set(self._taken()) - {number})
+        return self._arrange(workers, usable)
+
+    def _arrange(self, workers: Mapping[str, Hello], usable: tuple[str, ...]) -> Arrangement:
+        root = self._root()
         assert root is not None
         names = sorted(workers)
-        parents = self._parents(root, names)
+        parents = self._parents(root, names, usable)
+        switches = tuple(name for name in usable if name in parents)
         topology = Topology(
             roots=(root,),
             aggregators={name: parents[name] for name in switches},
@@ -138,7 +187,9 @@ class GoatFabric(SwitchedFabric):
             sites=found,
             entries=entries,
         )
-        publish = self._publish(facts.number, parents, root, names, {n: s.slots for n, s in offers.items()})
+        publish = self._publish(
+            facts.number, parents, root, switches, names, {n: s.slots for n, s in offers.items()}
+        )
         return Arrangement(topology, f"{self.system} over {listing(switches)}", facts, publish)
 
     def _offer(self, name: str) -> Service:
@@ -147,12 +198,16 @@ class GoatFabric(SwitchedFabric):
         return service
 
     def _publish(
-        self, number: int, parents: Mapping[str, str], root: str, workers: list[str], slots: Mapping[str, int]
+        self,
+        number: int,
+        parents: Mapping[str, str],
+        root: str,
+        switches: tuple[str, ...],
+        workers: list[str],
+        slots: Mapping[str, int],
     ) -> Publish:
         self._memory.keep(set(self._taken()))
-        publisher = Publisher(
-            number, parents, root, self._settings.switches, workers, slots, self._memory, seed=number
-        )
+        publisher = Publisher(number, parents, root, switches, workers, slots, self._memory, seed=number)
 
         def publish(spec: TensorSpec, ranks: int) -> tuple[Scheduled, ...]:
             return publisher.publish(spec.name, -(-words_of(make_format(spec, ranks)) // VALUES))
