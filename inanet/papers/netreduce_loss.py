@@ -89,7 +89,7 @@ def fig12(steps: int = STEPS) -> Outcome:
     """Difference of losses between NetReduce and ring all-reduce, as a share of the ring's."""
     runs = {way: train(way, steps) for way in _WAYS}
     base, _ = runs["ring"]
-    claims = [Claim("loss of the ring's last step, of its first", 0.1, base[-1] / base[0], "<=")]
+    claims = [Claim("loss of the ring's last step, of its first", 0.1, float(base[-1] / base[0]), "<=")]
     apart = {}
     for way in ("netreduce", "netreduce-int32"):
         apart[way] = differences(runs[way][0], base)

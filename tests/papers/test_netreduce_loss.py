@@ -1,15 +1,20 @@
 """A few steps of Fig. 12's training: what differs is the order and the rounding of sums, and nothing else."""
 
+import json
+
 import numpy as np
 import pytest
 
 from inanet.papers import netreduce_loss
 from inanet.papers.netreduce_loss import DataMissing, differences, fig12, train
+from inanet.papers.registry import find, report
 
 
 def test_losses_are_the_rings_but_for_the_last_bits() -> None:
     pytest.importorskip("sklearn", reason="the demo extra is not installed")
     outcome = fig12(3)
+    # what the command prints
+    json.dumps(report(find("netreduce-fig12"), outcome, True))
     by_name = {claim.name: claim for claim in outcome.claims}
     for way in ("netreduce", "netreduce-int32"):
         claim = by_name[f"{way}: largest difference of losses, per cent"]

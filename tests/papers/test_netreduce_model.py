@@ -1,5 +1,7 @@
 """The paper's training figures through its equations: against the printed numbers, and against a second way of counting."""
 
+import json
+
 import pytest
 
 from inanet.control.patterns import Cluster, flat_ring, parallel_netreduce, tencent
@@ -12,6 +14,7 @@ from inanet.papers.registry import ENTRIES
 
 
 def failing(outcome: Outcome) -> set[str]:
+    json.dumps([claim.as_dict() for claim in outcome.claims])
     assert all(claim.reason for claim in outcome.claims if not claim.holds)
     return {claim.name for claim in outcome.claims if not claim.holds}
 
