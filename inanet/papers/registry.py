@@ -53,6 +53,9 @@ _GOAT_SCALE = (
     "the paper's: leaf-spine of 20 switches and 50 servers, fat-tree of 80 and 192, a fifth programmable with "
     "64 MB, 221 MB per worker; means over three seeded placements"
 )
+_GOAT_TESTBED_SCALE = (
+    "the paper's testbed with rates, gradients and memory divided by 1000, in virtual time; hosts cost nothing"
+)
 _A2TP_SCALE = (
     "the paper's testbed with rates, slots, windows and queues divided by 5; milliseconds instead of seconds"
 )
@@ -173,6 +176,46 @@ _ALL = (
         "worked example: 3 fragments of 4 workers through 3 switches with one slot each",
         "the paper's",
         "inanet.papers.goat_example:run",
+    ),
+    Entry(
+        "goat-fig5",
+        "GOAT",
+        "Fig. 5",
+        "throughput of 8 workers under 3 switches, six models",
+        _GOAT_TESTBED_SCALE,
+        "inanet.papers.goat_testbed:models",
+    ),
+    Entry(
+        "goat-fig6",
+        "GOAT",
+        "Fig. 6",
+        "throughput under 3 switches against workers",
+        _GOAT_TESTBED_SCALE,
+        "inanet.papers.goat_testbed:growth",
+    ),
+    Entry(
+        "goat-fig8",
+        "GOAT",
+        "Fig. 8",
+        "time of an iteration under 3 switches against workers",
+        _GOAT_TESTBED_SCALE,
+        "inanet.papers.goat_testbed:epochs",
+    ),
+    Entry(
+        "goat-fig9",
+        "GOAT",
+        "Fig. 9",
+        "time of communication under 3 switches against workers",
+        _GOAT_TESTBED_SCALE,
+        "inanet.papers.goat_testbed:communication",
+    ),
+    Entry(
+        "goat-fig10",
+        "GOAT",
+        "Fig. 10",
+        "bytes that reach the PS under 3 switches against workers",
+        _GOAT_TESTBED_SCALE,
+        "inanet.papers.goat_testbed:at_the_ps",
     ),
     Entry(
         "goat-fig11",

@@ -15,10 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.atp.ps import ParameterServer, PSJob
+from inanet.proto.esa.worker import EsaWorker
 from inanet.proto.events import RoundDone
 from inanet.proto.goat.program import GoatProgram
 from inanet.proto.goat.ps import GoatServer
@@ -40,6 +40,8 @@ from inanet.wire.endpoint import endpoint
 from inanet.wire.goat import WORDS
 
 JOB = 1
+#: a host hands everything to its link: a PS has no timer that would have it asked again
+_BUFFER = 1 << 30
 KEY = 0x0123_4567_89AB_CDEF
 PLAIN = "none"
 #: register bytes of one of GOAT's slots
@@ -58,7 +60,8 @@ class Tree:
 
 class Collaborative:
     """``slots`` of every switch, or by its name; ``window`` of the workers, in fragments. ``link`` joins neighbours in both
-    directions; ``sending`` are other links of workers, by name, for what they send. ``seed`` decides all losses.
+    directions; ``sending`` are other links of workers, by name, for what they send. ``seed`` decides all losses; ``pull_after``
+    as for :class:`~inanet.sim.rack.Rack`.
     """
 
     def __init__(
@@ -73,11 +76,13 @@ class Collaborative:
         timing: Timing | None = None,
         seed: int = 0,
         tick: float | None = None,
+        pull_after: float = 0.005,
     ) -> None:
         self.tree, self.system = tree, system
         self.slots = dict.fromkeys(tree.switches, slots) if isinstance(slots, int) else dict(slots)
         self.window = window
         self.timing = timing or Timing(silent=60.0)
+        self.pull_after = pull_after
         self.network = Network(seed, tick=tick)
         self.programs: dict[str, SwitchProgram] = {}
         self.workers: dict[str, Worker] = {}
@@ -162,16 +167,18 @@ class Collaborative:
             JOB, bits, downlinks, self.window, min(self.slots.values()) or 1, switches=switches, key=KEY
         )
         self.server = (
-            ParameterServer(SYSTEMS[self.system].frame_type) if self.system in SYSTEMS else GoatServer()
+            ParameterServer(SYSTEMS[self.system].frame_type, pull_after=self.pull_after)
+            if self.system in SYSTEMS
+            else GoatServer()
         )
         self.server.add_job(job)
-        self.network.add_host(its.ps, self._endpoints[its.ps], self.server)
+        self.network.add_host(its.ps, self._endpoints[its.ps], self.server, send_buffer=_BUFFER)
         root = ExponentRoot()
         root.add_job(JOB, KEY, bits)
         self.network.add_host(f"{its.ps}/exponents", self._root, root)
         for index, name in enumerate(its.workers):
             self.workers[name] = self._worker(index, name)
-            self.network.add_host(name, self._endpoints[name], self.workers[name])
+            self.network.add_host(name, self._endpoints[name], self.workers[name], send_buffer=_BUFFER)
 
     def _worker(self, index: int, name: str) -> Worker:
         its, count = self.tree, len(self.tree.workers)
@@ -191,15 +198,19 @@ class Collaborative:
 
     # ------------------------------------------------------------ rounds
 
-    def add_tensor(self, tensor: int, spec: TensorSpec, scheduled: Sequence[Scheduled] = ()) -> None:
-        """Make a tensor known; ``scheduled`` are its sub-models (GOAT)."""
+    def add_tensor(
+        self, tensor: int, spec: TensorSpec, scheduled: Sequence[Scheduled] = (), priority: int = 0
+    ) -> None:
+        """Make a tensor known; ``scheduled`` are its sub-models (GOAT), ``priority`` what evicts others (ESA)."""
         for program in self.programs.values():
             if isinstance(program, GoatProgram):
                 program.hold(JOB, scheduled)
         for worker in self.workers.values():
-            worker.add_tensor(tensor, spec)
-            if isinstance(worker, GoatWorker):
-                worker.schedule(tensor, scheduled)
+            if isinstance(worker, EsaWorker):
+                worker.add_tensor(tensor, spec, priority)
+            else:
+                worker.add_tensor(tensor, spec)
+            worker.schedule(tensor, scheduled)
 
     def begin(self, tensor: int, arrays: Sequence[NDArray[Any]], delays: Sequence[float] = ()) -> None:
         """Begin a round at all workers, each with its array, some of them later by so many seconds."""
@@ -215,14 +226,6 @@ class Collaborative:
                 self.network.at(self.network.now + delays[index], start)
             else:
                 start()
-
-    def finished(self) -> dict[str, int]:
-        """Rounds that each worker has finished."""
-        done = dict.fromkeys(self.tree.workers, 0)
-        for name, event in self.network.log:
-            if isinstance(event, RoundDone):
-                done[name] += 1
-        return done
 
     def run(self, *, deadline: float) -> float:
         """Until everybody has finished what was begun; returns the time. Raises
@@ -251,8 +254,3 @@ class Collaborative:
         """Bytes that have reached the PS."""
         (switch,) = (name for name in self.tree.switches if self.tree.parents[name] == self.tree.ps)
         return self.carried().get(f"{switch}-{self.tree.ps}", 0)
-
-
-def zeros(workers: int, values: int) -> list[NDArray[np.int32]]:
-    """Gradients whose values do not matter."""
-    return [np.zeros(values, np.int32) for _ in range(workers)]

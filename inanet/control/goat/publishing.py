@@ -99,17 +99,27 @@ class Publisher:
 
         Raises ``ValueError`` when the job has no numbers left for them, ``ImportError`` without the plan extra.
         """
-        if not fragments:
-            return ()
+        (found,) = self.publish_all([(name, fragments)])
+        return found
+
+    def publish_all(self, tensors: Sequence[tuple[str, int]]) -> list[tuple[Scheduled, ...]]:
+        """:meth:`publish` several at once, which makes better use of memory where all of a model is known."""
         free = [self._memory.hole(one, self._slots.get(one, 0))[1] for one in self.switches]
-        most = share_of(free, fragments) * _FRAGMENT_BYTES
-        parts = partition([(name, fragments * _FRAGMENT_BYTES)], most)
-        if self._next + len(parts) >= NO_SUBMODEL:
+        most = share_of(free, sum(fragments for _, fragments in tensors)) * _FRAGMENT_BYTES
+        parts = [
+            partition([(name, count * _FRAGMENT_BYTES)], most) if count else () for name, count in tensors
+        ]
+        whole = [part for its in parts for part in its]
+        if self._next + len(whole) >= NO_SUBMODEL:
+            names = ", ".join(name for name, _ in tensors[:3])
             raise ValueError(
-                f"tensor {name!r}: the job has {self._next} sub-models, {NO_SUBMODEL} can be numbered"
+                f"tensor {names}: the job has {self._next} sub-models, {NO_SUBMODEL} can be numbered"
             )
-        self.last = planned = schedule(self.instance(parts), self._seed)
-        return tuple(self._published(planned, parts))
+        if not whole:
+            return [() for _ in tensors]
+        self.last = planned = schedule(self.instance(whole), self._seed)
+        found = iter(self._published(planned, whole))
+        return [tuple(next(found) for _ in its) for its in parts]
 
     def _published(self, planned: Schedule, parts: Sequence[SubModel]) -> list[Scheduled]:
         """Addresses for what was planned, one sub-model after the other in each switch's largest hole."""
