@@ -5,7 +5,7 @@ Aggregators and parameter servers belong to no job; those that form wait for the
 order does not matter.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Protocol
 
@@ -34,6 +34,7 @@ from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.switches import Numbers, SwitchedFabric, refusal, sums_only
 from inanet.control.topology import Arrangement, Fabric
+from inanet.control.versions import Rescheduled
 from inanet.proto.systems import SYSTEMS
 
 #: How many ended jobs are remembered, to tell their members when they come back.
@@ -81,7 +82,9 @@ class Admission:
         self._switched = {
             system: SwitchedFabric(system, settings, peers.nodes, numbers) for system in SYSTEMS
         }
-        self._switched["goat"] = GoatFabric("goat", settings, peers.nodes, numbers, taken)
+        #: of those that a controller schedules over several
+        self._scheduled = GoatFabric("goat", settings, peers.nodes, numbers, taken)
+        self._switched["goat"] = self._scheduled
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers
@@ -228,26 +231,38 @@ class Admission:
     def _new_job(
         self, name: str, chosen: Arrangement, pending: Forming | Resuming, hosts: dict[str, Host]
     ) -> Job:
-        number, members, topology = pending.number, pending.members, chosen.topology
+        number, members = pending.number, pending.members
         format_of = self._format_of if chosen.switched is None else sums_only(self._format_of)
         downlink = self._settings.downlink
 
-        def planner(key: int, ranks: int) -> Planner:
+        def planner(its: Arrangement, key: int, ranks: int) -> Planner:
             return Planner(
                 number,
                 key,
                 ranks,
-                topology.ancestors,
+                its.topology.ancestors,
                 group_of=None if downlink == "unicast" else partial(self.groups.of, number, key),
                 probe=downlink == "auto",
-                switched=chosen.switched,
-                publish=chosen.publish,
+                switched=its.switched,
+                publish=its.publish,
             )
 
-        def renewal(ranks: int) -> tuple[int, Planner]:
+        def fresh_key() -> int:
             self.remember(job.planner.key, "it goes on without this host")
             self.groups.withdraw(number)
-            return self._next_epoch(), planner(self._key_source() & 0xFFFFFFFFFFFFFFFF, ranks)
+            return self._key_source() & 0xFFFFFFFFFFFFFFFF
+
+        def renewal(ranks: int) -> tuple[int, Planner]:
+            return self._next_epoch(), planner(chosen, fresh_key(), ranks)
+
+        def reschedule(hosts: Collection[str], avoided: Collection[str]) -> Rescheduled | None:
+            assert job.planner.switched is not None
+            workers = {name: job.hellos[name] for name in hosts}
+            anew = self._scheduled.rearrange(workers, job.planner.switched.number, avoided)
+            if anew is None:
+                return None
+            made = planner(anew, fresh_key(), job.planner.ranks)
+            return Rescheduled(self._next_epoch(), anew.topology, made, self._peers.nodes(), anew.reason)
 
         def next_nonce(name: str) -> int:
             peer = self._peers.worker(number, name) or self._peers.node(name)
@@ -256,8 +271,8 @@ class Admission:
         hellos = {**self._peers.nodes(), **members.hellos}
         job = Job(
             name,
-            topology,
-            planner(pending.key, members.ranks),
+            chosen.topology,
+            planner(chosen, pending.key, members.ranks),
             hosts,
             hellos,
             self._settings,
@@ -266,6 +281,7 @@ class Admission:
             next_nonce,
             pending.epoch,
             renewal if self._settings.elastic and chosen.switched is None else None,
+            reschedule if chosen.publish is not None else None,
         )
         self._jobs[number] = job
         return job

@@ -69,6 +69,8 @@ class Collectives:
         #: why no further round can be had, once a worker is gone
         self.farewell = ""
         self.departed: tuple[int, ...] = ()
+        #: rounds fail because the job's switches change, and it goes on with others
+        self.replanned = False
         self._planner = planner
         self._settings = settings
         self._format_of = format_of
@@ -104,7 +106,9 @@ class Collectives:
             return
         wanted = round_.spec
         round_.specs[host] = message.spec
-        if self.farewell:
+        if self.replanned:
+            self.fail(round_, "aggregator_lost", self.farewell)
+        elif self.farewell:
             self.fail(round_, "worker_lost", self.farewell, missing=self.departed)
         elif wanted is not None and wanted != message.spec:
             self._mismatch(round_, host, wanted, message.spec)
@@ -186,7 +190,7 @@ class Collectives:
         for name in (*self.holders(), *self.hosts):
             self._send(name, failure)
         self.ledger.tidy(round_)
-        if self._switched and error not in _BY_ALL:
+        if self._switched and error not in _BY_ALL and not self.replanned:
             raise JobLost(
                 error, f"{failure.message}; on a switch the job is over with that", round_.number, missing
             )
@@ -243,12 +247,21 @@ class Collectives:
                 open_.append(round_)
         return open_
 
+    def give_up(self, text: str) -> None:
+        """Sums cannot be made as planned, and will be made otherwise: rounds fail until :meth:`renew`. Raises
+        :class:`JobLost` if a host has the result of one.
+        """
+        self.farewell, self.replanned = text, True
+        for round_ in list(self.ledger):
+            if round_.failure is None:
+                self.fail(round_, "aggregator_lost", text)
+
     def renew(self, planner: Planner) -> None:
         """A new epoch: nodes have forgotten all tensors, and ranks are those of ``planner``. Rounds that failed and that
         some host has not come to yet are still told to it.
         """
         self._planner = planner
-        self.farewell, self.departed = "", ()
+        self.farewell, self.departed, self.replanned = "", (), False
         for tensor in self.book:
             self.book.drop(tensor)
         self.ledger.renew()

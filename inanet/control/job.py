@@ -4,7 +4,8 @@ The plan changes in few ways only. When an aggregator is lost, its children move
 its id, at once, and the planner retires that id (R5). When one returns, nothing retires, so no packet of
 any round may be on its way: hosts are asked to hold before a round none of them has begun, and the plan
 changes when everything before it is finished and confirmed. That is also the moment for other trees, when the
-planner knows better ones. A parameter server that comes back gets everything again (R4). A worker that is lost ends the
+planner knows better ones. A job that is scheduled over several switches (GOAT) is scheduled anew when one is lost or comes,
+in another epoch. A parameter server that comes back gets everything again (R4). A worker that is lost ends the
 job, or, if that is elastic, has it begin another epoch (:mod:`inanet.control.shrinking`).
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from inanet.control.collectives import JobLost
-from inanet.control.events import JobOver, MembershipChanged, RootMissed, RoundLost
+from inanet.control.events import JobOver, MembershipChanged, PlanChosen, RootMissed, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Mark
 from inanet.control.messages import (
@@ -105,8 +106,9 @@ class Job(Versions):
         """What may have become possible: the end of the job, the return of an aggregator."""
         if self._ending is not None and not self.collectives.completing:
             raise self._ending[1]
-        if self._may_renew:
-            self._renew()
+        if self._shrinking is not None and self._may_renew:
+            reason, self._shrinking = self._shrinking.reason, None
+            self._renew(reason)
         names = self._holding.ready(self.hosts)
         if names:
             self._enter(names)
@@ -179,16 +181,17 @@ class Job(Versions):
             and not self._vacancies
         )
 
-    def _renew(self) -> None:
-        """Begin the next epoch, with the hosts that are left."""
-        assert self._renewal is not None
-        assert self._shrinking is not None
-        reason, self._shrinking = self._shrinking.reason, None
+    def _renew(self, reason: str) -> None:
+        """Begin the next epoch, with the hosts and switches that are left."""
         for name in self.collectives.holders():
             self.dismiss(name, "the job goes on in a new epoch")
         planner = self.planner
         ranks = sum(len(host.ranks) for host in self.hosts.values())
-        self.epoch, self.planner = self._renewal(ranks)
+        if self._reschedule is not None:
+            self._take_over(reason)
+        else:
+            assert self._renewal is not None
+            self.epoch, self.planner = self._renewal(ranks)
         self.planner.follow(self.topology.ancestors)
         self.planner.version = planner.version
         self.collectives.renew(self.planner)
@@ -197,8 +200,27 @@ class Job(Versions):
         self._gate, self._attach, self._performances, self._wanted = set(), {}, {}, None
         self._quiet = self._held_back = False
         self._holding.discard(REARRANGED)
-        self.log.append(MembershipChanged(self.number, self.name, ranks, self.epoch, reason))
+        if self._reschedule is None:
+            self.log.append(MembershipChanged(self.number, self.name, ranks, self.epoch, reason))
         self._advance(f"{reason}; {ranks} ranks go on", {})
+
+    def _replan(self, name: str, reason: str) -> None:
+        """A switch is gone: rounds under way fail, and the job is scheduled anew once all hosts hold."""
+        self._avoided.add(name)
+        self.collectives.give_up(f"{reason}; the job is scheduled anew: call again")
+        self._shrink(reason, self.collectives.ledger.newest, [])
+
+    def _take_over(self, reason: str) -> None:
+        """Use the switches that are there now."""
+        assert self._reschedule is not None
+        found = self._reschedule(self.hosts, self._avoided)
+        if found is None:
+            raise JobLost(
+                "aggregator_lost", f"job {self.name!r}: {reason}, and its sums cannot be made without it"
+            )
+        self.epoch, self.topology, self.planner = found.epoch, found.topology, found.planner
+        self.hellos.update(found.hellos)
+        self.log.append(PlanChosen(self.number, self.name, found.reason))
 
     def leave(self, name: str, now: float) -> None:
         """A worker host goes in good order; the job is over when all have."""
@@ -221,7 +243,9 @@ class Job(Versions):
         self._holding.discard(name)
         for number in self._shrinking.waits_for(name) if self._shrinking is not None else ():
             self._give_up(number)
-        if name in self.topology.roots and self.planner.switched is not None:
+        if self._reschedule is not None and self._ending is None and name in self.topology.aggregators:
+            self._replan(name, f"switch {name!r} was lost: {why}")
+        elif name in self.topology.roots and self.planner.switched is not None:
             # what a switch has added up meanwhile, nobody can tell
             self._root_late(name, why)
         elif name in self.topology.roots:
@@ -232,7 +256,7 @@ class Job(Versions):
             # not with this one: what the workers have is as good as before
             self._wanted = None
             self._holding.discard(REARRANGED)
-        if name in self.planner.nodes() and name not in self.topology.roots:
+        if self._reschedule is None and name in self.planner.nodes() and name not in self.topology.roots:
             self._drop_holder(name, f"{self.hellos[name].role} {name!r} was lost: {why}")
 
     def dismiss(self, name: str, reason: str) -> None:
@@ -282,6 +306,13 @@ class Job(Versions):
             self.hellos[hello.name] = hello
             self._holding.add(hello.name)
             self._guard(now, lambda: None)
+        facts = self.planner.switched
+        if self._reschedule is not None and facts is not None and facts.system in hello.services:
+            # a switch that has come: worth another schedule, in a moment in which nothing is under way
+            self._avoided.discard(hello.name)
+            if hello.role == "switch" and hello.name not in self.topology.aggregators:
+                self._holding.add(REARRANGED)
+                self._guard(now, lambda: None)
 
     @property
     def _may_hold(self) -> bool:
@@ -306,6 +337,9 @@ class Job(Versions):
             self._send_plan(host)
 
     def _enter(self, names: tuple[str, ...]) -> None:
+        if self._reschedule is not None:
+            self._renew("a switch has come")
+            return
         newest = self.collectives.ledger.newest
         entering = set(names) - {REARRANGED}
         reason = f"{', '.join(sorted(entering))} came back"

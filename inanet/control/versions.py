@@ -4,7 +4,7 @@ Aggregators and parameter servers have a version before any worker does. Those t
 (the *gate*).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from inanet.control.collectives import Collectives, JobLost
@@ -36,6 +36,21 @@ class Inheritance:
     lacking: frozenset[tuple[str, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class Rescheduled:
+    """What a job on switches gets when these have changed: the number of its next epoch, other trees, a planner under another
+    key, the Hellos of all nodes, and a sentence.
+    """
+
+    epoch: int
+    topology: Topology
+    planner: Planner
+    hellos: Mapping[str, Hello]
+    reason: str
+
+
+#: Plans a job anew for these hosts without these switches; None if its sums cannot be made with the others.
+Reschedule = Callable[[Collection[str], Collection[str]], Rescheduled | None]
 #: What a job that goes on with so many ranks gets: the number of its next epoch, and a planner under another key.
 Renewal = Callable[[int], tuple[int, Planner]]
 
@@ -53,7 +68,7 @@ class Versions:
     message).
 
     ``hellos`` has every member's Hello; ``next_nonce(name)`` is the number of the next ping that member will be sent.
-    ``renewal`` makes the job elastic.
+    ``renewal`` makes the job elastic, ``reschedule`` has it go on without a switch.
     """
 
     def __init__(
@@ -69,6 +84,7 @@ class Versions:
         next_nonce: Callable[[str], int],
         epoch: int = 0,
         renewal: Renewal | None = None,
+        reschedule: Reschedule | None = None,
     ) -> None:
         self.name = name
         self.epoch = epoch
@@ -90,6 +106,9 @@ class Versions:
         self._receivers = receivers
         self._next_nonce = next_nonce
         self._renewal = renewal
+        self._reschedule = reschedule
+        #: switches that a job is to do without, though they may be connected
+        self._avoided: set[str] = set()
         self._shrinking: Shrinking | None = None
         self._ending: tuple[float, JobLost] | None = None
         self._vacancies = Vacancies(settings.resume)

@@ -40,9 +40,18 @@ def ways(links: Collection[tuple[str, str]], ps: str, switches: Collection[str])
     return parents
 
 
+def upwards(parents: Mapping[str, str], node: str) -> list[str]:
+    """The nodes between one and the PS, nearest first, the PS last."""
+    path = []
+    while node in parents:
+        node = parents[node]
+        path.append(node)
+    return path
+
+
 class GoatFabric(SwitchedFabric):
-    """All switches of the configuration take part, once they have all been there; from then on those that are there, as far
-    as they lead to the PS. A job that loses one, or could have one more, is scheduled anew (:meth:`rearrange`). ``links`` in
+    """The switches on the ways of the workers take part. All that are configured have to have been there once; from then
+    on jobs use those that are there. A job that loses one, or could have one more, is scheduled anew (:meth:`rearrange`). ``links`` in
     the settings say who is plugged in where; without them everything is at the first switch, the other switches included.
     """
 
@@ -157,7 +166,9 @@ class GoatFabric(SwitchedFabric):
         assert root is not None
         names = sorted(workers)
         parents = self._parents(root, names, usable)
-        switches = tuple(name for name in usable if name in parents)
+        # plans are for the nodes of the tree: a switch that no worker is behind would not hear of the job
+        above = {name for worker in names for name in upwards(parents, worker)}
+        switches = tuple(name for name in usable if name in above)
         topology = Topology(
             roots=(root,),
             aggregators={name: parents[name] for name in switches},

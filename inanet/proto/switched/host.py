@@ -41,10 +41,12 @@ class SwitchedHost:
     # ---------------------------------------------------------------- plans
 
     def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
-        """Become the job's worker; later versions have nothing that concerns it."""
+        """Become the job's worker; later versions have nothing that concerns it, but a plan that comes after the job was
+        dropped does: its switches have changed, and everything is numbered anew.
+        """
         facts = plan.switched
         assert facts is not None, "a plan without a switch"
-        if self._plan is None:
+        if self._worker is None:
             index = facts.workers.index(self.endpoint)
             # with several switches, both are the one that this host is at
             entry = facts.entries[index] if facts.entries else 0
