@@ -5,7 +5,7 @@ instead: addresses 10.number.0.rank + 1, queue pairs and keys that follow from n
 what they are on a wire, ICRC and all; a packet is taken only from the endpoint that its inner sender has (R7).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from inanet.proto.netreduce.plan import Connection, Sizes, rack
 from inanet.proto.netreduce.program import NetReduceProgram
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
-from inanet.proto.plan import Switched
+from inanet.proto.plan import Scheduled, Switched
 from inanet.proto.program import Action, Verdicts
 from inanet.proto.roce import Attributes, Peer
 from inanet.proto.switched.registers import DEFAULT_BUDGET
@@ -223,6 +223,9 @@ class TunnelWorker:
         self.add_tensor, self.drop_tensor = self.inner.add_tensor, self.inner.drop_tensor
         self.begin, self.give_up = self.inner.begin, self.inner.give_up
         self.timer, self.on_timer = self.inner.timer, self.inner.on_timer
+
+    def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
+        """Nothing: a ring of datagrams has one switch."""
 
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take datagrams that have come through the switch."""
