@@ -29,6 +29,8 @@ class Counters:
     """fragments of this host's own tensors, each counted when first sent"""
     leaf_bytes: int = 0
     """bytes of the packets that those were first sent in"""
+    sums: int = 0
+    """fragments that got their last contribution at a switch"""
     collisions: int = 0
     """packets that found another fragment in their slot at a switch"""
     retransmissions: int = 0
@@ -39,7 +41,8 @@ class Counters:
     def from_json(cls, text: str) -> Self:
         """Counters from a daemon's file; keys this class does not know are left out, missing ones are 0."""
         values = json.loads(text)
-        values["collisions"] = sum(one.get("collisions", 0) for one in values.get("programs", {}).values())
+        for name, counter in (("collisions", "collisions"), ("sums", "completed")):
+            values[name] = sum(one.get(counter, 0) for one in values.get("programs", {}).values())
         numbers = {name: int(values.get(name, 0)) for name in cls.__slots__ if name != "drops"}
         drops = {str(reason): int(count) for reason, count in values.get("drops", {}).items() if count}
         return cls(**numbers, drops=drops)
@@ -77,6 +80,8 @@ class Traffic:
     drops: dict[str, int]
     slot_collisions: int | None = None
     """packets that found another fragment in their slot at a switch; ``None`` without one"""
+    sums_by_switch: dict[str, int] = field(default_factory=dict)
+    """fragments that each switch has summed, where there are several"""
 
 
 def traffic(stats: Mapping[str, Counters]) -> Traffic:
@@ -85,11 +90,13 @@ def traffic(stats: Mapping[str, Counters]) -> Traffic:
     ps = total(counters for name, counters in stats.items() if name.startswith("ps"))
     everybody = total(stats.values())
     contributions = workers.leaf_contributions
+    switches = {name: counters.sums for name, counters in sorted(stats.items()) if name.startswith("switch")}
     return Traffic(
         bytes_into_ps=ps.rx_bytes,
         bytes_without_ina=workers.leaf_bytes,
         in_network_share=1 - ps.contributions_in / contributions if contributions else 0.0,
         retransmissions=everybody.retransmissions,
         drops=dict(sorted(everybody.drops.items())),
-        slot_collisions=everybody.collisions if any(name.startswith("switch") for name in stats) else None,
+        slot_collisions=everybody.collisions if switches else None,
+        sums_by_switch=switches if len(switches) > 1 else {},
     )

@@ -101,6 +101,7 @@ def to_dict(outcome: Outcome) -> dict[str, Any]:
         "steps_per_second": outcome.steps_per_second,
         "drops": traffic.drops,
         "slot_collisions": traffic.slot_collisions,
+        "sums_by_switch": traffic.sums_by_switch,
         "system": outcome.options.system,
         "workers": outcome.options.workers,
         "impair": outcome.options.impair,
@@ -148,6 +149,9 @@ def rows(outcome: Outcome) -> list[tuple[str, str, str]]:
     ]
     if traffic.slot_collisions is not None:
         lines.append(("slot collisions", str(traffic.slot_collisions), "packets, at the switch"))
+    lines += [
+        (f"summed at {name}", str(count), "fragments") for name, count in traffic.sums_by_switch.items()
+    ]
     lines += [(f"dropped, {reason}", str(count), "packets") for reason, count in traffic.drops.items()]
     lines.append(("seconds", f"{outcome.seconds:.1f}", ""))
     return lines

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 WORKERS, STEPS, SEED = 2, 5, 3
 
 
-@pytest.mark.parametrize(("system", "impair"), [("switchml", 0.0), ("a2tp", 0.01)])
+@pytest.mark.parametrize(("system", "impair"), [("switchml", 0.0), ("a2tp", 0.01), ("goat", 0.0)])
 def test_the_command_with_a_switch(system, impair):
     arguments = {"system": system, "workers": WORKERS, "steps": STEPS, "seed": SEED, "impair": impair}
     options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
@@ -36,6 +36,11 @@ def test_the_command_with_a_switch(system, impair):
         # the PS hears of every fragment, and of more where contributions were lost
         assert 0 < answer["in_network_share"] <= 0.5
         assert answer["drops"]["injected"] > 0
+    elif system == "goat":
+        # three switches share the gradient's sub-models, and the PS has what they have no memory for
+        assert set(answer["sums_by_switch"]) == {"switch0", "switch1", "switch2"}
+        assert all(answer["sums_by_switch"].values())
+        assert 0 < answer["in_network_share"] < 1
     else:
         # only exponents go beyond the switch
         assert answer["in_network_share"] == 1.0
