@@ -104,16 +104,16 @@ def choose(
     return Choice(best + 1, total)
 
 
-def per_switch(nodes: I64, participating: NDArray[np.bool_], switches: int) -> I64:
-    """K_t^s: gradients each switch has to wait for in this epoch, int64[G, S].
+def per_switch(nodes: I64, awaited: NDArray[np.bool_], switches: int) -> I64:
+    """K_t^s: gradients each node has to wait for in this epoch, int64[G, S + 1], the PS last.
 
-    ``nodes`` int64[G, W] as a schedule has it (S: the PS), ``participating`` bool[W]. Eq. (20) sums over sub-models; a
-    switch completes each by itself, so the counts are kept apart.
+    ``nodes`` int64[G, W] as a schedule has it (S: the PS), ``awaited`` bool[G, W]: the participants' sub-models that have not
+    counted yet. Eq. (20) sums over sub-models; a switch completes each by itself, so the counts are kept apart.
     """
-    taking_part = nodes[:, participating]
-    return np.stack([np.bincount(row, minlength=switches + 1)[:switches] for row in taking_part]).astype(
-        np.int64
-    )
+    counts = np.zeros((len(nodes), switches + 1), np.int64)
+    submodels, workers = np.nonzero(awaited)
+    np.add.at(counts, (submodels, nodes[submodels, workers]), 1)
+    return counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inanet.control.goat.asynchronous import Epochs, choose
+from inanet.control.goat.asynchronous import Epochs, choose, per_switch
 from inanet.control.goat.instance import F64, I64
 from inanet.proto.goat.gathering import Gathered
 
@@ -114,11 +114,9 @@ class Server:
         return tuple(sorted(order[: self.participants].tolist()))
 
     def _publish(self, workers: tuple[int, ...]) -> Publication:
-        self._needs = np.zeros_like(self._needs)
-        for g in range(len(self.nodes)):
-            for worker in workers:
-                if not self._counted[g, worker]:
-                    self._needs[g, self.nodes[g, worker]] += 1
+        participating = np.zeros(self._counted.shape[1], bool)
+        participating[list(workers)] = True
+        self._needs = per_switch(self.nodes, participating & ~self._counted, self.switches)
         self._revision += 1
         return Publication(self.epoch, self._revision, self.participants, self._needs.copy())
 

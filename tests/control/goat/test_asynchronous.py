@@ -67,8 +67,13 @@ def test_no_number_that_converges_is_an_error() -> None:
 
 def test_switches_wait_for_the_participants_among_their_workers() -> None:
     nodes = np.array([[0, 0, 1, 2], [1, 2, 1, 1]])  # 2: the PS
-    counts = per_switch(nodes, np.array([True, False, True, True]), 2)
-    assert counts.tolist() == [[1, 1], [0, 3]]
+    everything = np.array([[True, False, True, True]] * 2)
+    assert per_switch(nodes, everything, 2).tolist() == [[1, 1, 1], [0, 3, 0]]
+    # what has counted already is not waited for again
+    assert per_switch(nodes, everything & np.array([[True] * 4, [False] * 4]), 2).tolist() == [
+        [1, 1, 1],
+        [0, 0, 0],
+    ]
 
 
 def test_asynchronous_epochs_keep_late_work_and_ksgd_throws_it_away() -> None:
