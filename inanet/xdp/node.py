@@ -403,17 +403,25 @@ class OffloadedNode(Node):
         self._settle(now)
 
     def _close(self, state: ShardState, now: float, *, failed: bool) -> None:
+        road = self._roads.get(state.tree.row)
+        if road is not None and not failed:
+            road.judge(state.row, self._left(state) if road.arrives is None else 0)
         with self._gate:
             super()._close(state, now, failed=failed)
-            road = self._roads.get(state.tree.row)
-            if road is not None:
-                road.judge(int(self._routes[state.tree.row]["up_sent"]))
+
+    def _left(self, state: ShardState) -> int:
+        """Packets of a shard's round that the program has sent to the parent."""
+        slots = slice(state.slot0, state.slot0 + state.shard.count)
+        active = self.memory.shards[state.row, ShardColumn.ACTIVE] & _MASK32
+        ours = self.memory.round[slots] == active
+        return int(((self.memory.logged[slots] & LEFT_UP != 0) & ours).sum())
 
     def _again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> bool:
         again = super()._again(state, child, link, fragment, now)
         road = self._roads.get(state.tree.row)
-        if again and road is not None and road.link is link:
-            road.missed += bool(self.memory.logged[state.slot0 + fragment] & LEFT_UP)
+        left = self.memory.logged[state.slot0 + fragment] & LEFT_UP
+        if again and left and road is not None and road.link is link:
+            road.lacked(state.row)
         return again
 
     # ---------------------------------------------------------------- figures

@@ -21,8 +21,8 @@ class Road:
     #: packets that user space has sent since, and the parent's last CREDIT, now and at the start
     ours: int = 0
     credited: int = field(init=False)
-    #: times that the parent has asked for something that the program had sent
-    missed: int = 0
+    #: times that the parent has asked for something that the program had sent, by row of the shard
+    missed: dict[int, int] = field(default_factory=dict)
     arrives: bool | None = None
     #: the parent lacked most of a group: should some come after all, as from a ring that is emptied by other packets, then
     #: that proves nothing
@@ -85,8 +85,14 @@ class Road:
         self.link.in_flight = max(0, self.link.in_flight - self.reserved)
         self.reserved = 0
 
-    def judge(self, sent: int) -> None:
-        """At the end of a round, when whatever was lost has been asked for again."""
-        tried = sent - self.before
+    def lacked(self, row: int) -> None:
+        """The parent has asked for something in a shard that the program had sent."""
+        self.missed[row] = self.missed.get(row, 0) + 1
+
+    def judge(self, row: int, tried: int) -> None:
+        """At the end of a shard's round, in which the program has sent ``tried`` packets: whatever was lost of it has been
+        asked for again. Of other shards on the same way it may still be on its way, or not missed yet.
+        """
+        missed = self.missed.pop(row, 0)
         if self.arrives is None and tried:
-            self.arrives = self.missed * 2 < tried
+            self.arrives = missed * 2 < tried

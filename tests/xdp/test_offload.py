@@ -207,14 +207,20 @@ def test_a_road_is_tried_before_it_is_trusted() -> None:
     link = cast(Link, SimpleNamespace(room=4000, taken=0, in_flight=0))
     road = Road(link, 50)
     assert road.limit(50) == 50 + PROBATION
-    road.judge(50)
+    # a shard that the program has sent nothing of says nothing, nor does what another lacks
+    road.judge(1, 0)
     assert road.arrives is None
-    road.missed = 100
-    road.judge(50 + PROBATION)
+    for _ in range(200):
+        road.lacked(2)
+    for _ in range(100):
+        road.lacked(1)
+    road.judge(1, PROBATION)
     assert road.arrives is True
     assert road.limit(500) == 4500
-    lost = Road(link, 0, missed=PROBATION)
-    lost.judge(PROBATION)
+    lost = Road(link, 0)
+    for _ in range(PROBATION):
+        lost.lacked(3)
+    lost.judge(3, PROBATION)
     assert lost.arrives is False
     assert lost.limit(300) == 300
 
