@@ -36,7 +36,7 @@ from inanet.control.settling import Settling
 from inanet.control.shrinking import Shrinking
 from inanet.control.topology import Topology
 from inanet.control.trees import Performance
-from inanet.control.versions import Inheritance, Versions
+from inanet.control.versions import Inheritance, Rescheduled, Versions
 
 #: Waits for a quiet moment like an aggregator; no node is called that.
 REARRANGED = "*"
@@ -108,7 +108,7 @@ class Job(Versions):
             raise self._ending[1]
         if self._shrinking is not None and self._may_renew:
             reason, self._shrinking = self._shrinking.reason, None
-            self._renew(reason)
+            self._renew(reason, self._anew(reason))
         names = self._holding.ready(self.hosts)
         if names:
             self._enter(names)
@@ -181,14 +181,16 @@ class Job(Versions):
             and not self._vacancies
         )
 
-    def _renew(self, reason: str) -> None:
-        """Begin the next epoch, with the hosts and switches that are left."""
+    def _renew(self, reason: str, found: Rescheduled | None) -> None:
+        """Begin the next epoch, with the hosts that are left; on other switches if ``found`` says so."""
         for name in self.collectives.holders():
             self.dismiss(name, "the job goes on in a new epoch")
         planner = self.planner
         ranks = sum(len(host.ranks) for host in self.hosts.values())
-        if self._reschedule is not None:
-            self._take_over(reason)
+        if found is not None:
+            self.epoch, self.topology, self.planner = found.epoch, found.topology, found.planner
+            self.hellos.update(found.hellos)
+            self.log.append(PlanChosen(self.number, self.name, found.reason))
         else:
             assert self._renewal is not None
             self.epoch, self.planner = self._renewal(ranks)
@@ -200,7 +202,7 @@ class Job(Versions):
         self._gate, self._attach, self._performances, self._wanted = set(), {}, {}, None
         self._quiet = self._held_back = False
         self._holding.discard(REARRANGED)
-        if self._reschedule is None:
+        if found is None:
             self.log.append(MembershipChanged(self.number, self.name, ranks, self.epoch, reason))
         self._advance(f"{reason}; {ranks} ranks go on", {})
 
@@ -210,17 +212,15 @@ class Job(Versions):
         self.collectives.give_up(f"{reason}; the job is scheduled anew: call again")
         self._shrink(reason, self.collectives.ledger.newest, [])
 
-    def _take_over(self, reason: str) -> None:
-        """Use the switches that are there now."""
-        assert self._reschedule is not None
+    def _anew(self, reason: str) -> Rescheduled | None:
+        """A schedule over the switches that are there now, if it is for that that hosts hold."""
+        if self._reschedule is None:
+            return None
         found = self._reschedule(self.hosts, self._avoided)
         if found is None:
-            raise JobLost(
-                "aggregator_lost", f"job {self.name!r}: {reason}, and its sums cannot be made without it"
-            )
-        self.epoch, self.topology, self.planner = found.epoch, found.topology, found.planner
-        self.hellos.update(found.hellos)
-        self.log.append(PlanChosen(self.number, self.name, found.reason))
+            text = f"job {self.name!r}: {reason}, and its sums cannot be made without it"
+            raise JobLost("aggregator_lost", text)
+        return found
 
     def leave(self, name: str, now: float) -> None:
         """A worker host goes in good order; the job is over when all have."""
@@ -338,7 +338,11 @@ class Job(Versions):
 
     def _enter(self, names: tuple[str, ...]) -> None:
         if self._reschedule is not None:
-            self._renew("a switch has come")
+            found = self._reschedule(self.hosts, self._avoided)
+            if found is None:
+                self._release()
+            else:
+                self._renew("a switch has come", found)
             return
         newest = self.collectives.ledger.newest
         entering = set(names) - {REARRANGED}

@@ -195,3 +195,21 @@ def test_a_switch_that_no_worker_is_behind_holds_nothing() -> None:
     rack = GoatRack(slots=8, links=(*LINKS[:2], ("s2", "s4"), ("s4", "s3"), *LINKS[5:])).start().joined()
     reduce_and_check(rack, INTEGERS, 1)
     assert rack.sites() == WAYS
+
+
+def test_ranks_that_differ_do_not_go_on() -> None:
+    rack = GoatRack().start().joined()
+    reduce_and_check(rack, INTEGERS, 1)
+    # no result reaches the third host
+    rack.hosts["w2"].receive = lambda *_: None  # type: ignore[method-assign]
+    number = rack.begin(INTEGERS, arrays_of(INTEGERS, 2))
+    rack.run(lambda: rack.ended(number, ["w0", "w1"]))
+    assert rack.errors(number, ["w0", "w1"]) == {""}
+    rack.kill_switch("s2")
+    rack.run(lambda: all(rack.members[name].failed is not None for name in rack.names))
+    failures = {rack.members[name].failed for name in rack.names}
+    assert len(failures) == 1
+    (failure,) = failures
+    assert failure is not None
+    assert "had the result already, so the ranks differ now" in failure.message
+    assert not rack.coordinator.jobs
