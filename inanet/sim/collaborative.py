@@ -246,11 +246,7 @@ class Collaborative:
 
     # ------------------------------------------------------------ figures
 
-    def carried(self) -> dict[str, int]:
-        """Bytes that each link has carried, by ``from-to``, with what the network adds to a packet."""
-        return {name: its.get("bytes", 0) for name, its in self.network.counters().items()}
-
-    def into_ps(self) -> int:
-        """Bytes that have reached the PS."""
+    def packets_into_ps(self) -> int:
+        """Packets that have reached the PS, those about exponents included."""
         (switch,) = (name for name in self.tree.switches if self.tree.parents[name] == self.tree.ps)
-        return self.carried().get(f"{switch}-{self.tree.ps}", 0)
+        return self.network.counters().get(f"{switch}-{self.tree.ps}", {}).get("packets", 0)
