@@ -68,36 +68,52 @@ def program_alone(fragments: int, repetitions: int, sizes: Sequence[int] = SIZES
 
 
 def _test_runs(image: bytes, values: int, fragments: int, repetitions: int) -> float:
-    own, first = endpoint("10.77.0.2", 7000), endpoint("10.77.0.16", 7000)
-    size = 24 + 4 * values + 4
-    memory = SharedMemory(
-        fragments,
-        own,
-        image=image,
-        names=("bench_vary", "bench_frames"),
-        stride=size if values > 256 else ROW_BYTES,
-    )
+    alone = Alone(image, values, fragments)
     try:
-        row = hop.describe(memory, fragments)
+        return min(alone.once() for _ in range(repetitions))
+    finally:
+        alone.close()
+
+
+class Alone:
+    """The program over packets of so many values, without a network: a node of its own, with four children."""
+
+    def __init__(self, image: bytes, values: int, fragments: int) -> None:
+        own, first = endpoint("10.77.0.2", 7000), endpoint("10.77.0.16", 7000)
+        size = 24 + 4 * values + 4
+        self._memory = memory = SharedMemory(
+            fragments,
+            own,
+            image=image,
+            names=("bench_vary", "bench_frames"),
+            stride=size if values > 256 else ROW_BYTES,
+        )
+        self._fragments, self._round = fragments, 1
+        self._row = hop.describe(memory, fragments)
         for child in range(hop.CHILDREN):
             memory.child_endpoint[0, child] = first + (child << 16)
         memory.tables["spare"][0, 1] = first >> 16
         route = memory.tables["routes"][0][:1]
         route["parent_ifindex"], route["up_limit"], route["credit_mask"] = 1, 1 << 62, (1 << 62) - 1
-        packet = _frame(size)
-        runs = hop.CHILDREN * fragments
-        best = []
-        for repetition in range(repetitions):
-            open_round(tables_of(memory), row, repetition + 2)
+        self._packet = _frame(size)
+
+    def once(self, ready: Callable[[], object] = lambda: None) -> float:
+        """Nanoseconds per packet of one round; ``ready`` is called before each of the two runs that it takes."""
+        memory, runs = self._memory, hop.CHILDREN * self._fragments
+        self._round += 1
+        open_round(tables_of(memory), self._row, self._round)
+        taken = []
+        for program in ("bench_vary", "bench_frames"):
             memory.tables["spare"][0, 0] = 0
-            vary = memory.programs["bench_vary"].test_run(packet, runs)[2]
-            memory.tables["spare"][0, 0] = 0
-            best.append(memory.programs["bench_frames"].test_run(packet, runs)[2] - vary)
-            if int(memory.shards[row, ShardColumn.UP_LOGGED]) != fragments:
-                raise Failure("the program did not complete the fragments it was given")
-        return float(min(best))
-    finally:
-        memory.close()
+            ready()
+            taken.append(memory.programs[program].test_run(self._packet, runs)[2])
+        if int(memory.shards[self._row, ShardColumn.UP_LOGGED]) != self._fragments:
+            raise Failure("the program did not complete the fragments it was given")
+        return float(taken[1] - taken[0])
+
+    def close(self) -> None:
+        """Unload it."""
+        self._memory.close()
 
 
 def _frame(size: int) -> bytes:
@@ -265,8 +281,8 @@ class TcpHop:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return connection
 
-        self._connections = [cable.run(0, connect) for _ in range(hop.CHILDREN + 1)]
-        self._fds = np.array([one.fileno() for one in self._connections[:-1]], np.int32)
+        self.connections = [cable.run(0, connect) for _ in range(hop.CHILDREN + 1)]
+        self._fds = np.array([one.fileno() for one in self.connections[:-1]], np.int32)
         self._payloads = np.random.default_rng(0).integers(
             0, 256, (hop.CHILDREN, fragments, PAYLOAD_BYTES), np.uint8
         )
@@ -276,8 +292,8 @@ class TcpHop:
         """As :meth:`Children.round`."""
         count = self.fragments if fragments is None else fragments
         start = time.perf_counter()
-        self._connections[0].sendall(count.to_bytes(8, "little"))
-        parent = self._connections[-1].fileno()
+        self.connections[0].sendall(count.to_bytes(8, "little"))
+        parent = self.connections[-1].fileno()
         payloads = self._payloads if count == self.fragments else self._payloads[:, :count].copy()
         if hop.offer(self._fds, parent, np.zeros((hop.CHILDREN + 1, 2), np.int32), payloads, self._received):
             raise Failure("the TCP aggregator is gone")
@@ -285,7 +301,7 @@ class TcpHop:
 
     def close(self) -> None:
         """Ends the aggregator as well."""
-        for connection in self._connections:
+        for connection in self.connections:
             connection.close()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from inanet.bench import xdp
+from inanet.bench import xdp, xdp_cores
 from inanet.control.exits import Exit
 from inanet.papers import xagg_xdp
 from inanet.papers.registry import Entry, run
@@ -70,6 +70,47 @@ def test_load_and_processors(privileged: None, monkeypatch: pytest.MonkeyPatch) 
     assert len(loads.rows) == 2
     assert all(gbps > 0 for gbps, _ in loads.rows)
     assert paths.rows[1][1] == 2.0
+
+
+def test_cores_and_losses_become_claims(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xagg_xdp, "available", lambda: None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(xagg_xdp, "on_cores", lambda cores, *_: 15.0 * len(cores))
+    eight = xagg_xdp.fig8()
+    assert [(claim.paper, claim.ours, claim.holds) for claim in eight.claims] == [
+        (13.0, 15.0, True),
+        (26.0, 30.0, True),
+        (2, 2.0, True),
+    ]
+    monkeypatch.setattr(xagg_xdp, "kernel_hop", lambda *_: standin(16.0, 0.5, 7.0))
+    monkeypatch.setattr(
+        xagg_xdp, "kernel_losses", lambda _, loads, full, __: [(full * load, 0.002 * load) for load in loads]
+    )
+    monkeypatch.setattr(xagg_xdp, "tcp_retransmitted", lambda *_: (4.0, 0.015))
+    eleven = xagg_xdp.fig11()
+    assert [(round(claim.ours, 3), claim.holds) for claim in eleven.claims] == [
+        (0.3, False),
+        (0.15, True),
+        (1.5, True),
+    ]
+
+
+@pytest.mark.privileged("makes network namespaces, loads BPF programs")
+def test_what_is_lost_and_sent_again_is_counted(privileged: None) -> None:
+    ((gbps, lost),) = xdp_cores.kernel_losses(62, (1.0,), 1.0, 0.001)
+    assert gbps > 0
+    assert 0.0 <= lost <= 1.0
+    gbps, again = xdp_cores.tcp_retransmitted(62, 0.001)
+    assert gbps > 0
+    assert 0.0 <= again <= 1.0
+
+
+@pytest.mark.privileged("loads BPF programs")
+def test_the_program_runs_on_several_cores(privileged: None) -> None:
+    try:
+        assert xdp_cores.on_cores([0, 0], 62, 1) > 0
+    except xdp.NotMeasured as reason:
+        lacking(str(reason))
 
 
 def test_a_measurement_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:

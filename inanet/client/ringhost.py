@@ -1,0 +1,176 @@
+"""A host of a NetReduce ring on its own RoCE transport: a worker on a device, in a thread of its own.
+
+What an application with an RDMA network card would have: it calls :meth:`RingHost.all_reduce` and waits, and between two
+calls the host still acknowledges what its neighbours repeat.
+"""
+
+import os
+import queue
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from inanet.control.exits import Failure
+from inanet.phy.device import Device
+from inanet.proto.events import NodeEvent, Refused, RoundDone
+from inanet.proto.netreduce.plan import Connection
+from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.worker import Broken, NetReduceWorker
+from inanet.proto.plan import TensorSpec
+from inanet.wire.batch import Transmission
+from inanet.wire.endpoint import endpoint
+
+#: queue pairs towards the predecessor and the successor, and UDP source port, where all hosts of a ring have the same
+QUEUE_PAIRS = (0x11, 0x12)
+SOURCE_PORT = 0xC011
+
+
+def ring_of(addresses: Sequence[str], queue_pair: int = QUEUE_PAIRS[0]) -> list[Connection]:
+    """Connections of a ring of hosts that :func:`join_ring` makes, by rank: what a switch has to be told."""
+    ends = [endpoint(address, 0) >> 16 for address in addresses]
+    return [Connection(end, ends[(rank + 1) % len(ends)], queue_pair) for rank, end in enumerate(ends)]
+
+
+def join_ring(
+    member: Member, addresses: Sequence[str], *, raw: bool = False, psn: int = 0
+) -> NetReduceWorker:
+    """A worker that is connected to its neighbours on the ring of hosts with these ``addresses``, by rank.
+
+    Nothing is exchanged: the ends of all hosts are alike but for their addresses.
+    """
+    ends = [endpoint(address, SOURCE_PORT) for address in addresses]
+    worker = NetReduceWorker(member, ends[member.rank], numbers=QUEUE_PAIRS, psn=psn, raw=raw)
+    successor = replace(worker.inlet, endpoint=ends[(member.rank + 1) % len(ends)])
+    predecessor = replace(worker.outlet, endpoint=ends[member.rank - 1])
+    worker.connect(successor, predecessor)
+    return worker
+
+
+class RingHost:
+    """A worker on ``device``, which is the host's from now on, until :meth:`close`. One thread calls it.
+
+    A turn takes what has arrived and sends what may leave; ``pause`` seconds lie between two, at least: moderation, for
+    windows that reach further than that.
+    """
+
+    def __init__(self, worker: NetReduceWorker, device: Device, *, pause: float = 0.0) -> None:
+        self.worker = worker
+        self._device = device
+        self._pause = pause
+        self._asked: queue.SimpleQueue[tuple[int, int, Sequence[NDArray[Any]]]] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[NodeEvent | Broken | BaseException] = queue.SimpleQueue()
+        self._round = 0
+        self._waiting: list[tuple[Transmission, int]] = []
+        self._bell, self._rope = os.pipe()
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="ring-host", daemon=True)
+        self._thread.start()
+
+    def add_tensor(self, tensor: int, spec: TensorSpec) -> None:
+        """Make a tensor known under a number, the same on all hosts. Raises ``ValueError`` for what cannot be summed."""
+        self.worker.add_tensor(tensor, spec)
+
+    def all_reduce(self, tensor: int, arrays: Sequence[NDArray[Any]], deadline: float) -> None:
+        """One round: ``arrays`` are 1-D, one per local rank, and are overwritten with the result.
+
+        Raises :class:`~inanet.control.exits.Failure` for a ring that is broken, for values that cannot be summed, and when the
+        round is not done in ``deadline`` seconds; and what went wrong in the host's thread.
+        """
+        self._round += 1
+        self._asked.put((tensor, self._round, arrays))
+        os.write(self._rope, b"!")
+        member = self.worker.member
+        name = f"job {member.job}, ring {member.ring}, rank {member.rank}"
+        stop = time.monotonic() + deadline
+        while True:
+            try:
+                said = self._said.get(timeout=max(0.0, stop - time.monotonic()))
+            except queue.Empty:
+                raise Failure(
+                    f"{name}: round {self._round} is not done in {deadline:g} s; {self.worker.stats()}"
+                ) from None
+            if isinstance(said, RoundDone):
+                return
+            if isinstance(said, Broken):
+                raise Failure(said.reason)
+            if isinstance(said, Refused):
+                raise Failure(
+                    f"{name}: round {said.round} was refused: element {said.index} is NaN or infinite"
+                )
+            if isinstance(said, BaseException):
+                raise said
+
+    def close(self) -> None:
+        """End the thread and close the device; closing twice is fine."""
+        if self._closing:
+            return
+        self._closing = True
+        os.write(self._rope, b"!")
+        self._thread.join()
+        os.close(self._bell)
+        os.close(self._rope)
+
+    # ---------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                began = time.monotonic()
+                self._turn()
+                self._sleep()
+                rest = began + self._pause - time.monotonic()
+                if rest > 0 and not self._closing:
+                    time.sleep(rest)
+        except BaseException as error:
+            self._said.put(error)
+        finally:
+            self._device.close()
+
+    def _turn(self) -> None:
+        worker, device = self.worker, self._device
+        while not self._asked.empty():
+            tensor, round_, arrays = self._asked.get()
+            worker.begin(tensor, round_, arrays, time.monotonic())
+        held = device.flush(time.monotonic())
+        if held is not None:
+            worker.receive(held, time.monotonic())
+        while (batch := device.receive()) is not None:
+            worker.receive(batch, time.monotonic())
+        now = time.monotonic()
+        at = worker.timer()
+        if at is not None and at <= now:
+            worker.on_timer(now)
+        self._send(now)
+        for event in worker.events():
+            self._said.put(event)
+
+    def _send(self, now: float) -> None:
+        """Send in order, as far as the device takes it."""
+        while True:
+            if not self._waiting:
+                self._waiting = [(one, 0) for one in self.worker.transmit(now)]
+            if not self._waiting:
+                return
+            while self._waiting:
+                one, start = self._waiting[0]
+                start += self._device.send(one, start)
+                if start < len(one):
+                    self._waiting[0] = one, start
+                    return
+                del self._waiting[0]
+
+    def _sleep(self) -> None:
+        """Until something has come, is due, may be sent or is asked for."""
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        poll.register(self._device.fileno(), select.POLLIN | (select.POLLOUT if self._waiting else 0))
+        due = [at for at in (self.worker.timer(), self._device.timer()) if at is not None]
+        wait = None if not due else max(0.0, min(due) - time.monotonic()) * 1000
+        for fd, _ in poll.poll(wait):
+            if fd == self._bell:
+                os.read(self._bell, 4096)

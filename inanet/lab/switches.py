@@ -1,0 +1,134 @@
+"""``ina-switch`` in a lab: a daemon for every switch of that kind, with the NetReduce rings that it serves.
+
+In a topology with one such switch, that serves all hosts of a ring. With several, those that hosts of the ring are plugged
+into are leaves, and one above them that none is plugged into is the spine (NetReduce, section 3.3).
+"""
+
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from inanet.control.config import MODELS
+from inanet.control.config_file import validate, write_toml
+from inanet.control.config_rings import RingEntry
+from inanet.control.exits import Exit, Failure
+from inanet.control.units import show_duration
+from inanet.lab.layout import ports, switch_addresses
+from inanet.lab.model import Topology
+from inanet.lab.nodes import Nodes
+from inanet.lab.session import Lab
+from inanet.proto.netreduce.plan import Connection, Sizes
+
+_MODULE = "daemons.switch"
+#: room for eight messages in flight of eight hosts, and more
+_MEMORY = "64 MB"
+
+
+class NoSpine(Failure):
+    """A ring's hosts are on several switches, and there is none above them that could join their sums."""
+
+    code = Exit.USAGE
+
+
+def ring_entry(
+    topology: Topology, ring: int, hosts: Sequence[str], connections: Sequence[Connection], sizes: Sizes
+) -> RingEntry:
+    """``[[switch.rings]]`` of a ring over ``hosts``, by rank, the same for every switch of a topology.
+
+    ``connections[r]`` is rank *r*'s to its successor. Raises :class:`NoSpine`.
+    """
+    plugged = {host.name: host.switch for host in topology.hosts()}
+    leaves: dict[str, list[str]] = {}
+    for host, connection in zip(hosts, connections, strict=True):
+        leaves.setdefault(plugged[host], []).append(str(IPv4Address(connection.source)))
+    fields: dict[str, Any] = {
+        "ring": ring,
+        "length": sizes.length,
+        "window": sizes.window,
+        "packet": sizes.packet_bytes,
+        "connections": [
+            {
+                "source": str(IPv4Address(one.source)),
+                "destination": str(IPv4Address(one.destination)),
+                "queue_pair": one.queue_pair,
+            }
+            for one in connections
+        ],
+    }
+    if len(topology.switch) > 1:
+        own = switch_addresses(topology)
+        fields["spine"] = own[spine(topology, list(leaves))]
+        fields["racks"] = [{"switch": own[leaf], "hosts": members} for leaf, members in leaves.items()]
+    return RingEntry.model_validate(fields)
+
+
+def spine(topology: Topology, leaves: Sequence[str]) -> str:
+    """The switch above ``leaves``. Raises :class:`NoSpine`."""
+    pairs = {frozenset(trunk.between) for trunk in topology.trunks()}
+    kinds = {switch.name: switch.kind for switch in topology.switch}
+    for name in kinds:
+        if name not in leaves and all(
+            frozenset((name, leaf)) in pairs and kinds[leaf] == kinds[name] == "ina" for leaf in leaves
+        ):
+            return name
+    raise NoSpine(
+        f"topology {topology.name!r}: the hosts of a ring are on {', '.join(leaves)}, and there is no other switch with "
+        "a trunk to each, all of kind 'ina'; allowed: one, or all hosts on one switch"
+    )
+
+
+class Switches(Nodes):
+    """The ina-switches of a lab while the ``with`` block lasts; inside the block all are ready.
+
+    Each serves ``rings``, of which its own part follows from its address; ``pause`` is that of ``[switch]``, seconds.
+    """
+
+    def __init__(
+        self,
+        lab: Lab,
+        rings: Sequence[RingEntry] = (),
+        pause: float = 0.0,
+        directory: Path | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(lab, directory or lab.directory, check)
+        self._pause = pause
+        self._rings = [ring.model_dump(mode="json", exclude_none=True) for ring in rings]
+
+    def __enter__(self) -> Self:
+        topology = self.lab.topology
+        own = switch_addresses(topology)
+        for name, address in own.items():
+            sections = {
+                "node": {"name": name},
+                "log": {"format": "plain"},
+                "switch": {
+                    "transport": "packet",
+                    "address": address,
+                    "ports": [{"name": port} for port in ports(topology, name)],
+                    "rings": self._rings,
+                    "ring_memory": _MEMORY,
+                    "pause": show_duration(self._pause),
+                },
+            }
+            file = self._directory / f"{name}.toml"
+            file.write_text(write_toml(validate(MODELS["switch"], sections, file)))
+        try:
+            # one first: if the kernels' cache is cold it fills it for the others
+            for names in (list(own)[:1], list(own)[1:]):
+                self.start([(name, name, _MODULE) for name in names])
+        except BaseException:
+            self.end(list(own))
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end(list(self.processes))
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """What each switch counted, by name, after the block."""
+        return self.stats_of(switch_addresses(self.lab.topology))
