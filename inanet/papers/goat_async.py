@@ -257,6 +257,40 @@ def _trained(noise: float, workers: int = 16) -> _Trained:
 NEAR = 1.05
 
 
+#: Seconds of the paper's schemes over GOAT-Async's (Fig. 12).
+FASTER: dict[Scheme, float] = {"GOAT": 2.02, "K-SGD": 1.56}
+
+
+def _finish_claims(
+    noise: float, runs: dict[Scheme, Run], final: dict[Scheme, float], reached: dict[Scheme, float]
+) -> list[Claim]:
+    """Seconds of all epochs and seconds to the neighbourhood of the same loss, over GOAT-Async's; and its final loss."""
+    mine = runs["GOAT-Async"]
+    words = _words(noise, mine)
+    times = {
+        "200 epochs": {scheme: its.seconds for scheme, its in runs.items()},
+        f"to {NEAR:g} times synchronous training's loss": reached,
+    }
+    claims = []
+    for (what, seconds), (scheme, paper) in product(times.items(), FASTER.items()):
+        ours = seconds[scheme] / seconds["GOAT-Async"]
+        late = "epochs that wait for nearly all are nearly as long as synchronous ones."
+        claims.append(
+            Claim(
+                f"{what}: {scheme}'s time over GOAT-Async's ({words})",
+                paper,
+                ours,
+                ">=",
+                reason="" if ours >= paper else late,
+            )
+        )
+    ours = final["GOAT-Async"] / final["GOAT"]
+    claims.append(
+        Claim(f"final loss of GOAT-Async over GOAT's ({words})", 1.0, ours, "<=", tolerance=NEAR - 1)
+    )
+    return claims
+
+
 def time_to_loss() -> Outcome:
     """Fig. 12: seconds of 200 epochs with 16 workers, and of reaching synchronous training's final loss."""
     rows, claims, panels, published = [], [], [], []
@@ -266,38 +300,23 @@ def time_to_loss() -> Outcome:
         published.append((noise, EPOCHS, log.publications, log.corrections))
         final = {scheme: float(np.mean([loss for _, loss in curves[scheme][-20:]])) for scheme in SCHEMES}
         near = final["GOAT"] * NEAR
+        reached = {
+            scheme: next((now for now, loss in curves[scheme] if loss <= near), float("inf"))
+            for scheme in SCHEMES
+        }
         for scheme in SCHEMES:
             its = runs[scheme]
-            reached = next((now for now, loss in curves[scheme] if loss <= near), float("inf"))
-            figures = (its.seconds, its.participants, its.discarded, its.staleness, final[scheme], reached)
+            figures = (
+                its.seconds,
+                its.participants,
+                its.discarded,
+                its.staleness,
+                final[scheme],
+                reached[scheme],
+            )
             rows.append((noise, scheme, *figures))
-        mine = runs["GOAT-Async"]
-        words = _words(noise, mine)
-        for scheme, paper in (("GOAT", 2.02), ("K-SGD", 1.56)):
-            ours = runs[scheme].seconds / mine.seconds
-            reason = (
-                ""
-                if ours >= paper
-                else "epochs that wait for nearly all are nearly as long as synchronous ones."
-            )
-            claims.append(
-                Claim(
-                    f"200 epochs: {scheme}'s time over GOAT-Async's ({words})",
-                    paper,
-                    ours,
-                    ">=",
-                    reason=reason,
-                )
-            )
-        claims.append(
-            Claim(
-                f"final loss of GOAT-Async over GOAT's ({words})",
-                1.0,
-                final["GOAT-Async"] / final["GOAT"],
-                "<=",
-                tolerance=NEAR - 1,
-            )
-        )
+        claims += _finish_claims(noise, runs, final, reached)
+        words = _words(noise, runs["GOAT-Async"])
         panels.append(Panel(f"softmax regression, {words}", "seconds", "loss", curves))
     columns = (
         "noise",

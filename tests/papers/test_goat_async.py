@@ -4,16 +4,19 @@ import numpy as np
 import pytest
 
 from inanet.papers.goat_async import (
-    BATCH,
     DEVIATION,
     SCHEMES,
     SYNCHRONOUS_EPOCH,
     Model,
     Regression,
+    Run,
+    Scheme,
+    _finish_claims,
     base_of,
     latencies,
     train,
 )
+from inanet.papers.goat_task import BATCH
 
 
 def test_latencies_are_normal_within_a_second() -> None:
@@ -51,3 +54,21 @@ def test_stale_gradients_train_to_the_same_loss() -> None:
         finals[scheme] = task.loss()
         assert finals[scheme] < before / 3
     assert finals["GOAT-Async"] == pytest.approx(finals["GOAT"], rel=0.1)
+
+
+def test_claims_are_about_all_epochs_and_about_the_same_loss() -> None:
+    runs: dict[Scheme, Run] = {
+        scheme: Run(seconds, 1, 5.0, 0, 0)
+        for scheme, seconds in (("GOAT", 400.0), ("K-SGD", 150.0), ("GOAT-Async", 100.0))
+    }
+    final: dict[Scheme, float] = {"GOAT": 1.0, "K-SGD": 1.0, "GOAT-Async": 1.04}
+    reached: dict[Scheme, float] = {"GOAT": 90.0, "K-SGD": 90.0, "GOAT-Async": 50.0}
+    claims = _finish_claims(0.1, runs, final, reached)
+    assert [(claim.paper, claim.ours, claim.holds) for claim in claims] == [
+        (2.02, 4.0, True),
+        (1.56, 1.5, False),
+        (2.02, 1.8, False),
+        (1.56, 1.8, True),
+        (1.0, 1.04, True),
+    ]
+    assert claims[1].reason
