@@ -89,13 +89,18 @@ class Host(Node):
         if self.resume_at is not None and now < self.resume_at:
             return
         self.resume_at = None
-        if self._out is None:
-            self._out = iter(self.machine.transmit(now))
+        # the machine may have more since an iterator was left: it is asked again behind what remains of that
+        asked = self._out is None
         while link.backlog(now) < self.send_buffer:
+            if self._out is None:
+                self._out = iter(self.machine.transmit(now))
             transmission = next(self._out, None)
             if transmission is None:
                 self._out = None
-                return
+                if asked:
+                    return
+                asked = True
+                continue
             self.emit(neighbour, Burst.of(self.address, transmission), now)
         self.resume_at = link.drained(now, self.send_buffer / 2)
 

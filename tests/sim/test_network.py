@@ -102,6 +102,35 @@ def test_a_host_waits_for_its_link_and_sends_everything() -> None:
     assert network.counters()["h0-s"]["peak_bytes"] <= 4000
 
 
+class Listing(Notebook):
+    """Gives what it has at the time, all at once, as machines may."""
+
+    def transmit(self, now: float) -> list[Transmission]:
+        out, self.out = self.out, []
+        return out
+
+
+def test_what_a_machine_has_for_a_link_that_is_full_leaves_when_it_has_room() -> None:
+    network = Network(seed=1)
+    network.add_switch("s")
+    sender, receiver = Listing(), Notebook()
+    for number, machine in enumerate((sender, receiver)):
+        network.add_host(f"h{number}", address(number), machine, send_buffer=2000)
+        network.connect(f"h{number}", "s", LINK)
+    for value in range(6):
+        sender.say(address(1), value)
+
+    def more() -> None:
+        sender.say(address(1), 6)
+        network.wake("h0")
+
+    # the link takes 1 ms for a packet: at this time four of six are still waiting, and nothing happens after them
+    network.at(0.0005, more)
+    network.run(lambda: len(receiver.seen) == 7, deadline=1.0)
+    assert [value for _, _, value in receiver.seen] == list(range(7))
+    assert receiver.seen[-1][0] == 0.01
+
+
 def tree(hosts: int) -> tuple[Network, list[Notebook]]:
     """Two leaves with half of the hosts each under two spines."""
     network = Network()
