@@ -10,7 +10,8 @@ slots of a switch (two sets) and the table of a PS (two windows) can answer.
   trips seen (RFC 6298; of fragments sent once only), because answers of a job with a straggler are late without being
   lost. Answers to all that is in flight count as one sample (RFC 7323, appendix G): one answer of many that was late
   because another worker's fragment was lost is no reason to wait longer. The timeout doubles until something is answered,
-  once for all that was sent before it last doubled.
+  once for all that was sent before it last doubled. When answers to several windows were all for repeated fragments, the
+  timeout is too short rather than the network bad, and it stays doubled until a round trip has been measured (Karn).
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Index = NDArray[np.int64]
+#: windows of answers to repeated fragments alone after which the timeout stays doubled
+UNCLEAR = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class Window:
         self._highest = first - 1
         self._smoothed = self._variation = 0.0
         self._backoff = 0
+        #: answers to repeated fragments since the last to one that was sent once
+        self._unclear = 0
         #: when the timeout was doubled last: what was sent before that is no reason to double it again
         self._doubled = -inf
         #: when the oldest unanswered fragment was sent; None when that has to be found again
@@ -123,8 +128,10 @@ class Window:
         self._answered[places] = True
         self._oldest = None
         self._highest = max(self._highest, int(accepted.max()))
-        self._backoff = 0
         measured = places[self._times_sent[places] == 1]
+        self._unclear = 0 if len(measured) else self._unclear + len(places)
+        if self._unclear <= UNCLEAR * self._beside[places].max():
+            self._backoff = 0
         if len(measured):
             share = min(1.0, float((1.0 / self._beside[measured]).sum()))
             self._measure(float((now - self._sent_at[measured]).mean()), share)

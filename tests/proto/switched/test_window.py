@@ -94,6 +94,20 @@ def test_fragments_sent_at_different_times_double_the_timeout_once():
     assert window.timeout == 0.04
 
 
+def test_round_trips_longer_than_the_timeout_are_learned_though_everything_is_repeated():
+    window, now, repeated = Window(64, Timing(timeout=0.01, timeout_max=10.0)), 0.0, []
+    for round_ in range(12):
+        numbers, answered = window.fresh(64, 64 * (round_ + 1), now), now + 0.1
+        before = window.resent_by_time
+        while (due := window.timer()) < answered:
+            window.lost(due)
+        now = answered
+        assert window.accept(numbers, now).all()
+        repeated.append(window.resent_by_time - before)
+    assert repeated[:2] == [192, 192]
+    assert repeated[-3:] == [0, 0, 0]
+
+
 def test_one_late_answer_of_many_does_not_stretch_the_timeout():
     """A fragment that another worker has lost is answered late by everybody's; that is no round trip of the network."""
     window = Window(256, Timing(timeout=0.001))
