@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from inanet.demo.clicks import BadData, Samples, sources
 
 #: files that a word must be in to be an item
-LEAST = 3
+LEAST = 1
 #: pairs that did not meet, for each that did
 NEGATIVES = 2
 _SEED = 17

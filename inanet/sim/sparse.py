@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.zebra.membership import Job, fixed
+from inanet.proto.zebra.membership import DEFAULT_SHIFT, F32, Job, fixed
 from inanet.proto.zebra.program import ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.store import Initial, Optimiser, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sim.link import LinkSpec
@@ -47,7 +49,8 @@ class Measured:
 
 class SparseRack:
     """``hot`` keys (uint64[k], hottest first) are summed by the switch; without any (``None``) it only forwards, and the job
-    is one of a PS. ``link`` joins every host to the switch.
+    is one of a PS. ``link`` joins every host to the switch. A key has ``width`` values, which begin as ``initial`` says and
+    which ``optimiser`` changes; hot gradients are in steps of 2^-``shift``.
     """
 
     def __init__(
@@ -60,6 +63,10 @@ class SparseRack:
         seed: int = 0,
         budget: int = 1 << 20,
         timing: Timing = TIMING,
+        width: int = 1,
+        optimiser: Optimiser | None = None,
+        initial: Initial = zeros,
+        shift: int = DEFAULT_SHIFT,
     ) -> None:
         self.network = Network(seed)
         self.job = Job(
@@ -68,14 +75,15 @@ class SparseRack:
             tuple(endpoint(f"10.2.0.{i + 1}", 5000) for i in range(shards)),
             0 if hot is None else SWITCH,
             key=1,
+            width=width,
         )
         self.workers = [ZebraWorker(self.job, rank, timing) for rank in range(workers)]
-        self.shards = [ParameterShard(self.job, i, timing=timing) for i in range(shards)]
+        self.shards = [ParameterShard(self.job, i, optimiser, initial, timing) for i in range(shards)]
         program = None
         if hot is not None:
             program = ZebraProgram(budget=budget, timing=timing)
             program.add_job(self.job, _GROUP)
-            self._use(program, hot)
+            self._use(program, hot, shift)
         self.program = program
         switch = self.network.add_switch("switch", program, SWITCH)
         switch.groups[_GROUP] = self.job.workers
@@ -85,8 +93,8 @@ class SparseRack:
             self.network.add_host(name, at, machine)
             self.network.connect(name, "switch", link)
 
-    def _use(self, program: ZebraProgram, hot: U64) -> None:
-        chosen = fixed(1, hot)
+    def _use(self, program: ZebraProgram, hot: U64, shift: int) -> None:
+        chosen = fixed(1, hot, shift)
         program.prepare(self.job.number, chosen)
         everyone: list[ZebraWorker | ParameterShard] = [*self.workers, *self.shards]
         for machine in everyone:
@@ -97,23 +105,51 @@ class SparseRack:
 
     def iterate(self, keys: Sequence[U64], gradients: Sequence[NDArray[np.float32]]) -> None:
         """One iteration of all workers: push, then pull the same keys."""
-        log = self.network.log
-        seen = len(log)
+        seen = len(self.network.log)
         for rank, worker in enumerate(self.workers):
             worker.push(keys[rank], gradients[rank], self.network.now)
             worker.pull(keys[rank], self.network.now)
             self.network.wake(f"worker{rank}")
-        waiting = {f"worker{rank}" for rank in range(len(self.workers))}
+        self._everybody(Pulled, seen)
+
+    def push(self, keys: Sequence[U64], gradients: Sequence[F32]) -> None:
+        """An iteration's push of all workers; its end is when the last of them knows that it is finished."""
+        seen = len(self.network.log)
+        for rank, worker in enumerate(self.workers):
+            worker.push(keys[rank], gradients[rank], self.network.now)
+            self.network.wake(f"worker{rank}")
+        self._everybody(IterationDone, seen)
+
+    def pull(self, keys: Sequence[U64]) -> list[F32]:
+        """A pull of all workers, by rank."""
+        seen = len(self.network.log)
+        for rank, worker in enumerate(self.workers):
+            worker.pull(keys[rank], self.network.now)
+            self.network.wake(f"worker{rank}")
+        found = self._everybody(Pulled, seen)
+        return [found[f"worker{rank}"].values for rank in range(len(self.workers))]
+
+    def read(self, keys: U64) -> F32:
+        """Values of keys as their shards have them, without a packet: float32[n, width]."""
+        out: F32 = np.zeros((len(keys), self.job.width), np.float32)
+        shard_of = self.job.shard_of(keys)
+        for shard in self.shards:
+            mine = shard_of == shard.number
+            out[mine] = shard.store.read(keys[mine])
+        return out
+
+    def _everybody(self, sort: type, seen: int) -> dict[str, Any]:
+        """Let time pass until every worker has told of something, later than entry ``seen`` of the log: what each told."""
+        log, found = self.network.log, dict[str, Any]()
 
         def over() -> bool:
             nonlocal seen
-            for name, event in log[seen:]:
-                if isinstance(event, Pulled):
-                    waiting.discard(name)
+            found.update((name, event) for name, event in log[seen:] if isinstance(event, sort))
             seen = len(log)
-            return not waiting
+            return len(found) == len(self.workers)
 
         self.network.run(over, deadline=600.0)
+        return found
 
     def model(self) -> tuple[U64, NDArray[np.float32]]:
         """All keys that were pushed, ascending, and their sums, float32[n, 1]."""

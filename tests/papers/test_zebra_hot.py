@@ -29,7 +29,12 @@ def test_precision_grows_with_the_sample() -> None:
     for name in ("corpus", "OA"):
         found = [row[2] for row in outcome.tables[0].rows if row[0] == name]
         assert found[0] < found[-1] <= 1.0
-    assert {claim.name for claim in outcome.claims} >= {"OA: precision with a sample of 8%"}
+    claims = {claim.name: claim for claim in outcome.claims}
+    assert claims["OA: precision with a sample of 8%"].holds
+    # 4,000 samples are too few, and the claim says so
+    missed = claims["corpus: precision with a sample of 4%"]
+    assert not missed.holds
+    assert missed.reason.startswith("4000 samples are few: the last of the hot parameters has")
 
 
 @pytest.mark.usefixtures("small")
