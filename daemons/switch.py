@@ -19,7 +19,7 @@ async def serve(config: SwitchConfig, context: Context[SwitchConfig]) -> None:
     from inanet.wire.endpoint import show
 
     switch = await asyncio.to_thread(open_switch, config)
-    driver = SwitchDriver(switch)
+    driver = SwitchDriver(switch, config.switch.pause)
     context.stats = switch.stats
     context.measure(driver.samples)
     programs = {name: show(where) for name, where in switch.endpoints().items()}

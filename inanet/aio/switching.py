@@ -226,10 +226,16 @@ def _open_ring(port: Any) -> Any:
 
 
 class SwitchDriver:
-    """Runs ``switch`` on the running event loop until closed."""
+    """Runs ``switch`` on the running event loop until closed.
 
-    def __init__(self, switch: Switch) -> None:
+    A port that was read is left alone for ``pause`` seconds: interrupt moderation, for switches whose hosts have windows that
+    reach further than that.
+    """
+
+    def __init__(self, switch: Switch, pause: float = 0.0) -> None:
         self.switch = switch
+        self._pause = pause
+        self._resting: dict[int, asyncio.TimerHandle] = {}
         #: reads that brought something; a watchdog can see progress in it
         self.reads = 0
         self._loop = asyncio.get_running_loop()
@@ -251,6 +257,8 @@ class SwitchDriver:
         fd = port.fileno()
         self._reading.discard(fd)
         self._loop.remove_reader(fd)
+        if fd in self._resting:
+            self._resting.pop(fd).cancel()
         if fd in self._writing:
             self._writing.discard(fd)
             self._loop.remove_writer(fd)
@@ -260,13 +268,26 @@ class SwitchDriver:
         self._loop.add_reader(port.fileno(), self._readable, port)
 
     def _readable(self, port: SwitchPort) -> None:
+        before = self.reads
         for _ in range(READ_BUDGET):
             # the loop's own time stands still while a callback runs; queues drain by the true one
             if not port.read(time.monotonic()):
+                if self._pause and self.reads > before:
+                    self._rest(port)
                 break
             self.reads += 1
         self._watch()
         self._arm()
+
+    def _rest(self, port: SwitchPort) -> None:
+        """Read the port again after a pause."""
+        fd = port.fileno()
+        self._loop.remove_reader(fd)
+        self._resting[fd] = self._loop.call_later(self._pause, self._rested, port)
+
+    def _rested(self, port: SwitchPort) -> None:
+        del self._resting[port.fileno()]
+        self._loop.add_reader(port.fileno(), self._readable, port)
 
     def _watch(self) -> None:
         """Have ports resumed that could not send everything."""

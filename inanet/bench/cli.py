@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import click
@@ -188,6 +189,34 @@ def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: o
     if plot is not None:
         draw(result["rows"], plot)
     _show(result, as_json, table)
+
+
+@bench.command()
+@click.option("--topology", "topologies", multiple=True, help="Only these. [default: ring4, ring8]")
+@click.option(
+    "--size", default="8354688", callback=_bytes, help="Bytes per host. [default: 48 messages, 8 MB]"
+)
+@click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option(
+    "--pcap",
+    "capture",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Capture what the ring's first host sends and receives; with one topology.",
+)
+@_json
+def netreduce(topologies: tuple[str, ...], as_json: bool, **wanted: object) -> None:
+    """NetReduce and rings on the same links, RoCE packets on wires: time over the fastest ring's, share of line rate.
+
+    Needs root.
+    """
+    from inanet.bench.netreduce import TOPOLOGIES, Wanted, run, table
+
+    chosen = topologies or TOPOLOGIES
+    if wanted["capture"] is not None and len(chosen) > 1:
+        raise click.UsageError("--pcap takes the packets of one lab: say which with one --topology")
+    if wanted["size"] < 4:  # type: ignore[operator]
+        raise click.BadParameter("a size below one value of 4 B cannot be compared", param_hint="--size")
+    _show(run(Wanted(chosen, say=_say, **wanted)), as_json, table)  # type: ignore[arg-type]
 
 
 @bench.command()

@@ -29,10 +29,13 @@ from inanet.bench.star import total_sent
 from inanet.lab.library import topology as find_topology
 from inanet.lab.model import Topology
 from inanet.lab.namespaces import require_privileges
+from inanet.proto.netreduce.plan import Sizes
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
 TOPOLOGIES = ("ring4", "ring8")
+#: bytes of 48 whole messages: those of tensors in between are padded
+SIZE = 48 * 4 * Sizes().values
 NAME = "netreduce"
 #: what the names of the second lab's contestants end in
 BRIDGED = "-bridged"
@@ -55,7 +58,7 @@ class Wanted:
     """What to run: topologies, bytes per host, and a file for what the first host of the ring sends and receives."""
 
     topologies: Sequence[str | Topology] = TOPOLOGIES
-    size: int = 8 << 20
+    size: int = SIZE
     repetitions: int = 5
     capture: Path | None = None
     say: Callable[[str], None] = field(default=lambda text: None)

@@ -13,6 +13,7 @@ from inanet.control.config_control import Control
 from inanet.control.config_fields import (
     Bytes,
     CoordinatorAddress,
+    Duration,
     Name,
     Probability,
     Rate,
@@ -204,6 +205,8 @@ class Switch(Section):
     loopback_depth: Annotated[Bytes, between(1 << 10, 1 << 30)] = 1 << 20
     #: packet: raw frames (ethertype 0x0700) through a ring shared with the kernel, if it has one
     ring: bool = True
+    #: how long a port is left alone once frames were taken from it, so that more of them are taken together
+    pause: Duration = span("0 s")
     #: how often the slots that each job holds are counted, and how many samples are kept
     sample: Span = span("100 ms")
     samples: Annotated[int, Field(ge=1, le=1 << 20)] = 600

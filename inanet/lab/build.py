@@ -110,6 +110,17 @@ def shape(lab: str, node: str, interface: str) -> Shape | None:
     return namespaces.inside(namespace(lab, node), read)
 
 
+def add_address(lab: str, host: str, address: str) -> None:
+    """Give a host of a bridged lab a further address. Raises ``OSError`` without such a namespace."""
+
+    def work() -> None:
+        with IPRoute() as netlink:
+            index = _index(netlink, HOST_INTERFACE)
+            netlink.addr("replace", index=index, address=address, prefixlen=24)
+
+    namespaces.inside(namespace(lab, host), work)
+
+
 def _ensure_soon(operation: Operation, netlink: IPRoute) -> None:
     """Ensure an operation, again while what is in its way is on its way out: the kernel takes the cables of a
     namespace that was just removed down in its own time.

@@ -1,13 +1,6 @@
 """The daemons of a lab, each on its host, and the environment of the ranks beside them."""
 
-import json
-import select
-import signal
-import socket
-import subprocess
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -16,9 +9,6 @@ from typing import Any, Self
 from inanet.control.config_fields import COORDINATOR_PORT
 from inanet.control.exits import Exit, Failure
 from inanet.control.plans import Plan
-from inanet.demo.counters import STATS_VARIABLE
-from inanet.demo.fabric import python, python_environment
-from inanet.demo.process import TAIL_LINES
 from inanet.lab import credentials
 from inanet.lab.configuration import (
     MODULES,
@@ -30,20 +20,11 @@ from inanet.lab.configuration import (
 )
 from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.model import Topology
+from inanet.lab.nodes import Nodes
 from inanet.lab.session import Lab
 
-#: Seconds a daemon may take to start. The first one compiles the kernels if their cache is cold.
-START_PATIENCE = 180.0
-#: Seconds a daemon may take to end after SIGTERM, its drain included.
-STOP_PATIENCE = 8.0
-#: Seconds between looks at ``check`` and at the daemons while waiting.
-GLANCE = 0.1
 #: Where ranks may meet by TCP, as torch's launchers do.
 _MASTER_PORT = 29500
-
-
-class FabricError(Failure):
-    """A daemon of the lab did not start, or ended unasked; the message has the end of its log."""
 
 
 class NoFabric(Failure):
@@ -71,7 +52,7 @@ def ranks(topology: Topology) -> list[Rank]:
     return [Rank(host.name, number, local, host.ranks, world) for number, (host, local) in enumerate(places)]
 
 
-class Daemons:
+class Daemons(Nodes):
     """The daemons of a lab while the ``with`` block lasts; inside the block all are ready.
 
     ``processes`` maps nodes to running daemons, ``log(node)`` is where each writes. A node bears its host's name,
@@ -98,19 +79,12 @@ class Daemons:
                 f"topology {lab.topology.name!r} has no host with the role 'ps', so there are no daemons to "
                 "run: use --network-only"
             )
-        self.lab = lab
-        self.processes: dict[str, subprocess.Popen[Any]] = {}
-        self._directory = directory or lab.directory
+        super().__init__(lab, directory or lab.directory, check)
         self._port = port
         self._overrides = overrides
-        self._check = check
         self._plan = plan
         self._negotiate = negotiate
         self._places = daemons(lab.topology, plan)
-
-    def log(self, host: str) -> Path:
-        """The log of a host's daemon."""
-        return self._directory / f"{host}.log"
 
     def socket_path(self, host: str) -> Path:
         """The Unix socket on which a host's worker daemon serves ranks."""
@@ -144,81 +118,17 @@ class Daemons:
     ) -> None:
         self.stop()
 
-    def require_alive(self) -> None:
-        """Raise :class:`FabricError` with the end of its log if a daemon has ended."""
-        for host, process in self.processes.items():
-            status = process.poll()
-            if status is not None:
-                raise FabricError(
-                    f"the daemon of {host} ended unasked with status {status}; its log ends with:\n"
-                    f"{self._tail(host)}"
-                )
-
     def stop(self) -> None:
         """End the daemons, workers first, so that each can finish; kill those that take too long."""
-        order = ("worker", "agg", "ps")
-        for role in order:
-            members = [process for name, process in self.processes.items() if self._places[name].role == role]
-            for process in members:
-                process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + STOP_PATIENCE
-            for process in members:
-                try:
-                    process.wait(max(0.0, deadline - time.monotonic()))
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        self.processes.clear()
+        for role in ("worker", "agg", "ps"):
+            self.end([name for name in self.processes if self._places[name].role == role])
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """What each daemon counted, by host; complete after :meth:`stop`, without daemons that were killed."""
-        files = {name: self._stats(name) for name in self._places}
-        return {host: json.loads(file.read_text()) for host, file in files.items() if file.exists()}
+        return self.stats_of(self._places)
 
-    def _stats(self, host: str) -> Path:
-        return self._directory / f"{host}.stats"
-
-    def _start(self, hosts: list[str]) -> None:
-        with ExitStack() as stack:
-            waiting = {
-                host: stack.enter_context(_notify_socket(self._directory / f"{host}.notify"))
-                for host in hosts
-            }
-            for host in hosts:
-                self.processes[host] = self._spawn(host)
-            self._wait_ready(waiting, time.monotonic() + START_PATIENCE)
-
-    def _spawn(self, host: str) -> subprocess.Popen[Any]:
-        place = self._places[host]
-        command = python(MODULES[place.role], "--config", str(self._directory / f"{host}.toml"))
-        environment = {
-            **python_environment(),
-            "NOTIFY_SOCKET": str(self._directory / f"{host}.notify"),
-            STATS_VARIABLE: str(self._stats(host)),
-        }
-        with self.log(host).open("ab") as sink:
-            return self.lab.spawn(
-                place.host, command, env=environment, stdout=sink, stderr=sink, cwd=self._directory
-            )
-
-    def _wait_ready(self, waiting: dict[str, socket.socket], deadline: float) -> None:
-        while waiting:
-            self._check()
-            self.require_alive()
-            if time.monotonic() > deadline:
-                host = next(iter(waiting))
-                raise FabricError(
-                    f"not ready after {START_PATIENCE:.0f} s: {', '.join(waiting)}; the log of {host} ends "
-                    f"with:\n{self._tail(host)}"
-                )
-            ready, _, _ = select.select(list(waiting.values()), [], [], GLANCE)
-            for host in [host for host, handle in waiting.items() if handle in ready]:
-                if b"READY=1" in waiting[host].recv(4096).splitlines():
-                    del waiting[host]
-
-    def _tail(self, host: str) -> str:
-        lines = self.log(host).read_text(errors="replace").splitlines()
-        return "\n".join(lines[-TAIL_LINES:])
+    def _start(self, names: list[str]) -> None:
+        self.start([(name, self._places[name].host, MODULES[self._places[name].role]) for name in names])
 
 
 def rank_environment(lab: Lab, rank: Rank) -> dict[str, str]:
@@ -235,14 +145,3 @@ def rank_environment(lab: Lab, rank: Rank) -> dict[str, str]:
         "INA_LAB_HOST": host.name,
         "INA_LATENESS": f"{host.lateness:g}",
     }
-
-
-@contextmanager
-def _notify_socket(path: Path) -> Iterator[socket.socket]:
-    """Where a starting daemon says ``READY=1``, with the protocol of ``sd_notify``."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as handle:
-        handle.bind(str(path))
-        try:
-            yield handle
-        finally:
-            path.unlink(missing_ok=True)

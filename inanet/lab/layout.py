@@ -22,6 +22,8 @@ BRIDGE = "sw-bridge"
 _HOSTS = ipaddress.IPv4Network("10.201.0.0/16")
 _TRUNKS = ipaddress.IPv4Network("10.202.0.0/16")
 _GATEWAY = 254
+#: first of the addresses of ina-switches, and how far a host's further addresses lie apart
+_SWITCHES, _ALIAS = 200, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,30 @@ def addresses(topology: Topology) -> Mapping[str, str]:
     return {name: cidr.partition("/")[0] for name, cidr in _cidrs(topology).items()}
 
 
+def switch_addresses(topology: Topology) -> Mapping[str, str]:
+    """IPv4 address that each ``ina-switch`` is known by, by name of the switch."""
+    return {
+        switch.name: str(_block(0)[_SWITCHES + index])
+        for index, switch in enumerate(topology.switch)
+        if switch.kind == "ina"
+    }
+
+
+def alias(address: str, number: int) -> str:
+    """A further address for a host of a bridged lab: ``number`` is 1 or 2. Raises ``ValueError`` for others."""
+    if number not in (1, 2):
+        raise ValueError(f"hosts have two further addresses, 1 and 2, and no {number}")
+    return str(ipaddress.IPv4Address(address) + number * _ALIAS)
+
+
+def ports(topology: Topology, switch: str) -> list[str]:
+    """Names of a switch's interfaces: the hosts on it, and the switches that trunks lead to."""
+    trunks = [trunk.between for trunk in topology.trunks() if switch in trunk.between]
+    return [host.name for host in topology.hosts() if host.switch == switch] + [
+        ends[1] if ends[0] == switch else ends[0] for ends in trunks
+    ]
+
+
 def operations(topology: Topology, lab: str) -> list[Operation]:
     """Everything that makes the lab ``lab`` of a topology, in an order in which it can be done."""
     nodes = [switch.name for switch in topology.switch] + [host.name for host in topology.hosts()]
@@ -152,12 +178,15 @@ def _switch(topology: Topology, lab: str, index: int) -> Iterator[Operation]:
     switch = topology.switch[index]
     routed = topology.fabric == "routed"
     here = namespace(lab, switch.name)
-    yield Bridge(here, BRIDGE, switch.snooping, switch.snooping and switch.querier)
-    yield Interface(here, BRIDGE, address=f"{_block(index)[_GATEWAY]}/24" if routed else None)
+    # the ports of an ina-switch belong to nobody else
+    master = BRIDGE if switch.kind == "bridge" else None
+    if master is not None:
+        yield Bridge(here, BRIDGE, switch.snooping, switch.snooping and switch.querier)
+        yield Interface(here, BRIDGE, address=f"{_block(index)[_GATEWAY]}/24" if routed else None)
     for host in topology.hosts():
         if host.switch == switch.name:
             yield Veth(here, host.name, namespace(lab, host.name), HOST_INTERFACE)
-            yield Interface(here, host.name, host.link.mtu, master=BRIDGE)
+            yield Interface(here, host.name, host.link.mtu, master=master)
             yield _shaper(here, host.name, host.link, host.link.receives)
     # the switch that comes first lays the cable, so that both find it
     earlier = {before.name for before in topology.switch[:index]}
@@ -171,7 +200,7 @@ def _switch(topology: Topology, lab: str, index: int) -> Iterator[Operation]:
         if routed:
             yield Interface(here, other, trunk.link.mtu, address=f"{_end(number, first)}/30")
         else:
-            yield Interface(here, other, trunk.link.mtu, master=BRIDGE)
+            yield Interface(here, other, trunk.link.mtu, master=master)
         yield _shaper(here, other, trunk.link, trunk.link.rate)
     if routed:
         yield Router(here)

@@ -102,15 +102,21 @@ BASE_LINK = Link.model_construct(rate=None, burst=160 << 10, latency=0.02, mtu=1
 
 
 class Switch(_Part):
-    """An ordinary switch. Without snooping it floods multicast to every port."""
+    """An ordinary switch (``bridge``: the kernel's), or one that ``ina-switch`` is: nothing passes it until that runs.
+
+    Without snooping it floods multicast to every port, as ``ina-switch`` always does.
+    """
 
     name: Name = Field(description="the switch's name")
+    kind: Literal["bridge", "ina"] = "bridge"
     snooping: bool = True
     #: somebody must ask who listens, else a snooping switch floods after all
     querier: bool = True
 
     @model_validator(mode="after")
-    def _querier_needs_snooping(self) -> "Switch":
+    def _what_it_has(self) -> "Switch":
+        if self.kind == "ina" and self.model_fields_set & {"snooping", "querier"}:
+            raise ValueError("ina-switch has neither snooping nor querier; allowed: leave both out")
         if "querier" in self.model_fields_set and self.querier and not self.snooping:
             raise ValueError("querier = true needs snooping = true; allowed: set both, or neither")
         return self
@@ -180,6 +186,13 @@ class Topology(_Part):
         default = self.link.over(BASE_LINK)
         return tuple(trunk.model_copy(update={"link": trunk.link.over(default)}) for trunk in self.trunk)
 
+    def with_switches(self, kind: Literal["bridge", "ina"]) -> "Topology":
+        """The same hosts and links, with this kind for every switch; bridges as they are without being told."""
+        switches = tuple(
+            switch if switch.kind == kind else Switch(name=switch.name, kind=kind) for switch in self.switch
+        )
+        return self.model_copy(update={"switch": switches})
+
     def workers(self) -> tuple[Host, ...]:
         """The hosts that run ranks; ranks are numbered over them in this order."""
         return tuple(host for host in self.hosts() if host.role == "worker")
@@ -242,6 +255,10 @@ def _contradictions(topology: Topology) -> Iterator[str]:
             yield f"host {host.name!r} is {host.role}; allowed: a parent for workers and aggregators only"
         if host.role == "aggregator" and host.parent is not None and len(host.parent) > 1:
             yield f"host {host.name!r} is an aggregator with several parents; allowed: one"
+    if topology.fabric == "routed":
+        for switch in topology.switch:
+            if switch.kind == "ina":
+                yield f"switch {switch.name!r} is ina-switch; allowed: fabric = 'bridged', or kind = 'bridge'"
     yield from _bad_fabric(topology, switches)
 
 

@@ -23,7 +23,9 @@ def network(topology: Topology) -> Network:
         for host in topology.hosts()
     }
     trunks = {trunk.between: trunk.link.rate or math.inf for trunk in topology.trunks()}
-    flooding = any(not (switch.snooping and switch.querier) for switch in topology.switch)
+    flooding = any(
+        switch.kind == "ina" or not (switch.snooping and switch.querier) for switch in topology.switch
+    )
     return Network(ports, trunks, flooding, topology.fabric == "routed")
 
 

@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from inanet.lab.fabric import GLANCE, Daemons, Rank, rank_environment, ranks
+from inanet.lab.fabric import Daemons, Rank, rank_environment, ranks
+from inanet.lab.nodes import GLANCE
 from inanet.lab.session import Lab
 
 #: Seconds that the other ranks have to end by themselves after one has failed. A rank that waits for a lost
@@ -39,9 +40,9 @@ def run(
     """Run ``command`` once per rank, on its host, until all have ended; the greatest exit status of all.
 
     Output, standard and error alike, goes to ``show`` line by line. After a failure the others have
-    :data:`FAILURE_PATIENCE` seconds. ``check`` is called every :data:`inanet.lab.fabric.GLANCE` seconds or
+    :data:`FAILURE_PATIENCE` seconds. ``check`` is called every :data:`inanet.lab.nodes.GLANCE` seconds or
     more often and may raise to give up; processes then end with the lab. Raises
-    :class:`inanet.lab.fabric.FabricError` when a daemon ends meanwhile.
+    :class:`inanet.lab.nodes.FabricError` when a daemon ends meanwhile.
     """
     children: dict[str, subprocess.Popen[Any]] = {}
     for rank in ranks(lab.topology):

@@ -19,7 +19,7 @@ from typing import Any, Self
 from inanet.control.addresses import SOCKET_PATH_BYTES
 from inanet.demo.process import script
 from inanet.lab import build, namespaces, remains
-from inanet.lab.layout import HOST_INTERFACE, addresses, namespace, operations
+from inanet.lab.layout import HOST_INTERFACE, addresses, alias, namespace, operations
 from inanet.lab.library import topology as find_topology
 from inanet.lab.model import Host, Topology
 
@@ -47,6 +47,7 @@ class Lab:
         self.topology = topology if isinstance(topology, Topology) else find_topology(topology)
         self.name = name or f"{self.topology.name}-{secrets.token_hex(3)}"
         self.hosts: Mapping[str, Host] = {host.name: host for host in self.topology.hosts()}
+        self._switches = {switch.name for switch in self.topology.switch}
         self._check = check
         self._addresses = addresses(self.topology)
         self._children: list[subprocess.Popen[Any]] = []
@@ -68,6 +69,12 @@ class Lab:
     def address(self, host: str) -> str:
         """IPv4 address of a host. Raises ``KeyError``."""
         return self._addresses[host]
+
+    def alias(self, host: str, number: int) -> str:
+        """Have a host bear a further address, 1 or 2, beside its own. Raises ``KeyError`` and ``ValueError``."""
+        further = alias(self._addresses[host], number)
+        build.add_address(self.name, host, further)
+        return further
 
     def namespace(self, node: str) -> str:
         """Name of the network namespace of a host or switch, for ``ip netns exec``."""
@@ -99,13 +106,14 @@ class Lab:
     def spawn(
         self, host: str, argv: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command on a host: ``subprocess.Popen`` with its namespace around it, and its pid.
+        """Start a command on a host, or on a switch: ``subprocess.Popen`` with its namespace around it, and its pid.
 
         ``env`` is added to this process's environment; ``options`` are Popen's. Standard input is empty
-        unless given, and Ctrl-C on the terminal does not reach it. Raises ``KeyError`` for unknown hosts. A
+        unless given, and Ctrl-C on the terminal does not reach it. Raises ``KeyError`` for unknown names. A
         command that does not exist ends with status 127, as in a shell.
         """
-        self._addresses[host]
+        if host not in self._switches:
+            self._addresses[host]
         place = namespaces.path(self.namespace(host))
         options = {"stdin": subprocess.DEVNULL, "process_group": 0, **options}
         child = subprocess.Popen(

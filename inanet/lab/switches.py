@@ -79,6 +79,26 @@ def spine(topology: Topology, leaves: Sequence[str]) -> str:
     )
 
 
+def configurations(topology: Topology, rings: Sequence[RingEntry] = (), pause: float = 0.0) -> dict[str, str]:
+    """TOML by name of the switch, for every ina-switch. Raises :class:`inanet.control.config_file.ConfigError`."""
+    texts = {}
+    for name, address in switch_addresses(topology).items():
+        sections = {
+            "node": {"name": name},
+            "log": {"format": "plain"},
+            "switch": {
+                "transport": "packet",
+                "address": address,
+                "ports": [{"name": port} for port in ports(topology, name)],
+                "rings": [ring.model_dump(mode="json", exclude_none=True) for ring in rings],
+                "ring_memory": _MEMORY,
+                "pause": show_duration(pause),
+            },
+        }
+        texts[name] = write_toml(validate(MODELS["switch"], sections, Path(f"{name}.toml")))
+    return texts
+
+
 class Switches(Nodes):
     """The ina-switches of a lab while the ``with`` block lasts; inside the block all are ready.
 
@@ -95,32 +115,19 @@ class Switches(Nodes):
     ) -> None:
         super().__init__(lab, directory or lab.directory, check)
         self._pause = pause
-        self._rings = [ring.model_dump(mode="json", exclude_none=True) for ring in rings]
+        self._figures: dict[str, dict[str, Any]] = {}
+        self._rings = rings
 
     def __enter__(self) -> Self:
-        topology = self.lab.topology
-        own = switch_addresses(topology)
-        for name, address in own.items():
-            sections = {
-                "node": {"name": name},
-                "log": {"format": "plain"},
-                "switch": {
-                    "transport": "packet",
-                    "address": address,
-                    "ports": [{"name": port} for port in ports(topology, name)],
-                    "rings": self._rings,
-                    "ring_memory": _MEMORY,
-                    "pause": show_duration(self._pause),
-                },
-            }
-            file = self._directory / f"{name}.toml"
-            file.write_text(write_toml(validate(MODELS["switch"], sections, file)))
+        texts = configurations(self.lab.topology, self._rings, self._pause)
+        for name, text in texts.items():
+            (self._directory / f"{name}.toml").write_text(text)
         try:
             # one first: if the kernels' cache is cold it fills it for the others
-            for names in (list(own)[:1], list(own)[1:]):
+            for names in (list(texts)[:1], list(texts)[1:]):
                 self.start([(name, name, _MODULE) for name in names])
         except BaseException:
-            self.end(list(own))
+            self.end(list(texts))
             raise
         return self
 
@@ -128,7 +135,8 @@ class Switches(Nodes):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end(list(self.processes))
+        self._figures = self.stats_of(switch_addresses(self.lab.topology))
 
     def stats(self) -> dict[str, dict[str, Any]]:
         """What each switch counted, by name, after the block."""
-        return self.stats_of(switch_addresses(self.lab.topology))
+        return self._figures

@@ -114,7 +114,10 @@ class Splice:
         if not self._link:
             return
         fields = np.ascontiguousarray(arena[starts[:, None] + np.arange(12, 20)]).view(">u8")[:, 0]
-        for pair, index in zip(*np.unique(fields, return_index=True), strict=True):
+        # what comes in at one port is of one connection, mostly
+        alike = bool((fields == fields[0]).all())
+        pairs = [(fields[0], 0)] if alike else zip(*np.unique(fields, return_index=True), strict=True)
+        for pair, index in pairs:
             at = int(starts[index])
             self._headers[int(pair)] = arena[at - self._link : at].tobytes()
 

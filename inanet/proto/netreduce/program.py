@@ -207,7 +207,9 @@ class NetReduceProgram:
     def _run(self, ring: _Ring, batch: PacketBatch, chosen: I64, rows: I64, passed: U8, reasons: U8) -> None:
         start = 0
         while start < len(chosen):
-            room = max(ROOM_PACKETS, len(chosen) - start) + len(ring.rows) + 2
+            most = max(len(ring.rows), ring.plan.ranks_below) + 2
+            left = len(chosen) - start
+            room = min(max(ROOM_PACKETS, left), left * most) + most
             out = new_out(room, ring.plan.sizes.packet_bytes)
             start = int(
                 policy.run(

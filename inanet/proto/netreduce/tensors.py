@@ -153,6 +153,10 @@ class Round:
         count = self.source.count
         return count is not None and self._sent == self._exponents(agreement) + count
 
+    def unsent(self, agreement: Agreement) -> int:
+        """Messages that have not left, as far as their number is known."""
+        return self._exponents(agreement) + (self.source.count or 0) - self._sent
+
     def put(self, agreement: Agreement, out: U8) -> tuple[Operation, int]:
         """Write the next message's values; its operation, and its number within the round."""
         number, first = self._sent, self._exponents(agreement)

@@ -226,6 +226,19 @@ class NetReduceWorker:
 
     # ---------------------------------------------------------------- packets
 
+    @property
+    def groups(self) -> frozenset[int]:
+        """None: see :class:`~inanet.proto.machine.Machine`."""
+        return frozenset()
+
+    @property
+    def lacking(self) -> int:
+        """Packets of results that the oldest round still lacks."""
+        if not self._rounds:
+            return 0
+        unsent = max(0, self._rounds[0].unsent(self._agreement))
+        return (unsent + len(self._expected)) * self.member.sizes.length
+
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take whole IPv4 packets."""
         self._adapter.receive(batch, now)
