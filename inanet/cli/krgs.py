@@ -85,9 +85,15 @@ def layers(text: str) -> list[tuple[str, int]]:
 
 
 def plan_krgs(
-    job: Job, model: list[tuple[str, int]], memory: int, seed: int, programmable: tuple[str, ...]
+    job: Job,
+    model: list[tuple[str, int]],
+    memory: int,
+    seed: int,
+    programmable: tuple[str, ...],
+    spare: float = 0.0,
 ) -> Schedule:
-    """The schedule of a model's layers on a network whose switches (or those named) have ``memory`` register bytes.
+    """The schedule of a model's layers on a network whose switches (or those named) have ``memory`` register bytes;
+    ``spare`` is what a worker may go out of its way to spare the PS, in links.
 
     Raises :class:`CannotSchedule` for unknown switches, and too little memory.
     """
@@ -98,7 +104,7 @@ def plan_krgs(
     except ValueError as error:
         raise CannotSchedule(str(error)) from None
     parts = partition(model, max(FRAGMENT_VALUES * VALUE_BYTES, min(AT_MOST, memory // SHARE)))
-    return schedule(from_graph(job.graph, job.ps, job.workers, parts), seed)
+    return schedule(from_graph(job.graph, job.ps, job.workers, parts), seed, spare=spare)
 
 
 def _fractions(made: Schedule, g: int) -> dict[str, Any]:

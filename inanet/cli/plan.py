@@ -91,6 +91,12 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str) -> flo
 @click.option(
     "--registers", default="64 MB", show_default=True, callback=_size, help="krgs: memory of each of them."
 )
+@click.option(
+    "--spare-ps",
+    default=0.0,
+    type=click.FloatRange(0.0, 100.0),
+    help="krgs: links that workers may go out of their way rather than send to the PS what is not aggregated.",
+)
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0), help="krgs: of the rounding.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -110,6 +116,7 @@ def plan(
     layers: str | None,
     programmable: tuple[str, ...],
     registers: int,
+    spare_ps: float,
     seed: int,
     as_json: bool,
 ) -> None:
@@ -131,7 +138,9 @@ def plan(
         if (size is None) == (layers is None):
             raise click.UsageError("one of --size and --layers says what is scheduled")
         model = [("tensor", size)] if size is not None else krgs.layers(layers or "")
-        made = krgs.plan_krgs(krgs.job_of(topology, seed, read), model, registers, seed, programmable)
+        made = krgs.plan_krgs(
+            krgs.job_of(topology, seed, read), model, registers, seed, programmable, spare_ps
+        )
         if as_json:
             click.echo(json.dumps(krgs.report(topology, made, explain)))
         else:

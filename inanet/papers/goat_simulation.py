@@ -28,8 +28,16 @@ AT_MOST = 4_000_000
 DEVIATION = 0.2
 NETWORKS: Mapping[str, Callable[[], Any]] = {"leaf-spine": leaf_spine, "fat-tree": fat_tree}
 WORKERS = {"leaf-spine": (15, 25, 35, 45), "fat-tree": (20, 40, 60, 80)}
+#: GOAT as GINA has it, and with the PS counted as one link further away than it is.
+SPARING = "GOAT sparing the PS"
+GOATS: Mapping[str, float] = {"GOAT": 0.0, SPARING: 1.0}
 #: Schemes in the paper's order.
-SCHEMES: Mapping[str, Policy | None] = {"GOAT": None, "ESA": "esa", "ATP": "atp", "Geryon": "none"}
+SCHEMES: Mapping[str, Policy | None] = {
+    **dict.fromkeys(GOATS),
+    "ESA": "esa",
+    "ATP": "atp",
+    "Geryon": "none",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +72,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Means over the seeds: traffic by scheme, and the bound of GOAT's cost, byte-links."""
+    """Means over the seeds: traffic by scheme, and the bound of GOAT's cost, byte-links (0 if it was not run)."""
 
     traffic: Mapping[str, Traffic]
     bound: float
@@ -91,17 +99,20 @@ def simulate(
         graph = NETWORKS[case.network]()
         make_programmable(graph, seed)
         ps, workers = place(graph, case.workers, seed)
-        planned = schedule(from_graph(graph, ps, workers, parts), seed, method="columns")
-        total, direct = planned.ps_bytes()
-        goat = Traffic(planned.cost, total, direct, size * case.workers)
-        bounds.append(planned.relaxed.bound)
+        instance = from_graph(graph, ps, workers, parts)
+        goats = {}
+        for name in [name for name in GOATS if name in schemes]:
+            planned = schedule(instance, seed, method="columns", spare=GOATS[name])
+            total, direct = planned.ps_bytes()
+            goats[name] = Traffic(planned.cost, total, direct, size * case.workers)
+            bounds.append(planned.relaxed.bound)
         for model, its in found.items():
             ways = routes(graph, ps, workers, seed, favour_programmable=model.favour_programmable)
             rates = sending_rates(case.workers, case.deviation, seed, model.mean)
             for scheme in its:
                 policy = SCHEMES[scheme]
                 its[scheme].append(
-                    goat
+                    goats[scheme]
                     if policy is None
                     else share(
                         ways,
@@ -113,14 +124,14 @@ def simulate(
                         again=model.again,
                     )
                 )
-    bound = statistics.fmean(bounds)
+    bound = statistics.fmean(bounds) if bounds else 0.0
     return {
         model: Means({name: _mean(runs) for name, runs in its.items()}, bound) for model, its in found.items()
     }
 
 
 def sweep(case: Case) -> dict[tuple[str, Model], Traffic]:
-    """ESA and ATP under every model, GOAT's own beside them under the published one."""
+    """ESA and ATP under every model."""
     models = [
         Model(release, again, priority, favour, mean)
         for release, again, priority, favour, mean in product(
@@ -203,6 +214,7 @@ def _growth(
 
 _BEST = "Under the model that is best for it ({}): {:.1f}"
 NOTES = (
+    f"{SPARING}: workers go one link out of their way to a switch rather than send to the PS what is not aggregated.",
     f"{len(SEEDS)} seeded placements each; GOAT's cost is within a few tenths of a per cent of the LP's bound.",
     "Baselines: rates normal around the line rate, cut off at it, deviation 0.2; slots held until the PS has the "
     "fragment; ESA: later fragments win; any of the shortest paths. The sweep varies each of these.",
@@ -267,6 +279,9 @@ def at_the_ps() -> Outcome:
 
     paper = {"ESA": 98.9, "ATP": 99.1, "Geryon": 99.2}
     claims = _reductions(goat, its, swept, lambda one: one.direct, paper, "not aggregated at the PS", why)
+    claims += _reductions(
+        its[SPARING], its, swept, lambda one: one.direct, paper, f"{SPARING}: not aggregated at the PS", why
+    )
     return Outcome(
         tuple(claims), (table, _sweep_table("models, leaf-spine, 35 workers", swept)), panels, NOTES
     )
@@ -278,14 +293,15 @@ def in_network() -> Outcome:
     found, table, panels = _growth(lambda its: its.in_network, "GB aggregated in the network")
     its, swept = found[case].traffic, sweep(case)
     claims = []
-    for scheme, paper in (("ESA", 3.0), ("ATP", 5.0)):
-        ours = ratio(its["GOAT"].in_network, its[scheme].in_network)
+    for mine, (scheme, paper) in product(GOATS, (("ESA", 3.0), ("ATP", 5.0))):
+        ours = ratio(its[mine].in_network, its[scheme].in_network)
         model, best = _best(swept, scheme, lambda one: -one.in_network)
-        text = _BEST.format(_describe(scheme, model), ratio(its["GOAT"].in_network, best.in_network))
-        most = its["GOAT"].sent / its[scheme].in_network if its[scheme].in_network else float("inf")
+        text = _BEST.format(_describe(scheme, model), ratio(its[mine].in_network, best.in_network))
+        most = its[mine].sent / its[scheme].in_network if its[scheme].in_network else float("inf")
         if ours < paper:
             text = f"aggregating every byte in the network would give {most:.1f} under this model. {text}"
-        claims.append(Claim(f"aggregated in the network, times {scheme}'s", paper, ours, ">=", reason=text))
+        what = f"{mine}: aggregated in the network, times {scheme}'s"
+        claims.append(Claim(what, paper, ours, ">=", reason=text))
     return Outcome(tuple(claims), (table, _sweep_table("models, fat-tree, 40 workers", swept)), panels, NOTES)
 
 
@@ -301,6 +317,9 @@ def overhead() -> Outcome:
 
     paper = {"ESA": 31.1, "ATP": 34.3, "Geryon": 63.1}
     claims = _reductions(its["GOAT"], its, swept, lambda one: one.links, paper, "byte-links", why)
+    claims += _reductions(
+        its[SPARING], its, swept, lambda one: one.links, paper, f"{SPARING}: byte-links", why
+    )
     return Outcome(
         tuple(claims), (table, _sweep_table("models, leaf-spine, 35 workers", swept)), panels, NOTES
     )

@@ -102,6 +102,11 @@ def test_the_papers_networks_and_model_by_name(capsys: pytest.CaptureFixture[str
     assert report["bytes"] == 244_403_360
     (end,) = {sum(len(its["workers"]) for its in part["nodes"].values()) for part in report["submodels"]}
     assert end == 12
+    # nobody goes to the PS with what could be summed on the way
+    assert main([*arguments, "--spare-ps", "1"]) == 0
+    spared = json.loads(capsys.readouterr().out)
+    assert spared["ps_bytes_not_aggregated"] <= report["ps_bytes_not_aggregated"]
+    assert report["cost"] <= spared["cost"] <= 1.05 * report["cost"]
     assert main(["plan", "leaf-spine:50", "--size", "1 MB", "--scheduler", "krgs"]) == 2
     assert "51 servers; the topology has 50" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ from inanet.papers.goat_simulation import (
     GRADIENT,
     PUBLISHED,
     SCHEMES,
+    SPARING,
     Case,
     Model,
     _best,
@@ -33,6 +34,8 @@ def test_schemes_are_ordered_and_their_bytes_add_up(network: str) -> None:
         assert traffic.direct <= traffic.ps <= traffic.sent
         assert traffic.in_network == traffic.sent - traffic.ps
     assert its.bound <= its.traffic["GOAT"].links <= its.traffic["ESA"].links
+    assert its.traffic[SPARING].direct <= its.traffic["GOAT"].direct
+    assert its.traffic["GOAT"].links <= its.traffic[SPARING].links < 1.05 * its.traffic["GOAT"].links
     assert its.traffic["ATP"].links <= its.traffic["Geryon"].links
     assert its.traffic["Geryon"].direct == its.traffic["Geryon"].sent
     assert its == simulate(case, seeds=(1,))[PUBLISHED]

@@ -214,3 +214,20 @@ def test_every_stage_can_be_inspected() -> None:
 def test_no_roundings_are_refused() -> None:
     with pytest.raises(ValueError, match="at least one"):
         schedule(small(0), 0, roundings=0)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_ps_is_spared_for_a_few_links_more(seed: int) -> None:
+    graph = leaf_spine()
+    make_programmable(graph, seed)
+    ps, workers = place(graph, 35, seed)
+    instance = from_graph(graph, ps, workers, partition(layers_of([4_000_000] * 50), 4_000_000))
+    plain, spared = (schedule(instance, seed, method="columns", spare=links) for links in (0.0, 1.0))
+    check_is_a_schedule(instance, spared.opened, spared.nodes)
+    assert spared.ps_bytes()[1] < plain.ps_bytes()[1]
+    assert plain.cost < spared.cost < 1.03 * plain.cost
+    # costs and bound are those of the real network
+    assert spared.cost == instance.cost(spared.opened, spared.nodes)
+    assert spared.relaxed.bound == plain.relaxed.bound
+    assert plain.relaxed.value <= spared.relaxed.value <= spared.cost * 1.001
+    spared.bases()
