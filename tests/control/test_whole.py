@@ -37,6 +37,9 @@ TREES = Topology(
 class Whole:
     """A fabric whose control plane is the real one; ``impair`` is the probability of each kind of fault per fragment."""
 
+    #: fragments that a node's receive buffer holds
+    budget = 512
+
     def __init__(self, topology: Topology, impair: float = 0.0, **settings: bool) -> None:
         self.topology = topology
         self.clock = FakeClock()
@@ -62,7 +65,7 @@ class Whole:
         """A process with empty memory, at the address it had before."""
         device: Device = self.network.open(port=self.ports.get(name, 0))
         self.ports[name] = device.endpoint & 0xFFFF
-        budget = 512
+        budget = self.budget
         if self.impair:
             p = self.impair
             device = FaultInjector(
