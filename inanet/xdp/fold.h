@@ -51,13 +51,10 @@ __noinline int fold_copy(struct xagg_row *row, const struct xagg_row *packet)
 	return 0;
 }
 
-/* Running sum, and sum of running sums. Written so that no register has to be copied: there are too few of them. */
+/* Running sum, and sum of running sums. Written so that no register has to be copied: there are too few of them. Both halves
+ * of a payload have their own, as each addition waits for the one before.
+ */
 #define WEIGH(s, t, value) asm volatile("%0 += %2\n\t%1 += %0" : "+&r"(s), "+&r"(t) : "r"(value))
-
-static __always_inline __u32 weighed(__u64 s, __u64 t)
-{
-	return (2 * VALUES + 1) * s - 2 * t;
-}
 
 /* Takes off again what did not match its checksum. */
 __noinline int fold_off(struct xagg_row *row, const struct xagg_row *packet)
@@ -73,17 +70,20 @@ __noinline int fold_off(struct xagg_row *row, const struct xagg_row *packet)
 /* Adds a packet to its slot and checks it on the way, in one pass; if it is damaged, the slot is as before. */
 __noinline int fold_add(struct xagg_row *row, const struct xagg_row *packet)
 {
-	__u64 s = 0, t = 0, a;
+	__u64 s = 0, t = 0, u = 0, v = 0, a;
 
 	if (!row || !packet)
 		return 0;
 	UNROLL
-	for (int j = 0; j < VALUES; j++) {
+	for (int j = 0; j < VALUES / 2; j++) {
 		a = packet->payload[j];
 		WEIGH(s, t, a);
 		row->payload[j] += a;
+		a = packet->payload[j + VALUES / 2];
+		WEIGH(u, v, a);
+		row->payload[j + VALUES / 2] += a;
 	}
-	if (weighed(s, t) != packet->checksum) {
+	if (linear(s, t, u, v) != packet->checksum) {
 		fold_off(row, packet);
 		return 0;
 	}
@@ -96,20 +96,23 @@ __noinline int fold_add(struct xagg_row *row, const struct xagg_row *packet)
  */
 __noinline int fold_last(struct xagg_row *row, struct xagg_row *packet, __u64 *internet)
 {
-	__u64 *target = (__u64 *)packet->payload, s = 0, t = 0, a;
+	__u64 *target = (__u64 *)packet->payload, s = 0, t = 0, u = 0, v = 0, a;
 	const __u64 *source = (const __u64 *)row->payload;
 	__u32 check;
 
 	if (!row || !packet || !internet)
 		return 0;
 	UNROLL
-	for (int j = 0; j < VALUES; j++) {
+	for (int j = 0; j < VALUES / 2; j++) {
 		a = row->payload[j] + packet->payload[j];
 		WEIGH(s, t, a);
 		row->payload[j] = a;
+		a = row->payload[j + VALUES / 2] + packet->payload[j + VALUES / 2];
+		WEIGH(u, v, a);
+		row->payload[j + VALUES / 2] = a;
 	}
 	check = row->checksum + packet->checksum;
-	if (weighed(s, t) != check) {
+	if (linear(s, t, u, v) != check) {
 		if (!is_sound(packet)) {
 			fold_off(row, packet);
 			return DAMAGED_PACKET;
@@ -122,7 +125,7 @@ __noinline int fold_last(struct xagg_row *row, struct xagg_row *packet, __u64 *i
 		target[j] = source[j];
 	row->checksum = check;
 	packet->checksum = check;
-	*internet += s + check;
+	*internet += s + u + check;
 	return SOUND;
 }
 
