@@ -72,89 +72,116 @@ class Side:
         self.events += [tuple(event) for event in events[: used[0]].tolist() if event[0] != Event.CONTROL]
 
 
-def golden(*, root: bool) -> list[tuple[bytes, int]]:
-    """Packets with their sources: contributions in disorder, and every reason to refuse one."""
-    rng = np.random.default_rng(11)
-    packets: list[tuple[bytes, int]] = []
+class Script:
+    """Packets with their sources, in the order in which they come; payloads differ."""
 
-    def add(child: int, fragment: int, **other: object) -> None:
+    def __init__(self) -> None:
+        self._rng = np.random.default_rng(11)
+        self.packets: list[tuple[bytes, int]] = []
+
+    def add(self, child: int, fragment: int, **other: object) -> None:
+        """One of a child's; ``other`` replaces fields of the header, ``source``, ``key`` or the payload's ``values``."""
         values = other.pop("values", None)
         payload = (
-            rng.integers(-(2**31), 2**31, 256, np.int32).tobytes() if values is None else bytes(values)  # type: ignore[arg-type]
+            self._rng.integers(-(2**31), 2**31, 256, np.int32).tobytes() if values is None else bytes(values)  # type: ignore[arg-type]
         )
         fields = {"kind": Kind.DATA, "job": JOB, "host": 1 << child, "gradient": fragment, "round": 41}
         fields |= {"shard": 2, "plan": 5, "attempt": 0, "payload": payload}
         source = int(other.pop("source", CHILDREN[child]))  # type: ignore[call-overload]
         key = int(other.pop("key", KEY))  # type: ignore[call-overload]
-        packets.append((Packet(**(fields | other)).encode(key), source))  # type: ignore[arg-type]
+        self.packets.append((Packet(**(fields | other)).encode(key), source))  # type: ignore[arg-type]
 
-    fragments = [0, 1, 2, 3, 1023, 1024, 1499]
-    for child in (0, 1, 4):
-        for fragment in rng.permutation(fragments).tolist():
-            add(child, fragment, flags=Flag.GROUP_END if fragment == 1023 else Flag.NONE)
-            if fragment % 2:
-                add(child, fragment)
-    # damaged on the way to a slot that is empty, that holds something, and that it would complete; then as it was sent
-    for child in (0, 1, 4):
-        add(child, 20)
-        sound, source = packets.pop()
-        for at in (30, 600, len(sound) - 2):
-            packets.append((sound[:at] + bytes([sound[at] ^ 32]) + sound[at + 1 :], source))
-        packets.append((sound, source))
-    # a retired child's contribution stands for child 4's (R5)
-    whole = packets[0][0]
-    for mutation in (
-        b"",
-        whole[:35],
-        whole[:40],
-        whole[:-4],
-        whole + bytes(4),
-        b"\xa2" + whole[1:],
-        b"\xa1\x00" + whole[2:],
-        b"\xa1\x0f" + whole[2:],
-        whole[:20] + b"\x00\x00\x00\x00" + whole[24:],
-        whole[:500] + bytes([whole[500] ^ 4]) + whole[501:],
-        whole[:-1] + bytes([whole[-1] ^ 128]),
-    ):
-        packets.append((mutation, CHILDREN[0]))
-    add(0, 5, job=9)
-    add(0, 5, key=KEY ^ 1)
-    add(0, 5, shard=4)
-    add(0, 5, shard=60_000)
-    add(0, COUNT_)
-    add(0, 2**32 - 1)
-    add(0, 5, host=0)
-    add(0, 5, host=3)
-    add(3, 5)
-    add(2, 5)
-    add(0, 5, source=CHILDREN[1])
-    add(0, 5, plan=2)
-    add(0, 5, plan=6)
-    add(0, 5, plan=250)
-    for round_ in (40, 42, 41 + 2**31 - 1):
-        add(0, 5, round=round_)
-    add(0, 6, attempt=1)
-    add(0, 6, attempt=255)
-    # a child that says which exponent it needs; later data for that slot
-    add(0, 7, kind=Kind.EXPONENT, values=b"\x80" + bytes(1023))
-    add(1, 7)
-    add(4, 7)
-    # block exponents are maxima, not sums
-    add(0, 0, shard=3)
-    add(1, 0, shard=3)
-    if not root:
+    def contributions(self) -> None:
+        """Of all children, each in another order, some of them twice."""
+        fragments = [0, 1, 2, 3, 1023, 1024, 1499]
+        for child in (0, 1, 4):
+            for fragment in self._rng.permutation(fragments).tolist():
+                self.add(child, fragment, flags=Flag.GROUP_END if fragment == 1023 else Flag.NONE)
+                if fragment % 2:
+                    self.add(child, fragment)
+
+    def damage(self) -> None:
+        """On the way to a slot that is empty, that holds something, and that it would complete; then as it was sent. And
+        all that can be wrong with a packet's form.
+        """
+        for child in (0, 1, 4):
+            self.add(child, 20)
+            sound, source = self.packets.pop()
+            for at in (30, 600, len(sound) - 2):
+                self.packets.append((sound[:at] + bytes([sound[at] ^ 32]) + sound[at + 1 :], source))
+            self.packets.append((sound, source))
+        whole = self.packets[0][0]
+        for mutation in (
+            b"",
+            whole[:35],
+            whole[:40],
+            whole[:-4],
+            whole + bytes(4),
+            b"\xa2" + whole[1:],
+            b"\xa1\x00" + whole[2:],
+            b"\xa1\x0f" + whole[2:],
+            whole[:20] + b"\x00\x00\x00\x00" + whole[24:],
+            whole[:500] + bytes([whole[500] ^ 4]) + whole[501:],
+            whole[:-1] + bytes([whole[-1] ^ 128]),
+        ):
+            self.packets.append((mutation, CHILDREN[0]))
+
+    def strangers(self) -> None:
+        """Packets of other jobs, keys, shards, hosts, places, plans, rounds and attempts."""
+        for other in ({"job": 9}, {"key": KEY ^ 1}, {"shard": 4}, {"shard": 60_000}):
+            self.add(0, 5, **other)
+        self.add(0, COUNT_)
+        self.add(0, 2**32 - 1)
+        self.add(0, 5, host=0)
+        self.add(0, 5, host=3)
+        self.add(3, 5)
+        # a retired child's
+        self.add(2, 5)
+        self.add(0, 5, source=CHILDREN[1])
+        for plan in (2, 6, 250):
+            self.add(0, 5, plan=plan)
+        for round_ in (40, 42, 41 + 2**31 - 1):
+            self.add(0, 5, round=round_)
+        self.add(0, 6, attempt=1)
+        self.add(0, 6, attempt=255)
+
+    def exponents(self) -> None:
+        """A child that says which exponent it needs, later data for that slot; and block exponents: maxima, not sums."""
+        self.add(0, 7, kind=Kind.EXPONENT, values=b"\x80" + bytes(1023))
+        self.add(1, 7)
+        self.add(4, 7)
+        self.add(0, 0, shard=3)
+        self.add(1, 0, shard=3)
+
+    def results(self) -> None:
+        """From the parent, and what is not from there or not for now."""
+
+        def result(fragment: int, **other: object) -> None:
+            self.add(0, fragment, **({"kind": Kind.RESULT, "host": 0, "source": PARENT} | other))
+
         for fragment in (0, 8, 8, 1023):
-            add(0, fragment, kind=Kind.RESULT, host=0, source=PARENT, flags=Flag.GROUP_END)
-        add(0, 9, kind=Kind.RESULT, host=0, source=CHILDREN[0])
-        add(0, 9, kind=Kind.RESULT, host=0, source=PARENT, round=40)
-        add(0, 9, kind=Kind.RESULT, host=0, source=PARENT, round=42)
-        add(0, 9, kind=Kind.RESULT, host=0, source=PARENT, attempt=2)
-        add(0, 10, kind=Kind.RESULT, host=0, source=PARENT, attempt=1)
+            result(fragment, flags=Flag.GROUP_END)
+        result(9, source=CHILDREN[0])
+        result(9, round=40)
+        result(9, round=42)
+        result(9, attempt=2)
+        result(10, attempt=1)
+
+
+def golden(*, root: bool) -> list[tuple[bytes, int]]:
+    """Packets with their sources: contributions in disorder, and every reason to refuse one."""
+    script = Script()
+    script.contributions()
+    script.damage()
+    script.strangers()
+    script.exponents()
+    if not root:
+        script.results()
     # what is answered, and a child that knows a result already
-    add(0, 0, flags=Flag.GROUP_END)
-    add(1, 11, kind=Kind.RESULT)
-    add(0, 11)
-    return packets
+    script.add(0, 0, flags=Flag.GROUP_END)
+    script.add(1, 11, kind=Kind.RESULT)
+    script.add(0, 11)
+    return script.packets
 
 
 def prepare(side: Side) -> None:
