@@ -244,6 +244,13 @@ class Collaborative:
         self.network.run(done, deadline=deadline)
         return self.network.now
 
+    def pass_time(self, seconds: float) -> float:
+        """Let so much virtual time pass, whatever is finished by then; returns the time."""
+        passed: list[bool] = []
+        self.network.at(self.network.now + seconds, lambda: passed.append(True))
+        self.network.run(lambda: bool(passed), deadline=2 * seconds)
+        return self.network.now
+
     # ------------------------------------------------------------ figures
 
     def packets_into_ps(self) -> int:

@@ -69,6 +69,12 @@ class GoatFabric(SwitchedFabric):
         #: switches that have run the system at some time
         self._met: set[str] = set()
 
+    def _service(self, node: str, name: str) -> Service | None:
+        """Of switches those that send everything in their own name, as they do over UDP: the next one knows its neighbours."""
+        found = super()._service(node, name)
+        passes_names_on = found is not None and node in self.switches and not found.relays
+        return None if passes_names_on and name == self.system else found
+
     def _usable(self, avoided: Collection[str] = ()) -> tuple[str, ...]:
         """Switches that run the system now, in order of preference."""
         return tuple(
@@ -125,7 +131,7 @@ class GoatFabric(SwitchedFabric):
         usable, root = self._usable(), self._root()
         self._met |= set(usable)
         missing = [name for name in self.switches if name not in self._met]
-        words = [f"switches that run {self.system}: {listing(missing)}"] if missing else []
+        words = [f"switches that run {self.system} over UDP: {listing(missing)}"] if missing else []
         if not self.switches:
             words.append(f"a switch that runs {self.system} (none is connected)")
         if root is None:

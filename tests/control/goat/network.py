@@ -167,7 +167,11 @@ class GoatRack(Rack):
         self.star.network._forget_ways()  # type: ignore[attr-defined]
         registration = Registration("goat", program)
         has = offer(registration, None)
-        services = {"goat": Service(endpoint=node.address, slots=has.slots, own=has.own, values=has.values)}
+        services = {
+            "goat": Service(
+                endpoint=node.address, relays=True, slots=has.slots, own=has.own, values=has.values
+            )
+        }
         follower = SwitchFollower(_Site(node, registration), {"goat": "goat"})  # type: ignore[arg-type]
         identity = Identity(name, "switch", TOKEN, node.address, 512, services=services)
         self._connect(name, Member(follower, identity))

@@ -136,12 +136,12 @@ class Lab(Rack):
         follower = SwitchedRoot(Node("ps", 64), exponents, {"goat": self.server})
         self._connect("ps", Member(follower, Identity("ps", "ps", TOKEN, ROOT, 512, services=services)))
 
-    def start_switch(self, name: str = "") -> None:
+    def start_switch(self, name: str = "", *, relays: bool = True) -> None:
         for one in [name] if name else SWITCHES:
             switch = self.switches[one]
             has = offer(switch.registration, None)
             where = switch.endpoints()["goat"]
-            services = {"goat": Service(endpoint=where, slots=has.slots, own=has.own, relays=True)}
+            services = {"goat": Service(endpoint=where, slots=has.slots, own=has.own, relays=relays)}
             follower = SwitchFollower(switch, {"goat": "goat"})  # type: ignore[arg-type]
             self._connect(
                 one, Member(follower, Identity(one, "switch", TOKEN, where, 512, services=services))
@@ -225,6 +225,13 @@ def test_a_job_waits_for_every_switch() -> None:
     for _ in range(5):
         lab.step()
     assert not lab.coordinator.jobs
+    # frames keep their senders' names: the next switch could not tell who may speak
+    lab.start_switch("s2", relays=False)
+    for _ in range(5):
+        lab.step()
+    assert not lab.coordinator.jobs
+    assert "over UDP: s2" in str(list(lab.coordinator._admission.pending()))
+    lab.coordinator.disconnected(lab._ids.pop("s2"), lab.star.now)
     lab.start_switch("s2")
     lab.joined()
 
