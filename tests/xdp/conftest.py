@@ -9,6 +9,7 @@ import pytest
 
 from inanet.wire.endpoint import address_of, endpoint
 from inanet.xdp.attach import why_not
+from inanet.xdp.inbox import Inbox
 from inanet.xdp.libbpf import BpfError, NoLibrary
 from inanet.xdp.memory import Mode, SharedMemory
 
@@ -17,6 +18,7 @@ PARENT = endpoint("10.9.0.2", 7000)
 CHILDREN = tuple(endpoint(f"10.9.1.{number}", 7000) for number in range(1, 6))
 OWN_MAC, PEER_MAC = bytes.fromhex("020000000001"), bytes.fromhex("020000000002")
 DROP, PASS, TX, REDIRECT = 1, 2, 3, 4
+OpenInbox = Callable[..., Inbox]
 
 
 def lacking(reason: str) -> None:
@@ -54,6 +56,25 @@ def shared() -> Iterator[Callable[..., SharedMemory]]:
             return memory
 
         yield make
+
+
+@pytest.fixture
+def open_inbox(root_needed: None) -> Iterator[OpenInbox]:
+    """Loads the program for a worker at an endpoint that hears :data:`PARENT`; everything is freed after the test."""
+    with ExitStack() as stack:
+
+        def make(rows: int = 64, at: int = OWN) -> Inbox:
+            inbox = Inbox(rows, at)
+            stack.callback(inbox.close)
+            inbox.follow({(PARENT if at & 0xFFFF else bare(PARENT), 7): 0x0123456789ABCDEF}, frozenset())
+            return inbox
+
+        yield make
+
+
+def bare(endpoint: int) -> int:
+    """The same host without a port."""
+    return endpoint & ~0xFFFF
 
 
 def internet_sum(data: bytes) -> int:

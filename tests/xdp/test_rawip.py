@@ -20,6 +20,7 @@ from tests.xdp.conftest import (
     PEER_MAC,
     REDIRECT,
     TX,
+    bare,
     internet_sum,
 )
 from tests.xdp.conftest import frame as datagram
@@ -29,11 +30,6 @@ from tests.xdp.test_leaving import LIVE, LO, PARENT_MAC, contribution
 pytestmark = pytest.mark.privileged("loads BPF programs")
 
 CAPACITY = 1600
-
-
-def bare(endpoint: int) -> int:
-    """The same host without a port."""
-    return endpoint & ~0xFFFF
 
 
 def frame(
