@@ -11,6 +11,7 @@ from the rack of the switch systems, with the slots that its share of the memory
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -46,10 +47,18 @@ def measure(
 
 
 def fig6() -> Outcome:
-    """All models."""
+    """All models, and real data: the corpus, its words alone, which are more often hot, and a corpus five times as large."""
     most = WORKERS[-1]
     drawn = [generated(model, most, ITERATIONS) for model in (OA, SE, DEEP_LIGHT)]
-    return judge((*drawn, of_samples(corpus(), most, SAMPLES, ITERATIONS)))
+    real = {
+        "corpus": corpus(),
+        "corpus words": corpus(pairs=False),
+        "corpus+packages": corpus("packages"),
+    }
+    found = [
+        replace(of_samples(samples, most, SAMPLES, ITERATIONS), name=name) for name, samples in real.items()
+    ]
+    return judge((*drawn, *found))
 
 
 _SHARE = "{:.0%} of what is pushed is hot: with the others at the PS, {:.2f} is the most that can be had"

@@ -2,8 +2,9 @@
 
 Two models are trained, for real, by Zebra's machines on a rack in virtual time: logistic regression on the standard library's
 sources, and an embedding model with a network (:class:`~inanet.demo.sparse_models.NeuralFactorisation`) on which words occur in
-which files. Both systems train until the model ranks held-out samples well enough. Of the paper's industrial models there are
-only the shares; their iterations are all alike, so that the time of one decides.
+which files. Both systems train until the model ranks held-out samples well enough. They train the same model but for what
+integers of the switch round off, so that a step more or less is chance: what is compared is the time of a step, and how many
+steps each took is a claim of its own. Of the paper's industrial models there are only the shares, and iterations.
 
 A step is pulling, computing and pushing, one after the other. What computing takes depends on whose processors do it; the paper
 does not say. Its two ranges do: a gain of 1.5 to 4 in communication that makes 1.4 to 2.6 of a whole step leaves 14 to 18 % of a
@@ -150,13 +151,7 @@ def judge(trainings: Sequence[Task], loads: Sequence[Load], workers: int = WORKE
                 1000 * ours.seconds,
                 1000 * theirs.seconds,
                 ours.in_network_share,
-                # a training that needs other steps computes for longer or shorter as well
-                *(
-                    whole(ours.seconds / ours.steps, theirs.seconds / theirs.steps, share)
-                    * theirs.steps
-                    / ours.steps
-                    for share in SHARES
-                ),
+                *(whole(ours.seconds / ours.steps, theirs.seconds / theirs.steps, share) for share in SHARES),
             )
         )
     for load in loads:
@@ -177,7 +172,8 @@ def judge(trainings: Sequence[Task], loads: Sequence[Load], workers: int = WORKE
     for row in rows:
         share = row[5]
         reason = (
-            f"{share:.0%} of what is pushed is hot: {whole(1 - share, 1.0, COMPUTING):.2f} is the most that can be had"
+            f"{share:.0%} of what is pushed is hot: {whole(1 - share, 1.0, COMPUTING):.2f} is the most that can be had, and "
+            "batches are so small that the new values of all hot parameters, which go to everybody, take a good part of it"
             if row[place] < 1.4
             else ""
         )
@@ -186,7 +182,7 @@ def judge(trainings: Sequence[Task], loads: Sequence[Load], workers: int = WORKE
             Claim(f"{row[0]}: end to end over the PS, at most", 2.6, row[place], "<="),
         ]
         if row[1] is not None:
-            claims.append(Claim(f"{row[0]}: steps over the PS's", 1.0, ratio(row[1], row[2]), "~", 0.05))
+            claims.append(Claim(f"{row[0]}: steps over the PS's", 1.0, ratio(row[1], row[2]), "~", 0.2))
     columns = (
         "model",
         "steps",
