@@ -61,13 +61,21 @@ def reopen(memory: SlotMemory, row: int) -> None:
 
 
 def contributions(child: int, fragments: int) -> NDArray[Any]:
-    """A child's packets, headers, tags and checksums included; of dtype :data:`~inanet.wire.xagg.ROW`."""
+    """A child's packets, as :func:`packets`."""
+    return packets(fragments, Kind.DATA, child)
+
+
+def packets(fragments: int, kind: Kind, child: int) -> NDArray[Any]:
+    """Packets of a round, headers, tags and checksums included; of dtype :data:`~inanet.wire.xagg.ROW`. Results have no
+    host, whatever ``child`` they are for.
+    """
     rows = np.zeros(fragments, ROW)
     values = np.random.default_rng(child).integers(-(1 << 28), 1 << 28, PAYLOAD_BYTES // 4, np.int32)
     rows["payload"], rows["checksum"] = values, checksum(values.tobytes())
     header = rows["header"]
-    header["magic"], header["kind"], header["job"] = MAGIC_VERSION, Kind.DATA, JOB
-    header["host"], header["gradient"] = 1 << child, np.arange(fragments)
+    header["magic"], header["kind"], header["job"] = MAGIC_VERSION, kind, JOB
+    header["host"] = 0 if kind is Kind.RESULT else 1 << child
+    header["gradient"] = np.arange(fragments)
     header["round"], header["shard"] = ROUND, SHARD
     words = np.ascontiguousarray(rows.view(np.uint8).reshape(fragments, ROW_BYTES)[:, :20]).view("<u4")
     tag = np.full(fragments, KEY, np.uint64)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,104 +22,27 @@ import numpy as np
 
 from inanet.bench import hop
 from inanet.bench.measure import idle_share, ticks
-from inanet.bench.veth import Cable
+from inanet.bench.veth import Cable, Offload, set_offload
+from inanet.bench.xdp_alone import NotMeasured, deployment, program_alone
 from inanet.bench.xdp_report import judge
+from inanet.bench.xdp_results import results_paths
 from inanet.control.exits import Exit, Failure
 from inanet.phy.udp import UdpDevice
-from inanet.proto.engine import open_round, tables_of
 from inanet.proto.slots import ShardColumn
 from inanet.wire.batch import Transmission
-from inanet.wire.endpoint import address_of, endpoint
+from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
 from inanet.xdp.attach import Attachment, Unavailable, load
-from inanet.xdp.build import CannotBuild, compile_program
 from inanet.xdp.memory import Mode, SharedMemory
 
 SCHEMA = 1
-#: values per packet, and the paper's millions of packets per second and core at both ends of the curve (Fig. 6)
-SIZES = (32, 64, 128, 256, 320)
+#: the paper's millions of packets per second and core at both ends of the curve, by values per packet (Fig. 6)
 PAPER_MPPS = {32: 4.19, 320: 1.11}
 MODES: tuple[Mode, ...] = ("native", "generic")
 #: fragments per child and super-frame, and super-frames of every child between two looks at the parent's socket
 _FRAME, _AHEAD = 62, 2
 _DEADLINE = 20.0
 _TICK = 0.01
-
-
-class NotMeasured(Exception):
-    """A part of the benchmark cannot be had here; the message says why."""
-
-
-def program_alone(fragments: int, repetitions: int, sizes: Sequence[int] = SIZES) -> dict[str, float]:
-    """Nanoseconds per packet by number of values: three of four packets add, the fourth adds and leaves.
-
-    What makes the packets differ is measured alone and taken off. Raises :class:`NotMeasured` without a compiler.
-    """
-    found: dict[str, float] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        image = Path(folder) / "bench.o"
-        for values in sizes:
-            try:
-                compile_program(image, "BENCH=1", f"VALUES={values}")
-            except CannotBuild as error:
-                raise NotMeasured(str(error)) from None
-            found[str(values)] = _test_runs(image.read_bytes(), values, fragments, repetitions)
-    return found
-
-
-def _test_runs(image: bytes, values: int, fragments: int, repetitions: int) -> float:
-    alone = Alone(image, values, fragments)
-    try:
-        return min(alone.once() for _ in range(repetitions))
-    finally:
-        alone.close()
-
-
-class Alone:
-    """The program over packets of so many values, without a network: a node of its own, with four children."""
-
-    def __init__(self, image: bytes, values: int, fragments: int) -> None:
-        own, first = endpoint("10.77.0.2", 7000), endpoint("10.77.0.16", 7000)
-        size = 24 + 4 * values + 4
-        self._memory = memory = SharedMemory(
-            fragments,
-            own,
-            image=image,
-            names=("bench_vary", "bench_frames"),
-            stride=size if values > 256 else ROW_BYTES,
-        )
-        self._fragments, self._round = fragments, 1
-        self._row = hop.describe(memory, fragments)
-        for child in range(hop.CHILDREN):
-            memory.child_endpoint[0, child] = first + (child << 16)
-        memory.tables["spare"][0, 1] = first >> 16
-        route = memory.tables["routes"][0][:1]
-        route["parent_ifindex"], route["up_limit"], route["credit_mask"] = 1, 1 << 62, (1 << 62) - 1
-        self._packet = _frame(size)
-
-    def once(self, ready: Callable[[], object] = lambda: None) -> float:
-        """Nanoseconds per packet of one round; ``ready`` is called before each of the two runs that it takes."""
-        memory, runs = self._memory, hop.CHILDREN * self._fragments
-        self._round += 1
-        open_round(tables_of(memory), self._row, self._round)
-        taken = []
-        for program in ("bench_vary", "bench_frames"):
-            memory.tables["spare"][0, 0] = 0
-            ready()
-            taken.append(memory.programs[program].test_run(self._packet, runs)[2])
-        if int(memory.shards[self._row, ShardColumn.UP_LOGGED]) != self._fragments:
-            raise Failure("the program did not complete the fragments it was given")
-        return float(taken[1] - taken[0])
-
-    def close(self) -> None:
-        """Unload it."""
-        self._memory.close()
-
-
-def _frame(size: int) -> bytes:
-    """Headers as far as the program looks at them, and ``size`` bytes."""
-    ip = bytes.fromhex("4500") + (size + 28).to_bytes(2, "big") + bytes.fromhex("0000400040110000") + bytes(8)
-    return bytes(12) + b"\x08\x00" + ip + bytes(4) + (size + 8).to_bytes(2, "big") + bytes(2) + bytes(size)
 
 
 class Children:
@@ -231,23 +154,12 @@ def in_kernel(cable: Cable, fragments: int, mode: Mode) -> Iterator[tuple[Shared
         stack.callback(attachment.close)
         if mode == "native":
             # frames to the near end are taken one by one there only if it merges them again
-            cable.run(0, lambda: _set_gro(Cable.NAMES[0]))
+            cable.run(0, lambda: set_offload(Cable.NAMES[0], Offload.RECEIVE_MERGING, True))
         route = memory.tables["routes"][0][:1]
         route["parent_ifindex"], route["up_limit"] = attachment.ifindex, 1 << 62
         route["parent_mac"][0, :6] = np.frombuffer(cable.macs[0], np.uint8)
         route["credit_mask"] = (1 << 62) - 1
         yield memory, row
-
-
-def _set_gro(interface: str) -> None:
-    """Have the cable's near end merge packets again: ETHTOOL_SGRO."""
-    import ctypes
-    import fcntl
-
-    value = (ctypes.c_uint32 * 2)(0x2C, 1)
-    request = interface.encode().ljust(16, b"\0") + ctypes.addressof(value).to_bytes(8, "little")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock.fileno(), 0x8946, request.ljust(40, b"\0"))
 
 
 @contextmanager
@@ -330,24 +242,6 @@ def _latencies(children: Children, samples: int) -> dict[str, float]:
                 raise Failure(f"the sum of fragment {fragment} was lost")
         times.append(time.perf_counter() - start)
     return _percentiles(times)
-
-
-def deployment(fragments: int) -> dict[str, float | None]:
-    """Seconds until a program is ready for a tensor: from the committed object, and compiled first."""
-    start = time.perf_counter()
-    load(fragments, hop.AGGREGATOR, "generic").close()
-    precompiled = time.perf_counter() - start
-    compiled: float | None = None
-    with tempfile.TemporaryDirectory() as folder:
-        image = Path(folder) / "fresh.o"
-        start = time.perf_counter()
-        try:
-            compile_program(image)
-            SharedMemory(fragments, hop.AGGREGATOR, "generic", image=image.read_bytes()).close()
-            compiled = time.perf_counter() - start
-        except CannotBuild:
-            pass
-    return {"precompiled": precompiled, "compiled": compiled}
 
 
 class Refused(Failure):
@@ -442,6 +336,11 @@ def run(size: int, seconds: float, samples: int, repetitions: int) -> dict[str, 
             hops[path] = measure(fragments, seconds, samples)
         except Failure as failure:
             notes.append(f"{path}: {failure}")
+    try:
+        arriving = results_paths(fragments, seconds)
+    except (Failure, Unavailable) as failure:
+        arriving = {}
+        notes.append(f"results_in: {failure}")
     result: dict[str, Any] = {
         "schema": SCHEMA,
         "ok": True,
@@ -451,6 +350,7 @@ def run(size: int, seconds: float, samples: int, repetitions: int) -> dict[str, 
         "gbps": {path: its.gbps for path, its in hops.items()},
         "cpu_s_per_gb": {path: its.cpu_s_per_gb for path, its in hops.items()},
         "add_only": {path: its.add_only for path, its in hops.items() if its.add_only is not None},
+        "results_in": arriving,
         "deploy_seconds": deployed,
         "latency_us": {path: its.latency for path, its in hops.items()},
         "background_share": others,

@@ -14,7 +14,8 @@ import numpy as np
 
 from inanet.bench import hop
 from inanet.bench.veth import Cable
-from inanet.bench.xdp import Alone, Children, NotMeasured, TcpHop, as_process, in_kernel
+from inanet.bench.xdp import Children, TcpHop, as_process, in_kernel
+from inanet.bench.xdp_alone import Alone, NotMeasured
 from inanet.wire.batch import Transmission
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
 from inanet.xdp.build import CannotBuild, compile_program

@@ -21,6 +21,9 @@ def judge(result: dict[str, Any]) -> list[dict[str, Any]]:
         ("seconds to deploy, precompiled", result["deploy_seconds"]["precompiled"], "<=", 0.34),
         ("seconds to deploy, compiled", result["deploy_seconds"]["compiled"], "<=", 0.68),
     ]
+    others = [seconds for path, seconds in cpu.items() if path != "generic"]
+    lowest = cpu["generic"] / min(others) if others and "generic" in cpu else None
+    marks.append(("CPU of generic over the lowest of the others", lowest, "<=", 1.0))
     for mode in MODES:
         ratio = tcp / cpu[mode] if tcp and cpu.get(mode) else None
         marks.append((f"CPU of TCP-Agg over {mode}", ratio, ">=", 3.3))
@@ -55,6 +58,10 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         yield f"  {path:<11} {gbps:7.2f}   {result['cpu_s_per_gb'][path]:8.3f} {shown}"
     for path, add in result["add_only"].items():
         yield f"  {path + ' add':<11} {add['gbps']:7.2f}   {add['cpu_s_per_gb']:8.3f}        -        -"
+    for kind, paths in result["results_in"].items():
+        yield f"# a worker's results, frames {kind}: path, Gbps, CPU s/GB"
+        for path, its in paths.items():
+            yield f"  {path:<11} {its['gbps']:7.2f}   {its['cpu_s_per_gb']:8.3f}        -        -"
     for note in result["notes"]:
         yield f"# {note}"
     for mark in result["marks"]:

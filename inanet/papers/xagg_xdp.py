@@ -14,16 +14,14 @@ from inanet.bench import hop
 from inanet.bench.measure import ticks
 from inanet.bench.veth import Cable
 from inanet.bench.xdp import (
-    SIZES,
     Children,
     Hop,
-    NotMeasured,
     available,
     in_kernel,
     kernel_hop,
-    program_alone,
     tcp_hop,
 )
+from inanet.bench.xdp_alone import SIZES, NotMeasured, program_alone
 from inanet.bench.xdp_cores import kernel_losses, on_cores, tcp_retransmitted
 from inanet.control.exits import Exit, Failure
 from inanet.papers.claims import Claim, ratio, reduction

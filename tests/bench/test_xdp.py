@@ -2,7 +2,7 @@
 
 import pytest
 
-from inanet.bench import hop, xdp
+from inanet.bench import hop, xdp, xdp_results
 from inanet.bench.veth import Cable
 from inanet.cli.main import main
 from inanet.control.exits import Exit, Failure
@@ -74,6 +74,14 @@ def test_a_hop_over_tcp(privileged: None) -> None:
             tcp.close()
 
 
+@pytest.mark.privileged("makes network namespaces, loads BPF programs")
+@pytest.mark.parametrize("path", xdp_results.PATHS)
+def test_results_of_every_path_arrive(privileged: None, path: str) -> None:
+    found = xdp_results.results_path(path, FRAGMENTS, 0.01, merged=path != "udp")
+    assert found["gbps"] > 0
+    assert found["cpu_s_per_gb"] >= 0
+
+
 @pytest.mark.privileged("loads BPF programs")
 def test_the_program_alone(privileged: None) -> None:
     if compiler_release() is None:
@@ -89,7 +97,7 @@ def test_marks() -> None:
     result = {
         "ns_per_packet": {"256": 149.0},
         "gbps": {"native": 7.0},
-        "cpu_s_per_gb": {"native": 0.5, "tcp_agg_1k": 2.0},
+        "cpu_s_per_gb": {"native": 0.5, "generic": 0.4, "tcp_agg_1k": 2.0},
         "latency_us": {"native": {"p50": 5.0, "p99": 9.0}, "tcp_agg_1k": {"p50": 10.0, "p99": 10.0}},
         "deploy_seconds": {"precompiled": 0.2, "compiled": None},
     }
@@ -99,6 +107,11 @@ def test_marks() -> None:
     assert met["Gbps generic"] is None
     assert met["seconds to deploy, compiled"] is None
     assert met["CPU of TCP-Agg over native"] is True
+    assert met["CPU of generic over the lowest of the others"] is True
+    result["cpu_s_per_gb"]["udp"] = 0.3
+    assert {mark["name"]: mark["met"] for mark in xdp.judge(result)}[
+        "CPU of generic over the lowest of the others"
+    ] is False
     assert met["latency p50, native over TCP-Agg"] is True
     assert met["latency p99, native over TCP-Agg"] is False
     assert met["latency p99, generic over TCP-Agg"] is None
