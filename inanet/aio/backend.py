@@ -76,6 +76,8 @@ class FabricBackend:
         station = self._station
         if system in SYSTEMS:
             try:
+                # kernels that were never compiled here take longer than the coordinator waits for an answer
+                await asyncio.to_thread(SYSTEMS[system].load_worker)
                 mine.beside = await self._beside(mine)
             except BaseException:
                 del self._jobs[job]

@@ -11,8 +11,6 @@ from inanet.proto.systems import TREES
 
 #: How long a daemon may finish what runs after SIGTERM; the demo stops daemons that have nothing left to do.
 DRAIN_TIMEOUT = "3 s"
-#: what programs of switches are given beside their defaults. GOAT: so little memory that no switch has room for the gradient
-_PROGRAM = {"goat": {"memory": "24 KiB"}}
 
 
 def worker_socket(directory: Path, name: str) -> Path:
@@ -27,12 +25,13 @@ def configurations(
     seed: int,
     downlink: str = "unicast",
     system: str = TREES,
+    memory: str = "",
 ) -> dict[str, str]:
     """TOML by node name: data on kernel-chosen ports of 127.0.0.1, everything else in ``directory``.
 
     Every node loses, duplicates, reorders and corrupts arriving packets with probability ``impair`` each,
     repeatably for a ``seed``, and independently of the other nodes. ``downlink`` is how results go out; a switch
-    runs ``system``.
+    runs ``system``, in so much ``memory`` if it is given.
     """
     nodes = list(nodes)
     coordinator = f"unix:{directory / 'control.sock'}"
@@ -52,7 +51,8 @@ def configurations(
         if role == "worker":
             sections["local"] = {"socket": str(worker_socket(directory, node.name))}
         if role == "switch":
-            sections["switch"] = {"programs": [{"system": system, "udp_ports": "0", **_PROGRAM.get(system, {})}]}
+            program = {"system": system, "udp_ports": "0", **({"memory": memory} if memory else {})}
+            sections["switch"] = {"programs": [program]}
         if role == "ps":
             sections["topology"] = section(nodes)
             sections["control"]["downlink"] = downlink

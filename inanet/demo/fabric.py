@@ -25,12 +25,13 @@ from inanet.control.addresses import SOCKET_PATH_BYTES
 from inanet.control.exits import Failure
 from inanet.demo.configuration import configurations, worker_socket
 from inanet.demo.counters import STATS_VARIABLE, Counters, total
+from inanet.demo.patience import patient
 from inanet.demo.process import Process, end_all, script
 from inanet.demo.topology import ROLES, NodeSpec, plugged
 from inanet.demo.topology import topology as tree
 from inanet.proto.systems import TREES
 
-#: Seconds a daemon may take to start. The first one compiles the kernels if their cache is cold.
+#: Seconds a daemon may take to start, on a machine that is not busy (:mod:`inanet.demo.patience`). The first one compiles the kernels if their cache is cold.
 START_PATIENCE = 180.0
 #: Seconds a daemon may take to end after SIGTERM, its drain included.
 STOP_PATIENCE = 8.0
@@ -123,11 +124,12 @@ class Fabric:
         seed: int = 0,
         downlink: str = "unicast",
         system: str = TREES,
+        memory: str = "",
         command: Command = daemon_command,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). A ``system`` other than XAgg
-        has a switch that runs it, ``switch0``, instead of aggregators, GOAT three of them. On every hop
+        has a switch that runs it, ``switch0``, instead of aggregators, GOAT three of them, with ``memory`` (a size) if it is given. On every hop
         packets are lost, duplicated, reordered and corrupted with probability ``impair`` each, repeatably
         for a ``seed``. ``downlink`` is that of the PS's [control]. ``check`` is called at least every :data:`GLANCE` seconds while this class waits and
         may raise to give up. Raises ``ValueError`` for a topology that is no tree.
@@ -143,6 +145,7 @@ class Fabric:
         self._seed = seed
         self._downlink = downlink
         self.system = system
+        self._memory = memory
         self._command = command
         self._check = check
         self._starts: dict[str, int] = {}
@@ -233,7 +236,7 @@ class Fabric:
         stubborn = []
         for role in ROLES:
             members = [process for name, process in self.processes.items() if self.nodes[name].role == role]
-            stubborn += end_all(members, STOP_PATIENCE)
+            stubborn += end_all(members, patient(STOP_PATIENCE))
         return stubborn
 
     def stats(self) -> dict[str, Counters]:
@@ -251,7 +254,13 @@ class Fabric:
 
     def _start_all(self) -> None:
         for name, text in configurations(
-            self.directory, self.nodes.values(), self._impair, self._seed, self._downlink, self.system
+            self.directory,
+            self.nodes.values(),
+            self._impair,
+            self._seed,
+            self._downlink,
+            self.system,
+            self._memory,
         ).items():
             self._config(name).write_text(text)
         # The PS first and alone: it is where the others report, and if the kernels' cache is cold it fills
@@ -276,19 +285,19 @@ class Fabric:
                 )
                 command = self._command(node, self._config(node.name))
                 self.processes[node.name] = self.spawn(node.name, command, environment)
-            self._wait_ready(dict(waiting), time.monotonic() + START_PATIENCE)
+            self._wait_ready(dict(waiting), time.monotonic())
         finally:
             for ready in waiting.values():
                 ready.close()
 
-    def _wait_ready(self, waiting: dict[str, _Ready], deadline: float) -> None:
+    def _wait_ready(self, waiting: dict[str, _Ready], since: float) -> None:
         while waiting:
             self._check()
             self.require_alive()
-            if time.monotonic() > deadline:
+            if time.monotonic() > since + patient(START_PATIENCE):
                 name = next(iter(waiting))
                 raise FabricError(
-                    f"not ready after {START_PATIENCE:.0f} s: {', '.join(waiting)}; "
+                    f"not ready after {patient(START_PATIENCE):.0f} s: {', '.join(waiting)}; "
                     f"the log of {name} ends with:\n{self.processes[name].tail()}"
                 )
             messages = select.poll()
@@ -301,7 +310,7 @@ class Fabric:
 
     def _close(self) -> None:
         # all at once: whoever wanted an orderly end has called shutdown
-        end_all(self._children, STOP_PATIENCE)
+        end_all(self._children, patient(STOP_PATIENCE))
         if self._guardian is not None:
             assert self._guardian.stdin is not None
             with contextlib.suppress(BrokenPipeError):

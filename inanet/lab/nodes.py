@@ -14,6 +14,7 @@ from typing import Any
 from inanet.control.exits import Failure
 from inanet.demo.counters import STATS_VARIABLE
 from inanet.demo.fabric import python, python_environment
+from inanet.demo.patience import patient
 from inanet.demo.process import TAIL_LINES
 from inanet.lab.session import Lab
 
@@ -70,14 +71,14 @@ class Nodes:
             }
             for node, place, module in daemons:
                 self.processes[node] = self._spawn(node, place, module)
-            self._wait_ready(waiting, time.monotonic() + START_PATIENCE)
+            self._wait_ready(waiting, time.monotonic())
 
     def end(self, nodes: Sequence[str]) -> None:
         """End daemons, and kill those that take too long."""
         members = [self.processes.pop(node) for node in nodes if node in self.processes]
         for process in members:
             process.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + STOP_PATIENCE
+        deadline = time.monotonic() + patient(STOP_PATIENCE)
         for process in members:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
@@ -100,14 +101,14 @@ class Nodes:
                 place, command, env=environment, stdout=sink, stderr=sink, cwd=self._directory
             )
 
-    def _wait_ready(self, waiting: dict[str, socket.socket], deadline: float) -> None:
+    def _wait_ready(self, waiting: dict[str, socket.socket], since: float) -> None:
         while waiting:
             self._check()
             self.require_alive()
-            if time.monotonic() > deadline:
+            if time.monotonic() > since + patient(START_PATIENCE):
                 node = next(iter(waiting))
                 raise FabricError(
-                    f"not ready after {START_PATIENCE:.0f} s: {', '.join(waiting)}; the log of {node} ends "
+                    f"not ready after {patient(START_PATIENCE):.0f} s: {', '.join(waiting)}; the log of {node} ends "
                     f"with:\n{self._tail(node)}"
                 )
             ready, _, _ = select.select(list(waiting.values()), [], [], GLANCE)

@@ -7,6 +7,7 @@ what they are on a wire, ICRC and all; a packet is taken only from the endpoint 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +33,10 @@ from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES
 WINDOW = 8
 #: contributions to a place that are reckoned with when slots are offered to jobs whose size is not known
 _RECKONED = 16
-#: code of the acknowledgement timeout, 34 ms, and the seconds that training processes may be late
-_TIMEOUT, _SKEW = 13, 15.0
+#: code of the acknowledgement timeout, 34 ms
+_TIMEOUT = 13
+#: seconds that training processes may be late: the coordinator knows how long a round may last, and ends it if one is later
+_SKEW = inf
 _SOURCE_PORT = 0xC000
 
 

@@ -36,6 +36,18 @@ def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, el
     assert job.star.program.stats()["completed"] > 0
 
 
+def test_a_training_process_may_be_as_late_as_its_round():
+    """It evaluates, or waits for a processor: how long that may last is for the coordinator to say, not for queue pairs."""
+    job = tunnelled(3)
+    job.add(0, spec(700))
+    job.begin(0, floats(700, 3, 1), only=[0, 1])
+    job.star.settle(59.0)
+    job.begin_late(2)
+    job.star.run(job.done)
+    job.check()
+    assert job.sum("revived") > 0
+
+
 def test_packets_of_other_senders_go_nowhere():
     program = TunnelProgram()
     members = {0x0A00_0001_0FA0 + rank: 1 << rank for rank in range(2)}
