@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from inanet.control.collectives import JobLost
-from inanet.control.events import JobOver, MembershipChanged, PlanChosen, RootMissed, RoundLost
+from inanet.control.events import JobOver, RootMissed, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Mark
 from inanet.control.messages import (
@@ -22,29 +22,22 @@ from inanet.control.messages import (
     Held,
     Hello,
     Hold,
-    JobEnded,
     JobFailed,
-    Judge,
     Judged,
     LayoutReady,
     Message,
     Refuse,
 )
-from inanet.control.rounds import Round
+from inanet.control.renewing import REARRANGED, Renewing
 from inanet.control.sentences import clip, show_ranks
-from inanet.control.settling import Settling
-from inanet.control.shrinking import Shrinking
 from inanet.control.topology import Topology
 from inanet.control.trees import Performance
-from inanet.control.versions import Inheritance, Rescheduled, Versions
-
-#: Waits for a quiet moment like an aggregator; no node is called that.
-REARRANGED = "*"
+from inanet.control.versions import Inheritance
 
 _GOES_ON = "the job goes on with the others: call again"
 
 
-class Job(Versions):
+class Job(Renewing):
     """See the module's documentation, and :class:`~inanet.control.versions.Versions`."""
 
     # ---------- plans
@@ -143,85 +136,6 @@ class Job(Versions):
             lost = JobLost("worker_lost", f"job {self.name!r}: {text}", open_[0] if open_ else None, ranks)
             self._ending = (self._now + self._settings.grace, lost)
 
-    # ---------- going on without somebody (R13)
-
-    def _shrink(self, reason: str, newest: int, open_: list[Round]) -> None:
-        """Have roots judge the rounds under way, and hosts begin no round after ``newest`` until the next epoch."""
-        shrinking = self._shrinking
-        if shrinking is None:
-            shrinking = self._shrinking = Shrinking(reason, 0, newest + 1)
-        shrinking.reason, shrinking.before = reason, max(shrinking.before, newest + 1)
-        self._holding.cancel()
-        self._hold_for_shrinking()
-        for round_ in open_:
-            tensors = [self.collectives.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
-            known = tuple(sorted(tensor.layout.tensor for tensor in tensors if tensor is not None))
-            shrinking.asked[round_.number] = set(round_.roots)
-            for root in round_.roots:
-                self._send(root, Judge(job=self.number, round=round_.number, tensors=known))
-
-    def _judged(self, name: str, message: Judged) -> None:
-        if self._shrinking is not None and self._shrinking.judged(name, message.round, message.complete):
-            self._give_up(message.round)
-
-    def _give_up(self, number: int) -> None:
-        """A round that some root does not have all of, now that nobody will send it any more."""
-        round_ = self.collectives.ledger.get(number)
-        if round_ is not None and round_.failure is None:
-            collectives = self.collectives
-            collectives.fail(round_, "worker_lost", collectives.farewell, missing=collectives.departed)
-
-    @property
-    def _may_renew(self) -> bool:
-        """Whether nothing of the old membership is under way any more."""
-        return (
-            self._shrinking is not None
-            and self._shrinking.settled(self.hosts)
-            and not self.collectives.completing
-            and not self._vacancies
-        )
-
-    def _renew(self, reason: str, found: Rescheduled | None) -> None:
-        """Begin the next epoch, with the hosts that are left; on other switches if ``found`` says so."""
-        for name in self.collectives.holders():
-            self.dismiss(name, "the job goes on in a new epoch")
-        planner = self.planner
-        ranks = sum(len(host.ranks) for host in self.hosts.values())
-        if found is not None:
-            self.epoch, self.topology, self.planner = found.epoch, found.topology, found.planner
-            self.hellos.update(found.hellos)
-            self.log.append(PlanChosen(self.number, self.name, found.reason))
-        else:
-            assert self._renewal is not None
-            self.epoch, self.planner = self._renewal(ranks)
-        self.planner.follow(self.topology.ancestors)
-        self.planner.version = planner.version
-        self.collectives.renew(self.planner)
-        self._members = tuple(sorted(self.hosts))
-        self._settling = Settling(self.collectives.ledger)
-        self._gate, self._attach, self._performances, self._wanted = set(), {}, {}, None
-        self._quiet = self._held_back = False
-        self._holding.discard(REARRANGED)
-        if found is None:
-            self.log.append(MembershipChanged(self.number, self.name, ranks, self.epoch, reason))
-        self._advance(f"{reason}; {ranks} ranks go on", {})
-
-    def _replan(self, name: str, reason: str) -> None:
-        """A switch is gone: rounds under way fail, and the job is scheduled anew once all hosts hold."""
-        self._avoided.add(name)
-        self.collectives.give_up(f"{reason}; the job is scheduled anew: call again")
-        self._shrink(reason, self.collectives.ledger.newest, [])
-
-    def _anew(self, reason: str) -> Rescheduled | None:
-        """A schedule over the switches that are there now, if it is for that that hosts hold."""
-        if self._reschedule is None:
-            return None
-        found = self._reschedule(self.hosts, self._avoided)
-        if found is None:
-            text = f"job {self.name!r}: {reason}, and its sums cannot be made without it"
-            raise JobLost("aggregator_lost", text)
-        return found
-
     def leave(self, name: str, now: float) -> None:
         """A worker host goes in good order; the job is over when all have."""
         if name not in self.hosts:
@@ -258,11 +172,6 @@ class Job(Versions):
             self._holding.discard(REARRANGED)
         if self._reschedule is None and name in self.planner.nodes() and name not in self.topology.roots:
             self._drop_holder(name, f"{self.hellos[name].role} {name!r} was lost: {why}")
-
-    def dismiss(self, name: str, reason: str) -> None:
-        """Tell an aggregator that the job goes on without it."""
-        self._told.pop(name, None)
-        self._send(name, JobEnded(job=self.number, reason=clip(reason)))
 
     def _drop_holder(self, name: str, reason: str) -> None:
         """Go on without an aggregator: its children move up (R5)."""
@@ -338,7 +247,7 @@ class Job(Versions):
 
     def _enter(self, names: tuple[str, ...]) -> None:
         if self._reschedule is not None:
-            found = self._reschedule(self.hosts, self._avoided)
+            found = self._reschedule(self.hosts, self._avoided, True)
             if found is None:
                 self._release()
             else:
