@@ -255,10 +255,13 @@ class Admission:
         def renewal(ranks: int) -> tuple[int, Planner]:
             return self._next_epoch(), planner(chosen, fresh_key(), ranks)
 
-        def reschedule(hosts: Collection[str], avoided: Collection[str]) -> Rescheduled | None:
+        def reschedule(
+            hosts: Collection[str], avoided: Collection[str], only_other: bool
+        ) -> Rescheduled | None:
             assert job.planner.switched is not None
             workers = {name: job.hellos[name] for name in hosts}
-            anew = self._scheduled.rearrange(workers, job.planner.switched.number, avoided)
+            current = job.topology if only_other else None
+            anew = self._scheduled.rearrange(workers, job.planner.switched.number, avoided, current)
             if anew is None:
                 return None
             made = planner(anew, fresh_key(), job.planner.ranks)

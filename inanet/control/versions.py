@@ -49,8 +49,9 @@ class Rescheduled:
     reason: str
 
 
-#: Plans a job anew for these hosts without these switches; None if its sums cannot be made with the others.
-Reschedule = Callable[[Collection[str], Collection[str]], Rescheduled | None]
+#: Plans a job anew for these hosts without these switches, if asked only where that makes other trees; None if it does not, or
+#: if sums cannot be made with the switches that are left.
+Reschedule = Callable[[Collection[str], Collection[str], bool], Rescheduled | None]
 #: What a job that goes on with so many ranks gets: the number of its next epoch, and a planner under another key.
 Renewal = Callable[[int], tuple[int, Planner]]
 

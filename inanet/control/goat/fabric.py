@@ -156,31 +156,42 @@ class GoatFabric(SwitchedFabric):
         return self._arrange(workers, self._usable())
 
     def rearrange(
-        self, workers: Mapping[str, Hello], number: int, avoided: Collection[str]
+        self,
+        workers: Mapping[str, Hello],
+        number: int,
+        avoided: Collection[str],
+        current: Topology | None = None,
     ) -> Arrangement | None:
-        """What running job ``number`` gets instead of what it has, which is free with that; None if it cannot go on. Without
-        ``avoided`` switches, and over all others that are there by now.
+        """What running job ``number`` gets instead of what it has, which is free with that; None if it cannot go on, or would
+        only get the ``current`` trees again. Without ``avoided`` switches, and over all others that are there by now.
         """
         root, usable = self._root(), self._usable(avoided)
         if root is None or not self._numbers.left or not self._leads(root, workers, usable):
             return None
+        if self._tree(root, sorted(workers), usable) == current:
+            return None
         self._memory.keep(set(self._taken()) - {number})
         return self._arrange(workers, usable)
+
+    def _tree(self, root: str, workers: list[str], usable: tuple[str, ...]) -> Topology:
+        """The ways of the workers over these switches. Raises :class:`TopologyError` as :meth:`_parents` does."""
+        parents = self._parents(root, workers, usable)
+        # plans are for the nodes of the tree: a switch that no worker is behind would not hear of the job
+        above = {name for worker in workers for name in upwards(parents, worker)}
+        return Topology(
+            roots=(root,),
+            aggregators={name: parents[name] for name in usable if name in above},
+            workers={name: (parents[name],) for name in workers},
+            whole=True,
+        )
 
     def _arrange(self, workers: Mapping[str, Hello], usable: tuple[str, ...]) -> Arrangement:
         root = self._root()
         assert root is not None
         names = sorted(workers)
-        parents = self._parents(root, names, usable)
-        # plans are for the nodes of the tree: a switch that no worker is behind would not hear of the job
-        above = {name for worker in names for name in upwards(parents, worker)}
-        switches = tuple(name for name in usable if name in above)
-        topology = Topology(
-            roots=(root,),
-            aggregators={name: parents[name] for name in switches},
-            workers={name: (parents[name],) for name in names},
-            whole=True,
-        )
+        topology = self._tree(root, names, usable)
+        switches = tuple(topology.aggregators)
+        parents = {**topology.aggregators, **{name: its[0] for name, its in topology.workers.items()}}
         offers = {name: self._offer(name) for name in switches}
         server, exponents = self._service(root, self.system), self._service(root, EXPONENTS)
         assert server is not None

@@ -215,3 +215,32 @@ def test_ranks_that_differ_do_not_go_on() -> None:
     assert failure is not None
     assert "had the result already, so the ranks differ now" in failure.message
     assert not rack.coordinator.jobs
+
+
+def test_a_switch_that_changes_nothing_leaves_the_job_alone() -> None:
+    rack = GoatRack().start().joined()
+    reduce_and_check(rack, INTEGERS, 1)
+    rack.kill_switch("s3")
+    rack.start_switch("s3")
+    (job,) = rack.coordinator.jobs.values()
+    key = job.planner.key
+    before = held(rack)
+    # hosts hold and go on
+    for seed in range(2, 6):
+        reduce_and_check(rack, INTEGERS, seed)
+    assert (job.planner.key, rack.sites(), held(rack)) == (key, WAYS, before)
+
+
+def test_a_switch_that_restarts_at_once_gets_its_slots_anew() -> None:
+    rack = GoatRack().start().joined()
+    reduce_and_check(rack, INTEGERS, 1)
+    (job,) = rack.coordinator.jobs.values()
+    key = job.planner.key
+    # there is no way without it
+    rack.kill_switch("s4")
+    rack.start_switch("s4")
+    rack.run(lambda: job.planner.key != key or not rack.coordinator.jobs)
+    assert rack.sites() == WAYS
+    assert held(rack)["s4"] == 0
+    reduce_and_check(rack, INTEGERS, 2)
+    assert sum(held(rack).values()) > 0
