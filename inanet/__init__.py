@@ -29,6 +29,7 @@ _CLIENT = {
     "Handle": "inanet.client.handle",
     "Job": "inanet.client.job",
     "connect": "inanet.client.job",
+    "join_sparse": "inanet.client.sparse_process",
     "sparse_group": "inanet.client.sparse",
 }
 _ERRORS = (

@@ -1,11 +1,13 @@
 """``ina zebra``: what a data set would have a switch sum."""
 
 import json
+import sys
 from typing import Any
 
 import click
 import numpy as np
 
+from inanet.control.exits import Exit, Failure
 from inanet.control.units import parse_bytes
 
 SCHEMA = 1
@@ -21,6 +23,28 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str) -> i
         return int(parse_bytes(value))
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+
+
+@zebra.command()
+@click.argument("file", type=click.Path(dir_okay=False))
+@click.argument("name")
+def serve(file: str, name: str) -> None:
+    """Be the switch or a PS shard (NAME: switch, shard0, shard1, ...) of the sparse job in FILE, until a signal ends it."""
+    from inanet.client.sparse_process import SparseFile
+    from inanet.client.sparse_process import serve as run
+    from inanet.demo.interrupts import Interrupted, Interrupts
+
+    try:
+        with Interrupts() as interrupts:
+            run(SparseFile(file), name, click.echo, interrupts.check)
+    except Interrupted:
+        return
+    except Failure as error:
+        click.echo(f"ina zebra serve: {error}", err=True)
+        sys.exit(error.code)
+    except (ValueError, OSError) as error:
+        click.echo(f"ina zebra serve: {error}", err=True)
+        sys.exit(Exit.USAGE)
 
 
 @zebra.command()

@@ -13,7 +13,7 @@ rank asks for after its k-th push sees exactly the first k pushes of all ranks. 
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -50,10 +50,22 @@ Phy = Literal["memory", "udp"]
 _GROUP = 1
 
 
-class SparseJob:
-    """One rank of a sparse job. Made by :func:`sparse_group`."""
+class Carrier(Protocol):
+    """Whoever carries a rank's packets."""
 
-    def __init__(self, group: "SparseGroup", rank: int, worker: ZebraWorker) -> None:
+    def do(self, action: Callable[[float], Any]) -> Any:
+        """Do something with a machine."""
+        ...
+
+    def wait_for(self, until: Callable[[], bool], job: "SparseJob", timeout: float | None) -> None:
+        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
+        ...
+
+
+class SparseJob:
+    """One rank of a sparse job. Made by :func:`sparse_group`, or :func:`~inanet.client.sparse_process.join_sparse`."""
+
+    def __init__(self, group: Carrier, rank: int, worker: ZebraWorker) -> None:
         self.rank = rank
         self.worker = worker
         self._group = group

@@ -1,0 +1,214 @@
+"""Sparse jobs whose machines are processes: each reads the job's file and is one of the machines in it.
+
+A switch and the PS shards are served (``ina zebra serve FILE NAME``); ranks join:
+
+>>> with join_sparse("job.toml", rank=0) as member:
+...     rows = member.job.push_pull(keys, gradients)
+
+All machines may be started in any order. A switch that ends may be started again at any time, and the job loses nothing; a PS
+shard that ends has lost its part of the model, and a rank its place in the iteration: then the job is over.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from inanet.client.sparse import SparseJob
+from inanet.client.stations import Machine, Stations
+from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.control.config_sparse import SparseConfig
+from inanet.control.errors import RoundTimeout
+from inanet.phy.access import AccessLink
+from inanet.phy.device import Device
+from inanet.phy.fault import FaultInjector
+from inanet.phy.udp import UdpDevice
+from inanet.proto.events import PeerSilent
+from inanet.proto.zebra.membership import HotSet, Job, fixed
+from inanet.proto.zebra.program import ZebraProgram
+from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
+from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.worker import IterationDone, Pulled, Stalled, ZebraWorker
+from inanet.switch.endpoint import SwitchEndpoint
+from inanet.wire.endpoint import address_of, endpoint, show
+
+_GROUP = 1
+#: seconds between two looks at whether a served machine is to end
+_LOOK = 0.1
+SWITCH = "switch"
+
+
+class SparseFile:
+    """A job's file, read and understood. Raises :class:`~inanet.control.config_file.ConfigError` for anything wrong in it."""
+
+    def __init__(self, name: str | Path) -> None:
+        path = find_file(name)
+        self.config = validate(SparseConfig, read_toml(path), path)
+        its = self.config.job
+        try:
+            self.job = Job(
+                its.number,
+                tuple(endpoint(one.host, one.port) for one in its.workers),
+                tuple(endpoint(one.host, one.port) for one in its.shards),
+                endpoint(its.switch.host, its.switch.port) if its.switch is not None else 0,
+                key=int(its.secret, 16),
+                width=its.width,
+                registers=its.registers,
+                hot_pairs=its.hot_pairs,
+                sharding=its.sharding,
+            )
+            self.hot = self._hot()
+        except ValueError as error:
+            raise ConfigError(path, [Problem("job", str(error))]) from None
+        except OSError as error:
+            raise ConfigError(
+                path, [Problem("job.hot", f"cannot read {its.hot}: {error.strerror}")]
+            ) from None
+        link = its.link
+        self.timing = Timing(first=0.05, least=0.005) if link is None else Timing(first=0.5, least=0.02)
+
+    def _hot(self) -> HotSet | None:
+        its = self.config.job
+        if its.hot is None:
+            return None
+        if its.switch is None:
+            raise ValueError("nothing can be hot without a switch; give its endpoint, or no hot keys")
+        with open(its.hot, encoding="utf-8") as lines:
+            keys = [int(line) for line in lines if line.strip()]
+        if keys and not 0 <= min(keys) <= max(keys) < 1 << 64:
+            raise ValueError(f"a key in {its.hot} does not fit into 64 bits")
+        return fixed(1, np.array(keys, np.uint64), its.shift)
+
+    def names(self) -> tuple[str, ...]:
+        """Machines that are served: the shards, and the switch if there is one."""
+        shards = tuple(f"shard{number}" for number in range(len(self.job.shards)))
+        return (*shards, SWITCH) if self.job.switch else shards
+
+    def device(self, address: int, *, shaped: bool = True) -> Device:
+        """The socket of a machine at one of the job's addresses. Raises ``OSError`` when it cannot be bound."""
+        device: Device = UdpDevice(*address_of(address))
+        how = self.config.impair
+        if how.active:
+            rates = {name: getattr(how, name) for name in ("drop", "duplicate", "reorder", "corrupt")}
+            device = FaultInjector(device, how.seed * 1009 + address % 1009, time.monotonic, **rates)
+        link = self.config.job.link
+        return AccessLink(device, link, time.monotonic) if link is not None and shaped else device
+
+    def machine(self, name: str) -> tuple[Machine, int]:
+        """A machine that is served, with its hot set, and its address. Raises ``ValueError`` for an unknown name, and for hot keys
+        that do not fit into the switch.
+        """
+        if name not in self.names():
+            raise ValueError(f"the job has no {name!r}; it has {', '.join(self.names())}")
+        job, its = self.job, self.config.job
+        if name == SWITCH:
+            program = ZebraProgram(budget=its.memory, timing=self.timing, life=secrets.randbelow(1 << 16))
+            program.add_job(job, _GROUP)
+            if self.hot is not None:
+                program.prepare(job.number, self.hot)
+            return SwitchEndpoint(program, {_GROUP: job.workers}), job.switch
+        number = int(name.removeprefix("shard"))
+        optimisers: dict[str, Callable[[], Optimiser]] = {
+            "sum": Sum,
+            "sgd": lambda: Sgd(its.rate),
+            "adagrad": lambda: Adagrad(its.rate),
+            "ftrl": lambda: Ftrl(its.rate),
+        }
+        initial = Uniform(its.initial) if its.initial else zeros
+        shard = ParameterShard(job, number, optimisers[its.optimiser](), initial, self.timing)
+        if self.hot is not None:
+            shard.prepare(self.hot)
+            if number == 0:
+                shard.announce(self.hot.version)
+        return shard, job.shards[number]
+
+    def worker(self, rank: int) -> ZebraWorker:
+        """A rank's machine, with its hot set. Raises ``ValueError`` for a rank that the job does not have."""
+        if not 0 <= rank < len(self.job.workers):
+            raise ValueError(f"the job has ranks 0 to {len(self.job.workers) - 1}, not {rank}")
+        worker = ZebraWorker(self.job, rank, self.timing)
+        if self.hot is not None:
+            worker.prepare(self.hot)
+            worker.start(self.hot.version)
+        return worker
+
+
+def serve(file: SparseFile, name: str, tell: Callable[[str], None], check: Callable[[], None]) -> None:
+    """Be a switch or a PS shard until ``check``, which is called ten times a second, raises. ``tell`` is told when the machine is
+    ready, and whom a shard waits for.
+
+    Raises ``ValueError`` and ``OSError`` as :meth:`SparseFile.machine` and :meth:`SparseFile.device`.
+    """
+    machine, address = file.machine(name)
+    device = file.device(address, shaped=name != SWITCH)
+    stations = Stations({name: (machine, device)})
+
+    def heard(name: str, event: Any) -> None:
+        if isinstance(event, PeerSilent):
+            tell(f"waiting: {name} has heard nothing of {event.name} for {event.seconds:.0f} s")
+
+    try:
+        tell(f"ready: {name} at {show(address)}")
+        while True:
+            check()
+            stations.wait(lambda: False, heard, time.monotonic() + _LOOK)
+    finally:
+        stations.close()
+
+
+class SparseMember:
+    """One rank of a sparse job, whose other machines are other processes. Made by :func:`join_sparse`."""
+
+    def __init__(self, worker: ZebraWorker, device: Device, timeout: float) -> None:
+        self.worker = worker
+        self.timeout = timeout
+        self.job = SparseJob(self, worker.rank, worker)
+        self._stations = Stations({"worker": (worker, device)})
+
+    def do(self, action: Callable[[float], Any]) -> Any:
+        """Do something with the machine."""
+        return self._stations.do(action, self._listen)
+
+    def wait_for(self, until: Callable[[], bool], job: SparseJob, timeout: float | None) -> None:
+        """Carry packets until a condition holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
+        patience = self.timeout if timeout is None else timeout
+        if not self._stations.wait(until, self._listen, time.monotonic() + patience):
+            raise RoundTimeout(
+                f"not finished after {patience:g} s: {job.why()}",
+                job=str(self.worker.job.number),
+                rank=job.rank,
+                round=self.worker.done + 1,
+                ranks=(),
+            )
+
+    def _listen(self, name: str, event: Any) -> None:
+        if isinstance(event, Pulled | Stalled | IterationDone):
+            self.job.heard(event)
+
+    def close(self) -> None:
+        """Leave: close the socket."""
+        self._stations.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> SparseMember:
+    """Be a rank of the job in ``file``; ``timeout`` seconds are the default for its pushes and pulls.
+
+    Raises :class:`~inanet.control.config_file.ConfigError` for a file that makes no sense, ``ValueError`` for a rank that the job
+    does not have, ``OSError`` when the rank's address cannot be bound.
+    """
+    found = SparseFile(file)
+    worker = found.worker(rank)
+    return SparseMember(worker, found.device(found.job.workers[rank]), timeout)
