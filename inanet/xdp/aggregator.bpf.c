@@ -174,6 +174,14 @@ static __always_inline void *payload(struct xdp_md *ctx, __u64 at, __u32 bytes)
 	return packet + bytes > (void *)(long)ctx->data_end ? 0 : packet;
 }
 
+/* Not static, and so checked by the verifier once instead of in every turn of a loop and for every program; and compiled
+ * once.
+ */
+__noinline int take_apart(struct frame *f, struct xagg_row *packet)
+{
+	return f && packet ? take(f, packet) : PASS;
+}
+
 /* One frame, one packet. */
 static __always_inline int take_frame(struct xdp_md *ctx, struct frame *f)
 {
@@ -203,7 +211,7 @@ static __always_inline int take_frame(struct xdp_md *ctx, struct frame *f)
 	packet = payload(ctx, 0, ROW_BYTES);
 	if (!packet)
 		return XDP_PASS;
-	verdict = take(f, (struct xagg_row *)packet);
+	verdict = take_apart(f, (struct xagg_row *)packet);
 	if (verdict == PASS) {
 		/* exponents come before any data does */
 		learn(ctx, f, packet);
@@ -257,12 +265,6 @@ static __noinline int move_tail(struct xdp_md *ctx, __u64 from, __u64 to, __u32 
 	for (int j = CONTROL_BYTES / 4; j < LOST_BYTES / 4; j++)
 		b[j] = a[j];
 	return 1;
-}
-
-/* For the verifier: not static, and so checked once instead of in every turn of a loop. */
-__noinline int take_apart(struct frame *f, struct xagg_row *packet)
-{
-	return f && packet ? take(f, packet) : PASS;
 }
 
 static long take_segment(__u32 index, void *context)
