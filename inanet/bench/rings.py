@@ -30,12 +30,15 @@ class RingStage(LabStage):
 
 @contextmanager
 def ring_stage(topology: str | Topology) -> Iterator[RingStage]:
-    """A lab of a topology's hosts and links, with ina-switch for every switch; they serve the ring of all hosts.
+    """A lab of a topology's hosts and links, with ina-switch for every switch unless it has one as a detour; they serve the
+    ring of all hosts.
 
     Raises :class:`inanet.control.exits.Failure` for hosts with several ranks, and as :func:`inanet.lab.switches.ring_entry`.
     """
     chosen = topology if isinstance(topology, Topology) else find_topology(topology)
-    with Lab(chosen.with_switches("ina")) as lab, ExitStack() as stack:
+    if chosen.detour is None:
+        chosen = chosen.with_switches("ina")
+    with Lab(chosen) as lab, ExitStack() as stack:
         directory = lab.directory / "peers"
         directory.mkdir()
         stage = RingStage(lab, directory, stack)

@@ -169,6 +169,10 @@ def _host(topology: Topology, lab: str, host: Host, cidr: str) -> Iterator[Opera
     yield _shaper(here, HOST_INTERFACE, host.link, host.link.sends)
     # without a route the kernel refuses to send to a group unless the socket names an interface
     yield Route(here, "224.0.0.0/4")
+    if topology.detour is not None:
+        # more specific than the hosts' own network, in which all are neighbours
+        ring = ipaddress.IPv4Network((int(_block(0)[_ALIAS]), 26))
+        yield Route(here, str(ring), (switch_addresses(topology)[topology.detour],))
     if topology.fabric == "routed":
         gateway = ipaddress.IPv4Interface(cidr).network[_GATEWAY]
         yield Route(here, "0.0.0.0/0", (str(gateway),))

@@ -162,6 +162,8 @@ class Topology(_Part):
         description="at least one [[host]]"
     )
     trunk: Annotated[tuple[Trunk, ...], Field(strict=False)] = ()
+    #: an ina-switch on a server beside the others, to which hosts have a route for the addresses of their rings
+    detour: Name | None = None
 
     @model_validator(mode="after")
     def _sound(self) -> "Topology":
@@ -187,11 +189,13 @@ class Topology(_Part):
         return tuple(trunk.model_copy(update={"link": trunk.link.over(default)}) for trunk in self.trunk)
 
     def with_switches(self, kind: Literal["bridge", "ina"]) -> "Topology":
-        """The same hosts and links, with this kind for every switch; bridges as they are without being told."""
+        """The same hosts and links, with this kind for every switch; bridges as they are without being told. Nothing is led
+        through a detour then.
+        """
         switches = tuple(
             switch if switch.kind == kind else Switch(name=switch.name, kind=kind) for switch in self.switch
         )
-        return self.model_copy(update={"switch": switches})
+        return self.model_copy(update={"switch": switches, "detour": None})
 
     def workers(self) -> tuple[Host, ...]:
         """The hosts that run ranks; ranks are numbered over them in this order."""
@@ -259,6 +263,9 @@ def _contradictions(topology: Topology) -> Iterator[str]:
         for switch in topology.switch:
             if switch.kind == "ina":
                 yield f"switch {switch.name!r} is ina-switch; allowed: fabric = 'bridged', or kind = 'bridge'"
+    kinds = {switch.name: switch.kind for switch in topology.switch}
+    if topology.detour is not None and kinds.get(topology.detour) != "ina":
+        yield f"detour is {topology.detour!r}; allowed: a switch of kind 'ina'"
     yield from _bad_fabric(topology, switches)
 
 

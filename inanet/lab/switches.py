@@ -1,6 +1,6 @@
 """``ina-switch`` in a lab: a daemon for every switch of that kind, with the NetReduce rings that it serves.
 
-In a topology with one such switch, that serves all hosts of a ring. With several, those that hosts of the ring are plugged
+In a topology with one such switch, that serves all hosts of a ring: it is in their way, or a route leads there. With several, those that hosts of the ring are plugged
 into are leaves, and one above them that none is plugged into is the spine (NetReduce, section 3.3).
 """
 
@@ -57,8 +57,8 @@ def ring_entry(
             for one in connections
         ],
     }
-    if len(topology.switch) > 1:
-        own = switch_addresses(topology)
+    own = switch_addresses(topology)
+    if len(own) > 1:
         fields["spine"] = own[spine(topology, list(leaves))]
         fields["racks"] = [{"switch": own[leaf], "hosts": members} for leaf, members in leaves.items()]
     return RingEntry.model_validate(fields)

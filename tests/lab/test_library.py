@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 EXPECTED = {
     "goat-testbed",
     "leaf-spine",
+    "ring-detour",
     "ring-racks",
     "ring4",
     "ring8",
@@ -40,7 +41,7 @@ def test_all_are_there_under_their_own_names() -> None:
 
 
 #: RoCE hosts around ina-switches, without daemons of trees; see test_switches
-RINGS = {"ring-racks", "ring4", "ring8"}
+RINGS = {"ring-detour", "ring-racks", "ring4", "ring8"}
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED - RINGS))

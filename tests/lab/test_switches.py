@@ -2,13 +2,23 @@
 
 import tomllib
 from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 
 from inanet.client.ringhost import ring_of
 from inanet.control.config_file import ConfigError
 from inanet.lab import library
-from inanet.lab.layout import Bridge, Interface, alias, operations, ports, switch_addresses
+from inanet.lab.layout import (
+    Bridge,
+    Interface,
+    Route,
+    addresses,
+    alias,
+    operations,
+    ports,
+    switch_addresses,
+)
 from inanet.lab.model import Topology
 from inanet.lab.network import network
 from inanet.lab.switches import NoSpine, configurations, ring_entry
@@ -38,7 +48,7 @@ def test_the_ports_of_an_ina_switch_belong_to_no_bridge(pair: Topology) -> None:
     assert spliced.with_switches("bridge") == pair
 
 
-def test_further_addresses_of_hosts_are_nobody_elses() -> None:
+def test_further_placesof_hosts_are_nobody_elses() -> None:
     assert [alias("10.201.0.64", number) for number in (1, 2)] == ["10.201.0.128", "10.201.0.192"]
     with pytest.raises(ValueError, match="no 3"):
         alias("10.201.0.1", 3)
@@ -83,6 +93,29 @@ def test_every_switch_of_several_racks_has_the_same_ring_and_an_address_of_its_o
 def test_one_switch_is_all_there_is_to_a_ring_on_it() -> None:
     entry = entry_of(library.topology("ring4"), [f"10.201.0.{65 + rank}" for rank in range(4)])
     assert (entry["spine"], entry["racks"]) == (None, [])
+
+
+def test_a_route_leads_rings_through_a_server_beside_the_switch(parse: Callable[[str], Topology]) -> None:
+    topology = library.topology("ring-detour")
+    plan = operations(topology, "x")
+    for host in ("w0", "w1", "w2"):
+        assert Route(f"ina.x.{host}", "10.201.0.64/26", ("10.201.0.201",)) in plan
+    # where rings have their addresses, and nobody else
+    ring = IPv4Network("10.201.0.64/26")
+    places = addresses(topology)
+    assert all(IPv4Address(alias(one, 1)) in ring for one in places.values())
+    assert not any(IPv4Address(one) in ring for one in places.values())
+    assert Bridge("ina.x.s0", "sw-bridge", True, True) in plan
+    entry = entry_of(topology, [alias(one, 1) for one in places.values()])
+    assert (entry["spine"], len(entry["connections"])) == (None, 3)  # type: ignore[arg-type]
+    # in a lab of bridges they are neighbours again
+    assert not [
+        one
+        for one in operations(topology.with_switches("bridge"), "x")
+        if one in plan and "64/26" in str(one)
+    ]
+    with pytest.raises(ConfigError, match="detour is 's0'; allowed: a switch of kind 'ina'"):
+        parse(PAIR.replace('name = "pair"', 'name = "pair"\ndetour = "s0"'))
 
 
 def test_racks_without_a_switch_above_them_are_refused() -> None:

@@ -4,6 +4,7 @@ import itertools
 import select
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -25,9 +26,10 @@ from inanet.proto.roce import Attributes
 from inanet.testing.netreduce import connect, connections_of
 from inanet.wire.endpoint import address_of, endpoint
 from inanet.wire.roce import Opcode
+from tests.phy.helpers import numbered
 from tests.proto.roce.decoding import check_checksums, dissect
 from tests.switch.running import running
-from tests.switch.test_framed_switch import OWN, Rack
+from tests.switch.test_framed_switch import OWN, Rack, transfer
 
 pytestmark = pytest.mark.privileged("CAP_NET_RAW, and CAP_SYS_ADMIN for namespaces")
 SIZES = Sizes(length=10)
@@ -106,8 +108,12 @@ rings = [{{ ring = 8, length = {SIZES.length}, connections = [{ends}] }}]
         worker.add_tensor(0, spec)
         worker.begin(0, 1, [array], time.monotonic())
     events: list[object] = []
-    with running(switch):
+    data = numbered(1, 1 << 20).tobytes()
+    with running(switch), ThreadPoolExecutor(1) as pool:
+        # somebody else's connection between the same hosts, at the same time
+        arrived = pool.submit(transfer, rack.hosts[0], rack.hosts[2], rack.addresses[2], data)
         hosts.run(lambda: (events.extend(e for w in hosts.workers for e in w.events()) or len(events)) == 3)
+        assert arrived.result() == data
     assert all(isinstance(event, RoundDone) for event in events), events
     assert arrays[0].tobytes() == arrays[1].tobytes() == arrays[2].tobytes()
     np.testing.assert_allclose(arrays[0], exact, atol=1e-6)
