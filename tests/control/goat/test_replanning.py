@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
 from inanet.control.messages import Layout, Plan
 from inanet.proto.local import LocalTensor
@@ -244,3 +245,40 @@ def test_a_switch_that_restarts_at_once_gets_its_slots_anew() -> None:
     assert held(rack)["s4"] == 0
     reduce_and_check(rack, INTEGERS, 2)
     assert sum(held(rack).values()) > 0
+
+
+def disturb(rack: GoatRack, rng: np.random.Generator, down: list[str]) -> None:
+    """Somewhere in a round, one of the two switches that another can stand in for goes or comes."""
+    for _ in range(int(rng.integers(0, 5))):
+        rack.step()
+    rack.star.settle(float(rng.uniform(0, 3e-4)))
+    if down:
+        rack.start_switch(down.pop())
+    else:
+        down.append(str(rng.choice(["s2", "s3"])))
+        rack.kill_switch(down[0])
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_whatever_goes_and_comes_all_ranks_have_the_same(seed: int) -> None:
+    rack, rng, down = GoatRack().start().joined(), np.random.default_rng(seed), list[str]()
+    ended = 0
+    for turn in range(8):
+        mine = arrays_of(INTEGERS, turn)
+        expected = sum(array.astype(np.int64) for array in mine)
+        number = rack.begin(INTEGERS, mine)
+        disturb(rack, rng, down)
+        rack.run(lambda n=number: rack.ended(n) or all(m.failed for m in map(rack.members.get, rack.names)))  # type: ignore[misc,union-attr]
+        failures = {rack.members[name].failed for name in rack.names}
+        assert len(failures) == 1
+        if failures != {None}:
+            assert not rack.coordinator.jobs
+            break
+        (cause,) = rack.errors(number)
+        assert cause in ("", "aggregator_lost")
+        assert len({rack.results[name, number] for name in rack.names}) == 1
+        ended += not cause
+        if not cause:
+            for array in mine:
+                np.testing.assert_array_equal(array, expected)
+    assert ended
