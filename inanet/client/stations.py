@@ -86,6 +86,8 @@ class Stations:
         self._changed = threading.Condition()
         self._poll = select.poll()
         self._descriptors = False
+        #: whether a thread waits for descriptors: a poll object serves one at a time
+        self._polling = False
         for station in self._stations:
             try:
                 self._poll.register(station.device.fileno(), select.POLLIN)
@@ -129,15 +131,19 @@ class Stations:
         return max(min((at for at in times if at is not None), default=now + _LOOK) - now, 0.0)
 
     def _idle(self, seconds: float) -> None:
-        if not self._descriptors:
+        if not self._descriptors or self._polling:
             self._changed.wait(seconds)
             return
         # others may begin something meanwhile; what they send wakes this thread
+        self._polling = True
         self._changed.release()
         try:
             self._poll.poll(max(1, round(1000 * seconds)))
         finally:
             self._changed.acquire()
+            self._polling = False
+            # they look once this thread has carried what has come
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Close all devices."""

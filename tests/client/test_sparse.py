@@ -47,20 +47,28 @@ def test_pulled_is_what_was_pushed(phy: Phy, impair: float) -> None:
         assert (values == total(pushed)[np.isin(KEYS, keys)]).all()
 
 
-def test_a_thread_for_every_rank() -> None:
-    with sparse_group(3, 2, width=2) as group:
+@pytest.mark.parametrize("phy", ["memory", "udp"])
+def test_a_thread_for_every_rank(phy: Phy) -> None:
+    with sparse_group(3, 2, width=2, phy=phy) as group:
         group.use_hot(KEYS[:50])
         mine, found = gradients(3, 9), {}
+        failed: list[BaseException] = []
 
         def rank(number: int) -> None:
-            found[number] = group.jobs[number].push_pull(*mine[number], KEYS)
+            try:
+                # again and again, so that threads wait side by side
+                for _ in range(10):
+                    found[number] = group.jobs[number].push_pull(*mine[number], KEYS)
+            except BaseException as error:
+                failed.append(error)
 
         threads = [threading.Thread(target=rank, args=(number,)) for number in range(3)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join(timeout=60)
-        assert all((found[number] == total(mine)).all() for number in range(3))
+        assert not failed
+        assert all((found[number] == 10 * total(mine)).all() for number in range(3))
 
 
 def test_a_restarted_switch_loses_nothing() -> None:
