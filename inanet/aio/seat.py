@@ -6,6 +6,7 @@ packets, it depends on the program: an aggregator's walks them at less cost than
 worker's would only copy what its socket gets as cheaply.
 """
 
+import socket
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -13,6 +14,8 @@ import structlog
 
 from inanet.control.addresses import interfaces, is_loopback
 from inanet.control.exits import Exit, Failure
+from inanet.phy.interfaces import examine
+from inanet.wire.xagg import ROW_BYTES
 from inanet.xdp.attach import Attachable, Attachment, Unavailable
 from inanet.xdp.memory import Mode
 
@@ -21,6 +24,8 @@ _log: Any = structlog.get_logger("inanet.xdp")
 #: packets after which ``auto`` looks again, and packets of a frame from which on frames are merged ones
 ENOUGH = 8192
 MERGED = 2.0
+#: transports whose packets a program knows, with the bytes of their headers
+_HEADROOM = {"udp": 28, "rawip": 20}
 
 Wanted: TypeAlias = Literal["auto", "native", "generic"]
 Made = TypeVar("Made")
@@ -41,11 +46,17 @@ def interface_of(address: str, transport: str) -> str:
     """The interface whose packets to ``address`` a program sees. Raises :class:`~inanet.xdp.attach.Unavailable`."""
     if is_loopback(address):
         raise Unavailable("driver: packets on the loopback interface reach no XDP driver")
-    if transport not in ("udp", "rawip"):
+    if transport not in _HEADROOM:
         raise Unavailable(f"driver: transport {transport} is past the kernel already")
     found = next((name for name, owned in interfaces().items() if owned == address), None)
     if found is None:
         raise Unavailable(f"driver: {address} is the first address of no interface")
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        size, least = examine(sock, found).mtu, ROW_BYTES + _HEADROOM[transport]
+    if size < least:
+        raise Unavailable(
+            f"driver: {found} has an MTU of {size}, fragments need {least}: ip link set {found} mtu 1500"
+        )
     return found
 
 

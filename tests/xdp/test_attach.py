@@ -1,8 +1,10 @@
 """Attaching: what is refused and why, that nothing is replaced, and that nothing is left."""
 
+import ctypes
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from inanet.aio.seat import interface_of
 from inanet.cli import xdp_probe
 from inanet.xdp import attach
 from inanet.xdp.attach import Attachment, Unavailable
 from inanet.xdp.libbpf import NoLibrary, attached_program
 from inanet.xdp.memory import Mode, SharedMemory
 from tests.phy.spaces import Space, cable, open_spaces
+from tests.xdp.conftest import OWN, OpenInbox
 
 pytestmark = pytest.mark.privileged("loads BPF programs and makes network namespaces")
 
@@ -89,6 +93,62 @@ def test_refusals_are_one_line(shared: Callable[..., SharedMemory], pair: tuple[
             Attachment(memory, "nowhere", "native")
         with pytest.raises(Unavailable, match=r"^driver: left refuses XDP as it is set up .*MTU"):
             Attachment(memory, "left", "native")
+
+    pair[0].run(body)
+
+
+def test_a_link_that_fragments_do_not_fit(pair: tuple[Space, Space]) -> None:
+    def body() -> None:
+        pair[0].setup("left", mtu=576)
+        with pytest.raises(
+            Unavailable, match=r"^driver: left has an MTU of 576, fragments need 1080: ip link"
+        ):
+            interface_of("10.9.0.1", "udp")
+        pair[0].setup("left", mtu=1080)
+        assert interface_of("10.9.0.1", "udp") == "left"
+        pair[0].setup("left", mtu=1072)
+        assert interface_of("10.9.0.1", "rawip") == "left"
+
+    pair[0].run(body)
+
+
+def test_jumbo_frames_are_no_matter_to_workers_and_generic_mode(
+    shared: Callable[..., SharedMemory], open_inbox: OpenInbox, pair: tuple[Space, Space]
+) -> None:
+    memory, inbox = shared(16, "generic"), open_inbox()
+    for side, name in enumerate(("left", "right")):
+        pair[side].run(lambda side=side, name=name: pair[side].setup(name, mtu=9000))  # type: ignore[misc]
+
+    def body() -> None:
+        for program, mode in ((memory, "generic"), (inbox, "native"), (inbox, "generic")):
+            held = Attachment(program, "left", mode)  # type: ignore[arg-type]
+            # an aggregator beside a worker, on the same interface
+            with pytest.raises(Unavailable, match="left has an XDP program already"):
+                Attachment(memory, "left", "generic")
+            held.close()
+
+    pair[0].run(body)
+
+
+def test_four_capabilities_are_enough(pair: tuple[Space, Space], root_needed: None) -> None:
+    """CAP_NET_ADMIN, CAP_NET_RAW, CAP_PERFMON, CAP_BPF; CAP_NET_RAW is for transports, not for programs."""
+
+    def body() -> None:
+        # of this thread alone, which ends with this function
+        wanted = 1 << 12 | 1 << 13 | 1 << 38 | 1 << 39
+        header = struct.pack("=Ii", 0x20080522, 0)
+        sets = ctypes.create_string_buffer(24)
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.capget(header, sets) == 0
+        _, permitted, inherited, _, more_permitted, more_inherited = struct.unpack("=6I", sets.raw)
+        fewer = struct.pack(
+            "=6I", wanted & 0xFFFFFFFF, permitted, inherited, wanted >> 32, more_permitted, more_inherited
+        )
+        assert libc.capset(header, fewer) == 0
+        for load_it in (lambda: attach.load(16, OWN, "native"), lambda: attach.load_inbox(16, OWN)):
+            program = load_it()
+            Attachment(program, "left", "native").close()
+            program.close()
 
     pair[0].run(body)
 
