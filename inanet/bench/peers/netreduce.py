@@ -23,10 +23,11 @@ from inanet.wire.netreduce_sizes import PACKET_BYTES
 WINDOW = 8
 #: code of the acknowledgement timeout: a second, so that processes that wait for a processor are not taken for loss
 _TIMEOUT = 18
-#: share of the link's rate that a host paces itself to: shapers that hold packets back one by one cost more than packets do
-_PACE = 0.98
+#: share of the link's rate that a host paces its IPv4 packets to, so that frames just fill it: shapers that hold packets back one
+#: by one cost more than the packets do
+_PACE = 0.986
 #: packets that are taken together, and the longest pause for them, seconds: eight messages last many of those
-_TOGETHER, _LONGEST = 32, 0.008
+_TOGETHER, _LONGEST = 24, 0.008
 #: seconds that a rank may be late, and that a round may take
 _SKEW, _DEADLINE = 8.0, 170.0
 

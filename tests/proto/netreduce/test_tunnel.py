@@ -41,7 +41,7 @@ def test_a_training_process_may_be_as_late_as_its_round():
     job = tunnelled(3)
     job.add(0, spec(700))
     job.begin(0, floats(700, 3, 1), only=[0, 1])
-    job.star.settle(59.0)
+    job.star.settle(20.0)
     job.begin_late(2)
     job.star.run(job.done)
     job.check()
