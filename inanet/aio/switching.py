@@ -345,8 +345,9 @@ class SwitchDriver:
             self._loop.remove_reader(port.fileno())
             if port.fileno() in self._writing:
                 self._loop.remove_writer(port.fileno())
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._timer, *self._resting.values()):
+            if handle is not None:
+                handle.cancel()
         self.switch.close()
 
 

@@ -13,7 +13,7 @@ from inanet.control import units
 from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.lab import build, library, namespaces
 from inanet.lab.fabric import Daemons, ranks
-from inanet.lab.layout import addresses, namespace
+from inanet.lab.layout import addresses, namespace, switch_addresses
 from inanet.lab.model import Topology, check_lab_name
 from inanet.lab.run import run as run_command
 from inanet.lab.session import Lab
@@ -83,6 +83,10 @@ def up(topology: str, name: str | None, as_json: bool) -> None:
         click.echo(
             f"{host['name']:12} {host['role']:10} {host['address']:15} {_rates(host):12} {host['namespace']}"
         )
+    for switch in switch_addresses(chosen):
+        click.echo(
+            f"# nothing passes {switch} until this runs: ip netns exec {namespace(name, switch)} ina-switch --config FILE"
+        )
     first = chosen.hosts()[0].name
     click.echo(
         f"# enter a host: ip netns exec {namespace(name, first)} COMMAND   remove: ina lab down {name}"
@@ -130,6 +134,8 @@ def run(
 ) -> None:
     """Build a lab, start its daemons, run COMMAND once per rank on its host, and remove everything.
 
+    Switches of kind 'ina' belong to the network: they run with --network-only, too.
+
     Options stand before TOPOLOGY; a '--' may stand before COMMAND. COMMAND finds RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT and INA_SOCKET in
     its environment. Its output is shown line by line behind RANK@HOST. Exit status: the greatest of all.
     """
@@ -143,6 +149,12 @@ def run(
     ended = "every process of the lab was ended and the lab removed"
     with _interruptible(ended) as interrupts, contextlib.ExitStack() as stack:
         chosen = stack.enter_context(Lab(topology, name, interrupts.check))
+        if switch_addresses(chosen.topology):
+            click.echo(f"# lab {chosen.name} is up; starting its ina-switches", err=True)
+            # brings arrays along, which most commands of this file do without
+            from inanet.lab.switches import Switches
+
+            stack.enter_context(Switches(chosen, check=interrupts.check))
         daemons = None
         if not network_only:
             click.echo(f"# lab {chosen.name} is up; starting its daemons", err=True)

@@ -132,6 +132,24 @@ async def test_closing_while_a_port_blocks(stack: ExitStack) -> None:
     assert port.resumes == left
 
 
+async def test_a_port_that_was_read_is_left_alone_for_a_pause(stack: ExitStack) -> None:
+    patient, hasty = Port(stack), Port(stack)
+    drivers = [SwitchDriver(Switch([patient]), 3600.0), SwitchDriver(Switch([hasty]), 0.001)]
+    for port in (patient, hasty):
+        port.far.send(b"1")
+    await until(lambda: patient.got and hasty.got)
+    for port in (patient, hasty):
+        port.far.send(b"2")
+    await until(lambda: len(hasty.got) == 2)
+    assert patient.got == [b"1"]
+    drivers[1].leave(hasty)
+    hasty.far.send(b"3")
+    await turns()
+    assert len(hasty.got) == 2
+    for driver in drivers:
+        driver.close()
+
+
 async def test_metrics(stack: ExitStack) -> None:
     driver = SwitchDriver(Switch([Port(stack)]))
     samples = {(one.name, one.labels): one.value for one in driver.samples()}
