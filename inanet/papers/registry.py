@@ -70,8 +70,8 @@ _NETREDUCE_MODEL = (
     "equations (1) to (3), with computing and rates that follow from the paper's printed communication times"
 )
 _XAGG_TESTBED = (
-    "seven workers, two servers, a PS and a switch in a lab, rates divided by 100; the larger models, and TCP-Agg, by the "
-    "planner's model"
+    "seven workers, two servers, a PS and a switch in a lab, rates divided by 100; the larger models by the planner's "
+    "model"
 )
 _XDP_SCALE = "measured on this machine, over a virtual cable instead of 100 Gbit/s cards; needs root and, for sizes, clang"
 _ALL = (

@@ -7,13 +7,15 @@ aggregates synchronously: no rank is further ahead of the sum than the switch ha
 and ``send`` themselves: no Python runs per message, on either side. A message is what one ``send`` carries; one ``recv``
 takes as many as there are, for nothing forces a good TCP server to ask for them one by one.
 
-``server PORT_FILE WORLD MESSAGE HOST stream|plain`` or ``rank RANK WORLD HOST PORT MESSAGE WINDOW`` (message and window
+A server with a parent passes sums up to it, as one of its ranks, and what comes down to its own.
+``server PORT_FILE WORLD MESSAGE HOST stream|plain [PARENT PORT]`` or ``rank RANK WORLD HOST PORT MESSAGE WINDOW`` (message and window
 in bytes; window 0: as far ahead as a rank can get).
 """
 
 import socket
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,30 +53,39 @@ def _add(sums: Any, front: int, inbox: Any, first: int, count: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)
-def _serve_round(fds: Any, polls: Any, total: int, message: int, plain: bool, sums: Any, inbox: Any) -> int:
+def _serve_round(
+    fds: Any, up: int, polls: Any, total: int, message: int, plain: bool, sums: Any, inbox: Any
+) -> int:
     """One all-reduce of ``total`` floats: receive, add, send back, for all ranks at once; 0, or -1 if a rank is gone.
 
-    ``inbox`` is uint8[ranks, bytes]; the head of a row holds the bytes of a value that has not come as a whole.
+    ``polls`` is int32[ranks + 1, 2]. ``inbox`` is uint8[ranks, bytes]; the head of a row holds the bytes of a value that has
+    not come as a whole. With a parent's connection ``up`` (else -1), sums go there, and what comes from there, which takes
+    their place, goes back.
     """
     world = len(fds)
     size = total * 4
     got = np.zeros(world, np.int64)
     sent = np.zeros(world, np.int64)
     added = np.zeros(world, np.int64)
-    front = done = 0
+    raw = sums.view(np.uint8)
+    front = done = risen = come = 0
+    links = world + (1 if up >= 0 else 0)
     while done < world:
         complete = added.min() * 4
         if plain and complete < size:
             complete = 0
+        back = come if up >= 0 else complete
         for i in range(world):
             polls[i, 0] = fds[i]
             events = 0
             if got[i] < size:
                 events |= _POLLIN
-            if sent[i] < complete:
+            if sent[i] < back:
                 events |= _POLLOUT
             polls[i, 1] = events
-        if _poll(polls.ctypes, world, _PATIENCE) <= 0:
+        polls[world, 0] = up
+        polls[world, 1] = (_POLLIN if come < size else 0) | (_POLLOUT if risen < complete else 0)
+        if _poll(polls.ctypes, links, _PATIENCE) <= 0:
             return -1
         for i in range(world):
             ready = polls[i, 1] >> 16
@@ -95,11 +106,11 @@ def _serve_round(fds: Any, polls: Any, total: int, message: int, plain: bool, su
             limit = added.min() * 4
             if plain and limit < size:
                 limit = 0
-            if sent[i] < limit:
-                raw = sums.view(np.uint8)
-                while sent[i] < limit:
+            back = come if up >= 0 else limit
+            if sent[i] < back:
+                while sent[i] < back:
                     n = _send(
-                        fds[i], raw[sent[i] :].ctypes, min(message, limit - sent[i]), _DONTWAIT | _NOSIGNAL
+                        fds[i], raw[sent[i] :].ctypes, min(message, back - sent[i]), _DONTWAIT | _NOSIGNAL
                     )
                     if n <= 0:
                         break
@@ -108,6 +119,19 @@ def _serve_round(fds: Any, polls: Any, total: int, message: int, plain: bool, su
                         done += 1
             elif ready & ~(_POLLIN | _POLLOUT):
                 return -1
+        if up >= 0:
+            limit = added.min() * 4
+            while risen < limit:
+                n = _send(up, raw[risen:].ctypes, min(message, limit - risen), _DONTWAIT | _NOSIGNAL)
+                if n <= 0:
+                    break
+                risen += n
+            if (polls[world, 1] >> 16) & _POLLIN and come < size:
+                n = _recv(up, raw[come:].ctypes, min(65536, size - come), _DONTWAIT)
+                if n == 0:
+                    return -1
+                if n > 0:
+                    come += n
     return 0
 
 
@@ -171,37 +195,52 @@ class TcpRank:
         return array
 
 
-def run_server(port_file: Path, world: int, message: int, host: str, plain: bool) -> None:
-    """Serve rounds until a rank closes its connection. The port it listens on is written to ``port_file``."""
-    nobody, polls, nothing = np.zeros(0, np.int32), np.zeros((0, 2), np.int32), np.zeros((0, 0), np.uint8)
+def run_server(
+    port_file: Path, world: int, message: int, host: str, plain: bool, parent: tuple[str, int] | None = None
+) -> None:
+    """Serve rounds until a rank closes its connection. The port it listens on is written to ``port_file``. A server with a
+    ``parent`` is one of its ranks.
+    """
+    nobody, polls, nothing = np.zeros(0, np.int32), np.zeros((1, 2), np.int32), np.zeros((0, 0), np.uint8)
     # compiled before anybody waits for it
-    _serve_round(nobody, polls, 0, message, plain, np.zeros(0, np.float32), nothing)
-    with socket.create_server((host, 0)) as server:
-        partial = port_file.with_suffix(".partial")
-        partial.write_text(str(server.getsockname()[1]))
-        partial.rename(port_file)
-        ranks = [server.accept()[0] for _ in range(world)]
-    for rank in ranks:
-        rank.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    _serve_round(nobody, -1, polls, 0, message, plain, np.zeros(0, np.float32), nothing)
+    with ExitStack() as stack:
+        above = stack.enter_context(socket.create_connection(parent)) if parent is not None else None
+        with socket.create_server((host, 0)) as server:
+            partial = port_file.with_suffix(".partial")
+            partial.write_text(str(server.getsockname()[1]))
+            partial.rename(port_file)
+            ranks = [stack.enter_context(server.accept()[0]) for _ in range(world)]
+        for connection in ranks if above is None else [above, *ranks]:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        _serve(ranks, above, message, plain)
+
+
+def _serve(ranks: list[socket.socket], above: socket.socket | None, message: int, plain: bool) -> None:
+    """Rounds over connections to all ranks until one is closed."""
     fds = np.array([rank.fileno() for rank in ranks], np.int32)
-    polls = np.zeros((world, 2), np.int32)
-    inbox = np.zeros((world, _INBOX), np.uint8)
+    up = -1 if above is None else above.fileno()
+    polls = np.zeros((len(ranks) + 1, 2), np.int32)
+    inbox = np.zeros((len(ranks), _INBOX), np.uint8)
     sums = np.zeros(1, np.float32)
     while True:
         heads = [rank.recv(8, socket.MSG_WAITALL) for rank in ranks]
         if any(len(head) < 8 for head in heads):
             return
         total = int.from_bytes(heads[0], "little")
+        if above is not None:
+            above.sendall(heads[0])
         if len(sums) < total:
             sums = np.zeros(total, np.float32)
-        if total and _serve_round(fds, polls, total, message, plain, sums[:total], inbox):
+        if total and _serve_round(fds, up, polls, total, message, plain, sums[:total], inbox):
             return
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "server":
         port_file, address, style = Path(sys.argv[2]), sys.argv[5], sys.argv[6]
-        run_server(port_file, int(sys.argv[3]), int(sys.argv[4]), address, style == "plain")
+        parent = (sys.argv[7], int(sys.argv[8])) if len(sys.argv) > 7 else None
+        run_server(port_file, int(sys.argv[3]), int(sys.argv[4]), address, style == "plain", parent)
     else:
         me, everybody = int(sys.argv[2]), int(sys.argv[3])
         serve(me, everybody, TcpRank(sys.argv[4], *map(int, sys.argv[5:8])))
