@@ -147,8 +147,11 @@ class MemoryDevice:
         if not receivers:
             self._counts["unreachable"] += len(offsets)
             return len(offsets)
-        windows = np.lib.stride_tricks.sliding_window_view(transmission.arena, transmission.length)
-        packets = windows[offsets]
+        arena, length = transmission.arena, transmission.length
+        if len(offsets) == 1:
+            packets = arena[offsets[0] : offsets[0] + length].reshape(1, length).copy()
+        else:
+            packets = np.lib.stride_tricks.sliding_window_view(arena, length)[offsets]
         for receiver in receivers:
             receiver._deliver(self._endpoint, packets)
         return len(offsets)
