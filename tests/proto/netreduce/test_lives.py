@@ -1,13 +1,18 @@
 """Numbers that wrap, switches and workers that start again, tenants, and other people's traffic."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from inanet.phy.device import Device
+from inanet.phy.wrapper import Wrapper
 from inanet.proto.events import RoundDone
 from inanet.proto.netreduce.worker import Broken
 from inanet.proto.roce import Attributes, Peer, ProtectionDomain, QueuePair, Received
 from inanet.testing.netreduce import RingFabric, connections_of, host_address, switch_address
-from inanet.wire.roce import PORT
+from inanet.wire.batch import Transmission
+from inanet.wire.roce import PORT, Opcode
 from tests.proto.netreduce.test_rings import IMPAIRED, MTU, SIZES, integers, members, spec
 
 
@@ -24,6 +29,46 @@ def test_sequence_and_message_numbers_wrap(psn, first):
     fabric.all_reduce(workers, spec(4000), arrays)
     for array in arrays:
         np.testing.assert_array_equal(array, expected)
+
+
+class Losing(Wrapper):
+    """Loses the packet number ``which`` (from 0) of those with an opcode, once."""
+
+    def __init__(self, device: Device, opcode: int, which: int) -> None:
+        super().__init__(device)
+        self.opcode, self.left = opcode, which
+
+    def send(self, transmission: Transmission, start: int = 0) -> int:
+        kept = []
+        for at in transmission.offsets[start:].tolist():
+            if transmission.arena[at + 28] == self.opcode:
+                self.left -= 1
+                if self.left == -1:
+                    continue
+            kept.append(at)
+        if kept:
+            super().send(replace(transmission, offsets=np.array(kept, np.int64)))
+        return len(transmission)
+
+
+@pytest.mark.parametrize("opcode", [Opcode.WRITE_FIRST, Opcode.WRITE_MIDDLE, Opcode.WRITE_LAST_IMMEDIATE])
+@pytest.mark.parametrize(("where", "dropped"), [(host_address(0), True), (switch_address(0), False)])
+def test_one_packet_lost_on_either_side_of_the_switch_comes_again(opcode, where, dropped):
+    """On the way to the switch it is a contribution, on the way from there a result, which nobody else will ask for."""
+    fabric, arrays = RingFabric(3), integers(3, 2500)
+    expected = total(arrays)
+    workers = fabric.add_ring(members(3, mode="switch"))
+    fabric.devices[where] = losing = Losing(fabric.devices[where], opcode, 4)
+    fabric.all_reduce(workers, spec(2500), arrays)
+    assert losing.left < 0
+    for array in arrays:
+        np.testing.assert_array_equal(array, expected)
+    program = fabric.switches[switch_address(0)]
+    assert sum(worker.stats()["retransmissions"] for worker in workers) > 0
+    # without its first packet the rest of a message belongs nowhere; results are answered from their places
+    first = opcode is Opcode.WRITE_FIRST
+    assert (program.stats().get("drop_unresolved", 0) > 0) == (dropped and first)
+    assert dropped or program.stats()["answered"] > 0
 
 
 def test_two_tenants_and_two_rings_of_one_at_once():
