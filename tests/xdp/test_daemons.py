@@ -1,4 +1,4 @@
-"""Real daemons in namespaces, one of them in one of its own and with its program there."""
+"""Real daemons in namespaces, the aggregator in one of its own with its slots in the kernel."""
 
 import json
 import os
@@ -40,7 +40,7 @@ Build = Callable[..., Fabric]
 
 @pytest.fixture
 def spaces(root_needed: None) -> Iterator[tuple[Space, Space]]:
-    """Of the node with a program, 10.9.0.1, and of everybody else, 10.9.0.2."""
+    """Of the aggregator, 10.9.0.1, and of everybody else, 10.9.0.2."""
     with ExitStack() as stack:
         one, other = open_spaces(stack, 2)
         cable(one, "left", other, "right", "10.9.0.1", "10.9.0.2")
@@ -49,32 +49,28 @@ def spaces(root_needed: None) -> Iterator[tuple[Space, Space]]:
 
 @pytest.fixture
 def build(spaces: tuple[Space, Space], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Build]:
-    """Starts a fabric of two workers, an aggregator and a PS. ``lone`` has this ``xdp``."""
+    """Starts a fabric of two workers, an aggregator with this ``xdp``, and a PS; the first worker may have a program too."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     plain = demo.configurations
-    lone = "agg0"
 
     def command(node: NodeSpec, config: Path) -> Sequence[str]:
-        space = spaces[0] if node.name == lone else spaces[1]
+        space = spaces[0] if node.role == "agg" else spaces[1]
         where = f"/proc/{os.getpid()}/fd/{space.fd}"
         inside = [sys.executable, "-I", "-S", str(enter.__file__), str(os.getpid()), where]
         return [*inside, *daemon_command(node, config)]
 
     with ExitStack() as stack:
 
-        def make(xdp: str, impair: float = 0.0, who: str = "agg0") -> Fabric:
-            nonlocal lone
-            lone = who
-
+        def make(xdp: str, impair: float = 0.0, worker: str = "off") -> Fabric:
             def configurations(directory: Path, nodes: Any, share: float, *arguments: Any) -> dict[str, str]:
                 nodes = list(nodes)
                 texts = plain(directory, nodes, share, *arguments)
-                if lone == "agg0":
-                    # the kernel cannot be impaired: everybody else is, so every hop is in one direction
-                    text = plain(directory, nodes, 0.0, *arguments)["agg0"]
-                    texts["agg0"] = re.sub(r"(?m)^memory = .*$", "memory = 33554432", text)
-                texts[lone] = re.sub(r"(?m)^xdp = .*$", f'xdp = "{xdp}"', texts[lone])
-                own = {name: "10.9.0.1:0" if name == lone else "10.9.0.2:0" for name in texts}
+                # the kernel cannot be impaired: everybody else is, so every hop is in one direction
+                text = plain(directory, nodes, 0.0, *arguments)["agg0"]
+                texts["agg0"] = re.sub(r"(?m)^memory = .*$", "memory = 33554432", text)
+                for name, mode in (("agg0", xdp), ("worker0", worker)):
+                    texts[name] = re.sub(r"(?m)^xdp = .*$", f'xdp = "{mode}"', texts[name])
+                own = {name: "10.9.0.1:0" if name == "agg0" else "10.9.0.2:0" for name in texts}
                 return {name: text.replace("127.0.0.1:0", own[name]) for name, text in texts.items()}
 
             monkeypatch.setattr(demo, "configurations", configurations)
@@ -125,9 +121,9 @@ def reduce(jobs: list[inanet.Job], arrays: list[NDArray[Any]]) -> set[bytes]:
     return {array.tobytes() for array in arrays}
 
 
-def attached(space: Space) -> int:
-    """The program on the interface of the node that has one."""
-    return space.run(lambda: attached_program(socket.if_nametoindex("left")))
+def attached(space: Space, interface: str = "left") -> int:
+    """The program on the aggregator's interface, or another one."""
+    return space.run(lambda: attached_program(socket.if_nametoindex(interface)))
 
 
 @pytest.mark.parametrize(("xdp", "impair"), [("auto", 0.05), ("native", 0.0)])
@@ -159,7 +155,9 @@ def test_bits_and_who_did_the_work(
 def test_a_killed_aggregator_leaves_nothing_and_changes_no_bit(
     build: Build, spaces: tuple[Space, Space]
 ) -> None:
-    fabric = build("generic")
+    """With losses, and with the results of one of the workers through its own program."""
+    fabric = build("generic", 0.05, "generic")
+    assert attached(spaces[1], "right") != 0
     expected = Expected()
     with ExitStack() as stack:
         jobs = join(fabric, stack)
@@ -174,28 +172,9 @@ def test_a_killed_aggregator_leaves_nothing_and_changes_no_bit(
             handle.wait()
         assert {array.tobytes() for array in arrays} == {wanted}
         assert attached(spaces[0]) == 0
-
-
-def test_results_through_the_kernel_with_losses_and_a_dead_aggregator(
-    build: Build, spaces: tuple[Space, Space]
-) -> None:
-    fabric = build("generic", 0.05, "worker0")
-    assert attached(spaces[0]) != 0
-    expected = Expected()
-    with ExitStack() as stack:
-        jobs = join(fabric, stack)
-        for round_ in range(2):
-            arrays = values(round_)
-            wanted = expected.after(arrays)
-            handles = [job.all_reduce_async(array, name="t") for job, array in zip(jobs, arrays, strict=True)]
-            if round_ == 1:
-                fabric.processes["agg0"].kill()
-            for handle in handles:
-                handle.wait()
-            assert {array.tobytes() for array in arrays} == {wanted}
     fabric.shutdown()
-    assert attached(spaces[0]) == 0
+    assert attached(spaces[1], "right") == 0
     (stats,) = (json.loads(path.read_text()) for path in fabric.directory.glob("worker0.*.stats"))
-    # what the impairment drops has been taken as well
-    assert stats["xdp_taken"] > 0.9 * stats["results_in"], stats
+    # of the first round all, also what the impairment drops afterwards; then the PS, on the same host, is its parent
+    assert stats["xdp_taken"] > 0.95 * COUNT / 256, stats
     assert stats["xdp_frames"] < stats["xdp_taken"], stats
