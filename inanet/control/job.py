@@ -99,6 +99,9 @@ class Job(Renewing):
         """What may have become possible: the end of the job, the return of an aggregator."""
         if self._ending is not None and not self.collectives.completing:
             raise self._ending[1]
+        if not self.hosts:
+            # the last one has left: nobody is there whom another plan would be for
+            return
         if self._shrinking is not None and self._may_renew:
             reason, self._shrinking = self._shrinking.reason, None
             self._renew(reason, self._anew(reason))

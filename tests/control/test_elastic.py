@@ -155,6 +155,21 @@ def test_who_leaves_in_good_order_is_left_out_when_others_go_on(elastic: Nodes) 
     assert nodes.coordinator.jobs == {}
 
 
+def test_the_last_one_leaves_before_it_has_said_that_it_holds(elastic: Nodes) -> None:
+    nodes = elastic
+    nodes.begin(1, SPEC)
+    nodes.finish(1)
+    for name in ("w0", "w1"):
+        nodes.say(name, Leave())
+    # its Leave crosses the Hold that the death of another brings
+    nodes.mute.add("w2")
+    nodes.kill("w3")
+    nodes.say("w2", Leave())
+    assert nodes.coordinator.jobs == {}
+    assert nodes.last("ps", JobEnded).reason == "all workers have left"
+    assert [event.error for event in nodes.events if isinstance(event, JobOver)] == [None]
+
+
 def test_a_root_that_dies_does_not_answer(elastic: Nodes) -> None:
     nodes = elastic
     nodes.begin(1, SPEC)
