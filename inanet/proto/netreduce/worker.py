@@ -21,6 +21,7 @@ from inanet.proto.netreduce.ring import Member, RingBroken, zeros
 from inanet.proto.netreduce.tensors import Agreement, Round
 from inanet.proto.plan import TensorSpec
 from inanet.proto.roce import (
+    Attributes,
     ChannelAdapter,
     Completion,
     Event,
@@ -35,10 +36,13 @@ from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import show
 from inanet.wire.netreduce import HEADER_BYTES, Operation
+from inanet.wire.roce import timeout_seconds
 
 #: seconds after which a round with all results is done although the successor has not acknowledged its own: more often than
 #: not it has them, and has gone
 LINGER = 2.0
+#: code of the longest acknowledgement timeout of queue pairs that are connected again, a second
+_SLOWEST = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ class NetReduceWorker:
         #: since when queue pairs give up, one after the other
         self._waiting: float | None = None
         self.revived = 0
+        #: how often in a row, without an acknowledgement in between
+        self._again = 0
         #: what queue pairs have counted that were replaced
         self._past: dict[str, int] = {}
         #: acknowledgements to come that are of messages before the ring became a plain one
@@ -283,13 +289,13 @@ class NetReduceWorker:
                 self._pipe.results()
                 self._settled = True
         elif isinstance(event, Completion) and event.status is Status.SUCCESS:
-            self._waiting = None
+            self._waiting, self._again = None, 0
             if self._stale:
                 self._stale -= 1
             else:
                 self._pipe.acknowledged(event.wr_id)
         elif self._can_wait(event, now):
-            self._revive()
+            self._revive(now)
         else:
             self._lost(pair, event)
 
@@ -317,8 +323,8 @@ class NetReduceWorker:
             self._waiting = now
         return member.patient and now - self._waiting < member.skew and isinstance(self._pipe, MessageWindow)
 
-    def _revive(self) -> None:
-        """Another queue pair to the successor, from the oldest unacknowledged message on."""
+    def _revive(self, now: float) -> None:
+        """Another queue pair to the successor, from the oldest unacknowledged message on, with twice the timeout."""
         assert self._pairs is not None
         assert isinstance(self._pipe, MessageWindow)
         inward, gone = self._pairs
@@ -327,12 +333,24 @@ class NetReduceWorker:
             if name not in ("pending", "unacknowledged"):
                 self._past[name] = self._past.get(name, 0) + value
         psn = self.outlet.psn + self._pipe.unacknowledged & 0xFFFFFF
-        outward = QueuePair(replace(self.outlet, psn=psn), gone.remote, attributes=self.member.attributes)
+        self._again += 1
+        outward = QueuePair(replace(self.outlet, psn=psn), gone.remote, attributes=self._slower(now))
         outward.connect()
         self._adapter.add(outward)
         self._pairs = inward, outward
         self.revived += 1
         self._pipe.resume(outward)
+
+    def _slower(self, now: float) -> Attributes:
+        """Attributes with a timeout that doubles from queue pair to queue pair: whoever waits long for somebody need not repeat
+        itself all the time, as the switch has its packets. None outlives the patience.
+        """
+        attributes, tries = self.member.attributes, self.member.attributes.retry_cnt + 1
+        left = self.member.skew - (now - (now if self._waiting is None else self._waiting))
+        timeout = max(attributes.timeout, min(attributes.timeout + self._again, _SLOWEST))
+        while timeout > attributes.timeout and (timeout_seconds(timeout) or 0.0) * tries > left:
+            timeout -= 1
+        return replace(attributes, timeout=timeout)
 
     def _break(self, reason: str) -> None:
         self._broken = True
