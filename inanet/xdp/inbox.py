@@ -105,13 +105,15 @@ def rewind(head: int, tail: int, at: int, rows: int) -> Any:
     return first
 
 
-def _try_put(into: Map, key: bytes, value: bytes) -> None:
-    """Set an element of a map that may be full: what it lacks is the socket's."""
+def _put(into: Map, key: bytes, value: bytes) -> bool:
+    """Set an element of a map; whether there was room."""
     try:
         into.put(key, value)
     except BpfError as error:
         if error.errno != errno.E2BIG:
             raise
+        return False
+    return True
 
 
 class Inbox:
@@ -161,7 +163,7 @@ class Inbox:
         processors = min(MAX_CPUS, os.sysconf("SC_NPROCESSORS_CONF"))
         self._passed: U64 = self.state["counts"][0, :processors, InboxCount.PASSED]
         self._known_senders: dict[bytes, int] = {}
-        self._known_groups: frozenset[int] = frozenset()
+        self._known_groups: set[int] = set()
 
     def program(self, mode: Mode) -> Program:
         """The program, which is the same for both modes."""
@@ -182,17 +184,19 @@ class Inbox:
             np.array([sender], SENDER).tobytes(): key & 0xFFFF_FFFF_FFFF_FFFF
             for sender, key in senders.items()
         }
-        for name in self._known_senders.keys() - wanted.keys():
+        known = self._known_senders
+        for name in known.keys() - wanted.keys():
             self._senders.drop(name)
+            del known[name]
         for name, key in wanted.items():
-            if self._known_senders.get(name) != key:
-                _try_put(self._senders, name, key.to_bytes(8, "little"))
-        self._known_senders = wanted
+            if known.get(name) != key and _put(self._senders, name, key.to_bytes(8, "little")):
+                known[name] = key
         for group in self._known_groups - groups:
             self._groups.drop(group.to_bytes(8, "little"))
+            self._known_groups.discard(group)
         for group in groups - self._known_groups:
-            _try_put(self._groups, group.to_bytes(8, "little"), _HERE)
-        self._known_groups = frozenset(groups)
+            if _put(self._groups, group.to_bytes(8, "little"), _HERE):
+                self._known_groups.add(group)
 
     def take(self) -> PacketBatch | None:
         """What has come, :data:`LIMIT` packets at most, or ``None``. The batch is valid until the next call, which gives the

@@ -112,6 +112,19 @@ def test_jobs_share_a_frame_when_both_are_the_workers(open_inbox: OpenInbox) -> 
     assert len(everything(inbox)) == 3
 
 
+def test_more_senders_than_there_is_room_for_are_the_sockets(open_inbox: OpenInbox) -> None:
+    inbox = open_inbox()
+    many = {(CHILDREN[0] + (number << 16), 1): KEY for number in range(4096)}
+    inbox.follow(
+        many | {(PARENT, JOB): KEY, (PARENT, 8): KEY}, frozenset(range(0xE << 44, (0xE << 44) + 300))
+    )
+    assert show(inbox, frame(packet(1), PARENT)) == DROP
+    assert show(inbox, frame(packet(1, job=8), PARENT)) == PASS
+    # as soon as there is room, it is not
+    inbox.follow({(PARENT, JOB): KEY, (PARENT, 8): KEY}, frozenset())
+    assert show(inbox, frame(packet(1, job=8), PARENT)) == DROP
+
+
 def test_the_raw_framing(open_inbox: OpenInbox) -> None:
     inbox = open_inbox(64, bare(OWN))
     assert show(inbox, raw_frame(packet(4), PARENT)) == DROP
