@@ -48,14 +48,19 @@ class Revocations:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._seen = self._mark()
+        #: the state of the file that was complained of last
+        self._told: tuple[int, ...] = ()
         self._names = parse(self._path.read_text("utf-8"))
 
-    def _mark(self) -> tuple[int, int, int]:
+    def _mark(self) -> tuple[int, ...]:
         found = os.stat(self._path)
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        # the change time as well: whose file it is, and who may read it, is no modification
+        return found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino
 
     def holds(self, serial: str) -> bool:
-        """Whether the certificate with this serial number has been revoked, as of now. One stat(2) if nothing changed."""
+        """Whether the certificate with this serial number has been revoked, as of now. One stat(2) if nothing changed; what
+        could not be read is tried again every time.
+        """
         try:
             mark = self._mark()
             if mark != self._seen:
@@ -69,11 +74,10 @@ class Revocations:
 
     def _complain(self, why: str) -> None:
         """Once for each state of the file: a list that is gone for an hour is no reason for a thousand lines."""
-        gone = (0, 0, 0)
         try:
             mark = self._mark()
         except OSError:
-            mark = gone
-        if mark != self._seen:
-            self._seen = mark
+            mark = (0,)
+        if mark != self._told:
+            self._told = mark
             _log().error("list of revoked certificates cannot be read, the last one stands", reason=why)

@@ -71,3 +71,21 @@ def test_a_list_is_read_again_when_it_changes(tmp_path: Path) -> None:
     assert revoked.holds("CD")
     with pytest.raises(ValueError, match="line 1 is 'nonsense"):
         parse("nonsense, and\n")
+
+
+def test_a_list_that_could_not_be_read_is_tried_again_though_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copied without the right to read it, then put right; or no descriptor was left at that moment."""
+    file = tmp_path / "revoked.txt"
+    file.write_text("")
+    revoked = Revocations(str(file))
+    file.write_text("AB w0\n")
+    with monkeypatch.context() as refused:
+
+        def read_text(*_: object) -> str:
+            raise PermissionError(13, "Permission denied")
+
+        refused.setattr(Path, "read_text", read_text)
+        assert not revoked.holds("AB")
+    assert revoked.holds("AB")
