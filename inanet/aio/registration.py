@@ -17,7 +17,7 @@ from inanet.control.fields import NodeRole
 from inanet.control.messages import PROTOCOL, Ping, Pong, Reject, Stats
 from inanet.control.observe.machine import Machine
 from inanet.control.standing import Register, Registered
-from inanet.control.trust import Keys
+from inanet.control.trust import KeyFileError, Keys
 
 #: Seconds for which a connection is tried before the next attempt is logged, and pauses after a refusal.
 ATTEMPT_SECONDS = 60.0
@@ -68,6 +68,13 @@ class Registration:
                 channel = await connect(self._address, ATTEMPT_SECONDS, keys=self._keys)
             except DeadlineError as error:
                 _log.info("not registered yet", node=self._card.name, reason=str(error))
+                continue
+            except KeyFileError as error:
+                # files that are being replaced: there is nobody whom the end of this task would tell
+                if str(error) != refused:
+                    refused = str(error)
+                    _log.warning("not registered", node=self._card.name, reason=refused)
+                await asyncio.sleep(REFUSED_SECONDS)
                 continue
             try:
                 reject = await self._talk(channel)

@@ -1,12 +1,14 @@
 """Registration, questions and TLS over real connections on the loopback, in one event loop."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import uvloop
+from structlog.testing import capture_logs
 
 from inanet.aio.asking import QueryRefused, ask
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
@@ -110,6 +112,33 @@ async def test_a_node_registers_reports_and_is_seen() -> None:
     # nested counters and those that nobody wants to see stay behind
     assert node.counters == {"rows_sent": 7}
     assert seen.missing == ("s0",)
+
+
+async def test_keys_that_are_being_replaced_are_waited_for(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was revoked is turned out at once, and its new certificate comes a moment later."""
+    monkeypatch.setattr("inanet.aio.registration.REFUSED_SECONDS", 0.0)
+    own = tmp_path / "w0.pem"
+
+    class Late(Keys):
+        def client(self) -> ssl.SSLContext:
+            try:
+                return super().client()
+            except KeyFileError:
+                own.write_bytes((keys / "w0.pem").read_bytes())
+                raise
+
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating(of(keys, "manager")))
+        changed = asyncio.create_task(coordination.changed())
+        with capture_logs() as logs:
+            await running(
+                stack, registration(coordination.address, keys=Late(str(keys / "ca.pem"), str(own)))
+            )
+            await asyncio.wait_for(changed, PATIENCE)
+    (warned,) = [entry for entry in logs if entry["event"] == "not registered"]
+    assert f"cannot read {own}" in warned["reason"]
 
 
 async def _certificates_say_who_somebody_is(keys: Path) -> None:
