@@ -1,6 +1,6 @@
 """Flows of INA packets: who sends them to whom, and the headers under which what a program makes of them leaves."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,15 +39,24 @@ class Way:
     port: int
 
 
+def _by_member(groups: Iterable[Collection[int]]) -> dict[int, frozenset[int]]:
+    """The groups, by their position, that each endpoint is in."""
+    found: dict[int, set[int]] = {}
+    for index, group in enumerate(groups):
+        for member in group:
+            found.setdefault(member, set()).add(index)
+    return {member: frozenset(its) for member, its in found.items()}
+
+
 class Flows:
     """The flow table of a switch with these forwarding tables and link headers of ``link`` bytes (14, or 0 on TUN).
 
-    ``members`` are the endpoints of all groups.
+    ``groups`` are the endpoints of every group.
     """
 
-    def __init__(self, tables: Tables, link: int, members: Collection[int] = ()) -> None:
+    def __init__(self, tables: Tables, link: int, groups: Iterable[Collection[int]] = ()) -> None:
         self._tables = tables
-        self._members = frozenset(members)
+        self._groups = _by_member(groups)
         self._link = link
         self._ip = HEADER_BYTES + link
         self.keys: U64 = np.zeros((FLOWS, 3), np.uint64)
@@ -60,7 +69,8 @@ class Flows:
         self.congested: U8 = np.zeros(FLOWS, np.uint8)
         self.bound: I64 = np.zeros(FLOWS, np.int64)
         self._flows: dict[int, Flow] = {}
-        self._own: dict[tuple[int, int], int] = {}
+        #: by destination, marks and the groups that the sender is in: the flow that stands for all of them
+        self._own: dict[tuple[int, int, frozenset[int]], int] = {}
         self._generation = 0
 
     @property
@@ -68,9 +78,9 @@ class Flows:
         """What is added to a flow's number to make its handle."""
         return self._generation << FLOW_BITS
 
-    def regroup(self, members: Collection[int]) -> None:
+    def regroup(self, groups: Iterable[Collection[int]]) -> None:
         """Other endpoints are in groups from now on. Forgets all flows, because what is made of them may leave otherwise."""
-        self._members = frozenset(members)
+        self._groups = _by_member(groups)
         self.clear()
 
     def clear(self) -> None:
@@ -101,9 +111,10 @@ class Flows:
                 hardware = int.from_bytes(self.templates[number, 16:22].tobytes(), "big")
                 self._tables.learn_host(source >> 16, hardware, flow.ingress, now)
             first = number
-            if self._is_own(destination) and source in self._members:
-                # whoever completes a sum, it comes from the switch
-                first = self._own.setdefault((destination, rest & 0xFF), number)
+            groups = self._groups.get(source)
+            if self._is_own(destination) and groups is not None:
+                # whichever of a group completes a sum, it comes from the switch
+                first = self._own.setdefault((destination, rest & 0xFF, groups), number)
             self.senders[number] = self.base | first
             self.bound[number] = self._bound(number, flow, now)
 

@@ -110,8 +110,7 @@ class FrameSwitch:
     def _follow(self) -> None:
         """Take packets from the members that programs have now, and from nobody else."""
         registrations = self.pipeline.registrations
-        grouped = {one for each in registrations for group in each.groups.values() for one in group}
-        self._flows.regroup(grouped)
+        self._flows.regroup([group for each in registrations for group in each.groups.values()])
         placed = {
             member: self._placed[member >> 16]
             for each in registrations

@@ -8,12 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inanet.phy.vnet import HEADER_BYTES
+from inanet.proto.switched.tenants import Tenant
+from inanet.proto.switchml.program import SwitchMLProgram
 from inanet.switch import parse
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Faults, PortOptions
 from inanet.switch.registration import Registration
 from inanet.wire.endpoint import endpoint
+from inanet.wire.switchml import Packet as Contribution
 from tests.switch.adder import GROUP, HEADER, Adder, packet
 from tests.switch.memory import Parsed, ethernet, internet_checksum, ipv4, udp
 from tests.switch.rig import (
@@ -323,6 +326,37 @@ def test_programs_run_side_by_side_and_cannot_reach_each_others_slots() -> None:
     bench.put(0, [udp(OWN_MAC, MACS[0], WORKERS[0], endpoint(OWN, PORT + 1), [packet(9, 0, 1, ONES)])])
     assert adders["two"].bitmap[9] == 0
     assert bench.drops == {"foreign_host": 1}
+
+
+def test_sums_of_every_job_of_a_program_come_from_the_switch() -> None:
+    """Not from a worker of the job whose packets the switch has seen first, whose address means nothing to others."""
+    jobs = {number: [endpoint(host, 5000 + number) for host in HOSTS[:2]] for number in (1, 2)}
+    program = SwitchMLProgram(values=64, budget=100_000, age=5.0)
+    for number, workers in jobs.items():
+        program.add_job(Tenant(number, {one: 1 << i for i, one in enumerate(workers)}, number, slots=8))
+    bench = Bench()
+    registration = Registration(
+        "switchml",
+        program,
+        (range(PORT, PORT + 1),),
+        uplinks={one: 0 for workers in jobs.values() for one in workers},
+        groups={number: tuple(workers) for number, workers in jobs.items()},
+    )
+    bench.switch = FrameSwitch(Pipeline([registration]), bench.devices, bench.tables)
+    frames = {
+        worker: [
+            udp(
+                OWN_MAC, MACS[worker], one[worker], SWITCH, [Contribution(job, 0, 0, 0, (job,) * 64).encode()]
+            )
+            for job, one in jobs.items()
+        ]
+        for worker in (0, 1)
+    }
+    assert bench.put(0, frames[0]) == [[], [], []]
+    out = bench.put(1, frames[1])
+    for port in (0, 1):
+        found = {one.aim: (one.address, one.port, len(one.packets)) for one in map(Parsed, out[port])}
+        assert found == {5001: (OWN, PORT, 1), 5002: (OWN, PORT, 1)}
 
 
 def _honest(number: int) -> bytes:
