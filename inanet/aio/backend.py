@@ -15,6 +15,7 @@ from inanet.aio.local_sums import LocalSums, Threads
 from inanet.aio.negotiation import Asker, asking
 from inanet.aio.station import Station, open_device
 from inanet.aio.uplink import Uplink
+from inanet.control.config import WorkerConfig
 from inanet.control.errors import InaError, JoinRefused, JoinTimeout, OverflowRefused, error_of
 from inanet.control.evaluating import Evaluation
 from inanet.control.member import Failed, Member
@@ -131,7 +132,9 @@ class FabricBackend:
             )
         device = await open_device(config, station.driver.now, legacy=True)
         host = SwitchedHost(
-            device.endpoint, Timing(timeout=timing.retransmit, timeout_max=timing.retransmit_max)
+            device.endpoint,
+            Timing(timeout=timing.retransmit, timeout_max=timing.retransmit_max),
+            {"a2tp": config.a2tp.model_dump()} if isinstance(config, WorkerConfig) else None,
         )
 
         def happened(event: NodeEvent) -> None:

@@ -102,6 +102,18 @@ class Local(Section):
         return check_socket_path(path)
 
 
+class A2tp(Section):
+    """``[a2tp]``: how this host's workers behave in jobs of that system; the same on all hosts of a job."""
+
+    #: constants: ``paper``, or ``artifact`` for those of the public program, which also marks packets that bypass the switch so
+    #: that a real switch with that program understands
+    profile: Literal["paper", "artifact"] = "paper"
+    #: by which the aggregator window grows in a round trip: jobs share slots in the proportion of their weights
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    #: whether a job with a straggler leaves slots to others; false everywhere: equal shares
+    straggling: bool = True
+
+
 class Timing(Section):
     """``[timing]``: timers of the data plane, in seconds."""
 
@@ -148,6 +160,7 @@ class WorkerConfig(DaemonConfig):
     node: WorkerNode = WorkerNode()
     control: ClientControl = Field(description="the section with the coordinator's address")
     local: Local = Field(description="the section with the socket for training processes")
+    a2tp: A2tp = A2tp()
 
 
 class AggNode(Node):
@@ -268,7 +281,7 @@ def load(
             data[section].update(keys)
     foreign = {
         section: [PROGRAMS[other] for other, model in MODELS.items() if section in model.model_fields]
-        for section in ("local", "topology", "switch", "fabric", "planning")
+        for section in ("local", "a2tp", "topology", "switch", "fabric", "planning")
         if section not in MODELS[role].model_fields
     }
     return validate(MODELS[role], data, file, foreign, unit_variables(role) if from_outside else None)

@@ -44,9 +44,11 @@ class System:
         """Whether jobs need a PS for more than exponents."""
         return bool(self.frame or self.server)
 
-    def make_worker(self, member: "Membership", facts: "Switched", timing: "Timing") -> "Worker":
-        """A worker's machine. Raises ``ValueError`` for facts that the system cannot have."""
-        worker: Worker = _load(self.worker)(member, facts, timing)
+    def make_worker(
+        self, member: "Membership", facts: "Switched", timing: "Timing", **options: Any
+    ) -> "Worker":
+        """A worker's machine, with the host's own ``options``. Raises ``ValueError`` for facts that the system cannot have."""
+        worker: Worker = _load(self.worker)(member, facts, timing, **options)
         return worker
 
     def load_worker(self) -> None:

@@ -115,9 +115,9 @@ delay = "1"
         "local.cpus[1]: '1' is not allowed; allowed: a whole number",
         "local.cpus[2]: -1 is not allowed; allowed: greater than or equal to 0",
         "lgo: unknown section (did you mean 'log'?); allowed: node, log, metrics, timing, impair, control, "
-        "local",
+        "local, a2tp",
         "topology: unknown section (only ina-ps and ina-manager have it); allowed: node, log, metrics, timing, impair, "
-        "control, local",
+        "control, local, a2tp",
     ]
 
 

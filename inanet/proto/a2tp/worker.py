@@ -106,6 +106,23 @@ class A2tpWorker(AtpWorker):
         }
 
 
-def join(member: Membership, facts: Switched, timing: Timing) -> A2tpWorker:
-    """The worker of a job as its plan describes it."""
-    return A2tpWorker(member, facts.window, facts.slots, initial=facts.window, timing=timing)
+def join(
+    member: Membership,
+    facts: Switched,
+    timing: Timing,
+    *,
+    profile: str = PAPER.name,
+    weight: float = 1.0,
+    straggling: bool = True,
+) -> A2tpWorker:
+    """The worker of a job as its plan describes it; the rest is for hosts to choose, alike for all of a job."""
+    return A2tpWorker(
+        member,
+        facts.window,
+        facts.slots,
+        initial=facts.window,
+        profile=profile,
+        weight=weight,
+        straggling=straggling,
+        timing=timing,
+    )

@@ -5,7 +5,7 @@ layouts of new tensors may reach one host later than another. Rounds are therefo
 begun, or have failed without anybody beginning them.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,11 +22,16 @@ from inanet.wire.drops import DROP_CODES, Drop
 
 
 class SwitchedHost:
-    """One job. ``endpoint`` is where it sends from and receives: the job's own, by which the switch knows it (R7)."""
+    """One job. ``endpoint`` is where it sends from and receives: the job's own, by which the switch knows it (R7). ``options``
+    are what this host has to say about workers of a system, by the system's name.
+    """
 
-    def __init__(self, endpoint: int, timing: Timing) -> None:
+    def __init__(
+        self, endpoint: int, timing: Timing, options: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> None:
         self.endpoint = endpoint
         self._timing = timing
+        self._options = options or {}
         self._plan: NodePlan | None = None
         self._worker: Worker | None = None
         self._next = 1
@@ -60,7 +65,9 @@ class SwitchedHost:
                 root=facts.exponents,
                 key=plan.key,
             )
-            self._worker = SYSTEMS[facts.system].make_worker(member, facts, self._timing)
+            self._worker = SYSTEMS[facts.system].make_worker(
+                member, facts, self._timing, **self._options.get(facts.system, {})
+            )
         self._plan = plan
 
     def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:

@@ -123,3 +123,13 @@ def test_priorities_fit_a_byte():
     worker = single(1, 4, 4, program=EsaProgram, make=EsaWorker).workers[0]
     with pytest.raises(ValueError, match="0 to 255"):
         worker.add_tensor(0, spec(10), priority=256)
+
+
+@pytest.mark.parametrize("first", [65_536 - 30, 2**24 - 30])
+def test_r7_sequence_and_generation_wrap(first):
+    job = single(2, 16, 8, NOISE, program=EsaProgram, make=EsaWorker, first=first)
+    job.add(0, spec(3_000))
+    job.begin(0, floats(3_000, 2, 1))
+    job.star.run(job.done)
+    job.check()
+    assert job.workers[0].window.next > first + 40

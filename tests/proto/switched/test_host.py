@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inanet.proto.a2tp.worker import A2tpWorker
 from inanet.proto.events import PeerSilent, RoundDone
 from inanet.proto.plan import ExponentMode, NodePlan, Parent, Placement, Switched, TensorLayout, TensorSpec
 from inanet.proto.switched.host import SwitchedHost
@@ -102,3 +103,16 @@ def test_silence_is_told_with_the_switchs_name_and_figures_outlive_the_job() -> 
     assert pair.hosts[0].timer() is None
     with pytest.raises(MemoryError, match="65536 tensors"):
         pair.hosts[1].add_layout(JOB, TensorLayout(1 << 16, SPEC))
+
+
+def test_options_of_a_host_reach_the_workers_of_their_system() -> None:
+    place = endpoint("10.0.0.1", 4000)
+    facts = Switched("a2tp", NUMBER, (place,), SWITCH, place, SWITCH, 0, 8, False, 8)
+    plan = NodePlan(JOB, 1, 1, 1, (Placement(0, Parent("s0", SWITCH, 1, 8)),), switched=facts)
+    options = {"a2tp": {"profile": "artifact", "weight": 2.0, "straggling": False}, "atp": {"unknown": 1}}
+    host = SwitchedHost(place, Timing(), options)
+    host.apply(plan, 0.0)
+    worker = host._worker
+    assert isinstance(worker, A2tpWorker)
+    windows = worker.windows
+    assert (windows.profile.name, windows.weight, windows.straggling) == ("artifact", 2.0, False)
