@@ -35,12 +35,14 @@ from inanet.papers.outcome import Outcome, Panel, Table
 SYSTEMS_RUN = ("switchml", "atp", "a2tp")
 #: bits per second that a host's link carries, headers counted; eight of them are what two processors can keep up with
 RATE = 40_000_000
-#: As many as a worker may have in flight; two jobs share them.
-SLOTS = 512
+#: As many as a worker may have in flight, which two jobs share; and the receive buffer that grants such a window. Larger windows
+#: would wait at their own host, which A2TP could not tell from a straggler.
+SLOTS, BUFFER = 64, "96 KiB"
 #: Register bytes of a slot: ATP's and A2TP's 62 values, and SwitchML's two sets of 64, each with what stands beside them.
 _SLOT, _PAIR = 62 * 4 + 24, 2 * (64 * 4 + 24)
-#: 1000 cells of 80 B, as the public program marks, and the depth of a port.
-ECN, DEPTH = 80_000, 1 << 20
+#: Bytes in the queue to the PS from which fragments are marked, a little more than a window of sums, because these come in one
+#: burst here; and the queue's depth.
+ECN, DEPTH = 20_000, 1 << 20
 #: float32 of a round.
 ELEMENTS = 1 << 17
 #: Seconds: A alone, with B, alone again; not counted after every change; between two samples of the switch.
@@ -143,6 +145,7 @@ class Testbed(Nodes):
             return sections | {"switch": self._switch()}
         sections["node"]["listen"] = f"{self.lab.address(name)}:0"
         if role == "worker":
+            sections["node"]["receive_buffer"] = BUFFER
             sections["local"] = {"socket": str(self.socket(name))}
         else:
             sections["topology"] = {**self.lab.topology.trees(), "switches": ["s0"]}
@@ -169,12 +172,12 @@ class Testbed(Nodes):
 class Ranks:
     """The processes of a job. They have joined when it is made; :meth:`go` lets them begin."""
 
-    def __init__(self, testbed: Testbed, job: int, seconds: float, elements: int = ELEMENTS) -> None:
+    def __init__(self, testbed: Testbed, job: int, elements: int = ELEMENTS) -> None:
         name = NAMES[job]
         hosts = [host.name for host in testbed.lab.topology.workers() if host.name.startswith(name.lower())]
         self._children: list[subprocess.Popen[str]] = []
         for rank, host in enumerate(hosts):
-            words = (name, rank, len(hosts), testbed.system, seconds, elements)
+            words = (name, rank, len(hosts), testbed.system, elements)
             self._children.append(
                 testbed.lab.spawn(
                     host,
@@ -198,8 +201,10 @@ class Ranks:
             child.stdin.write("\n")
             child.stdin.flush()
 
-    def times(self) -> list[float]:
-        """When rank 0 had each round's result, monotonic seconds; waits for the end. Raises ``RuntimeError`` if a rank failed."""
+    def stop(self) -> list[float]:
+        """End the job after the rounds under way. Returns when rank 0 had each round's result, monotonic seconds. Raises
+        ``RuntimeError`` if a rank failed.
+        """
         outputs = [child.communicate()[0] for child in self._children]
         if any(child.returncode for child in self._children):
             raise RuntimeError(f"ranks ended with {[child.returncode for child in self._children]}")
@@ -254,15 +259,15 @@ def measure(
     alone, both, after = phases
     with Lab(topology(rate, workers)) as lab:
         with Testbed(lab, system, rate) as testbed:
-            first, second = (
-                Ranks(testbed, A, alone + both + after, elements),
-                Ranks(testbed, B, both, elements),
-            )
+            first, second = Ranks(testbed, A, elements), Ranks(testbed, B, elements)
             first.go()
             time.sleep(alone)
             second.go()
             began = time.monotonic()
-            times = {B: second.times(), A: first.times()}
+            time.sleep(both)
+            times = {B: second.stop()}
+            time.sleep(after)
+            times[A] = first.stop()
         figures = testbed.stats_of(["s0"])["s0"]
     return Run(began, times, _held(figures, system), figures["programs"][system], 4 * elements)
 
