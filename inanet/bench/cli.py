@@ -196,7 +196,7 @@ def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: o
 @click.option(
     "--size", default="8354688", callback=_bytes, help="Bytes per host. [default: 48 messages, 8 MB]"
 )
-@click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("-n", "repetitions", default=3, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option(
     "--pcap",
     "capture",

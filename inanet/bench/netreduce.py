@@ -59,7 +59,7 @@ class Wanted:
 
     topologies: Sequence[str | Topology] = TOPOLOGIES
     size: int = SIZE
-    repetitions: int = 5
+    repetitions: int = 3
     capture: Path | None = None
     say: Callable[[str], None] = field(default=lambda text: None)
 
