@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,16 @@ def test_runs_that_differ_are_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
     said = CliRunner().invoke(papers, ["run", "test"])
     assert said.exit_code == 1
     assert "not reproducible" in said.output
+
+
+def _process() -> Outcome:
+    return Outcome((Claim("process", 1, os.getpid(), ">="),))
+
+
+def test_long_entries_make_their_two_runs_in_two_processes() -> None:
+    report, outcome = run(replace(_entry("_process"), long=True))
+    assert not report["ok"]
+    assert outcome.claims[0].ours == os.getpid()
 
 
 def test_a_claim_that_does_not_hold_is_reported_with_its_reason(
