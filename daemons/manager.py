@@ -37,6 +37,12 @@ def fabric(config: ManagerConfig, registry: Registry) -> Fabric:
     return ManagedFabric(registry, policy, load_costs(), config.fabric.expect)
 
 
+def expected_nodes(config: ManagerConfig) -> tuple[str, ...]:
+    """Nodes that are missing while they are not there: those of ``fabric.expect``, and those of the file's trees."""
+    named = config.topology.nodes if config.topology is not None else ()
+    return tuple(dict.fromkeys((*config.fabric.expect, *named)))
+
+
 async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
     """Coordinate until asked to stop; running jobs get the drain time to end."""
     from inanet.aio.coordination import Coordination
@@ -50,7 +56,7 @@ async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
         fabric(config, registry),
         negotiate=config.node.rate_negotiation,
         evaluate=config.planning.evaluate and config.topology is None,
-        expected=config.fabric.expect,
+        expected=expected_nodes(config),
         switches=config.topology.switches if config.topology is not None else (),
         any_switch=config.topology is None,
         links=config.topology.links if config.topology is not None else (),

@@ -28,6 +28,7 @@ def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
 
 async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
+    context.announce_compiling()
     from daemons._following import follow, registered_node
 
     if config.control.coordinator is not None:
@@ -49,6 +50,8 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         config.control,
         fabric(config, context),
         negotiate=config.node.rate_negotiation,
+        # not itself: whoever is answered sees that it is there
+        expected=tuple(name for name in config.topology.nodes if name != config.node.name),
         switches=switches,
         links=config.topology.links,
     )

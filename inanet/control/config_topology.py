@@ -52,6 +52,12 @@ class Topology(Section):
     rate: Rate = 10 * 10**9
     rates: dict[Name, Rate] = Field(default_factory=dict)
 
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of all nodes that stand here, each once: roots, aggregators, workers, switches."""
+        named = (*self.aggregators, *self.workers)
+        return tuple(dict.fromkeys((*self.roots, *(node.name for node in named), *self.switches)))
+
     def fabric(self, ps: str) -> "Fabric":
         """The fabric with the PS named ``ps`` among its roots: as configured, or as the planner would have it.
 

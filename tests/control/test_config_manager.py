@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from daemons.manager import fabric
+from daemons.manager import expected_nodes, fabric
 from inanet.control.config import PsConfig, load
 from inanet.control.config_file import ConfigError, write_toml
 from inanet.control.config_manager import ManagerConfig
@@ -29,6 +29,16 @@ def read(directory: Path, text: str) -> ManagerConfig | PsConfig:
     file.write_text(write_toml(config))
     assert load(file) == config
     return config
+
+
+def test_nodes_of_the_trees_are_expected_as_those_of_the_list_are(tmp_path: Path) -> None:
+    listed = read(tmp_path, '[fabric]\nexpect = ["a0", "x"]\n')
+    assert isinstance(listed, ManagerConfig)
+    assert expected_nodes(listed) == ("a0", "x")
+    switched = TREES + 'switches = ["s0", "a0"]\n'
+    both = read(tmp_path, f'[fabric]\nexpect = ["w0", "x"]\n{switched}')
+    assert isinstance(both, ManagerConfig)
+    assert expected_nodes(both) == ("w0", "x", "ps", "a0", "s0")
 
 
 def test_trees_are_planned_unless_they_are_in_the_file(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ import pytest
 from numpy.typing import NDArray
 
 import inanet
+from inanet.cli import figures
+from inanet.cli.coordinators import Target
 from inanet.control.errors import InaError
 from inanet.demo.fabric import Fabric, python_environment
 from inanet.proto.local import LocalTensor
@@ -196,8 +198,13 @@ class TestCrashes:
             handle.wait()
         bits = expected.after(values)
         assert all(array.tobytes() == bits for array in arrays)
+        # whoever asks is told who is missing, without a list of its own beside [topology]
+        coordinator = Target(f"unix:{fabric.directory}/control.sock")
+        until(lambda: coordinator.ask(PATIENCE).missing == ("agg0",))
+        assert not figures.healthy(coordinator.ask(PATIENCE))
         # and back again
         fabric.restart("agg0")
+        until(lambda: figures.healthy(coordinator.ask(PATIENCE)))
         values = contributions(5000)
         handles = start(jobs, values)
         for handle in handles:
