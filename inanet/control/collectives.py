@@ -120,6 +120,10 @@ class Collectives:
         round_ = self.ledger.get(message.round)
         if message.round == self.hosts[host].next_round:
             round_ = self.ledger.enter(host, message.round, now, self._settings.round)
+            if round_ is not None and round_.failure is not None:
+                # it has not heard of that, or it would not have come to it
+                self._send(host, round_.failure)
+                self.ledger.tidy(round_)
         if round_ is None or round_.failure is not None or message.rank not in self.hosts[host].ranks:
             return
         at = "" if message.index is None else f" at element {message.index}"

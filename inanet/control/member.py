@@ -4,7 +4,6 @@ Sans-IO like the coordinator: messages in, messages out, ``now`` passed in. One 
 a parameter server has one for all jobs, a worker host one for each job.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -101,7 +100,7 @@ class Member:
         #: jobs this node has no room for, and the sentence that says so
         self._no_room: dict[int, str] = {}
         self._opened: dict[int, _Opened] = {}
-        self._held: deque[int] = deque()
+        self._held: dict[int, _Opened] = {}
         self._hold_before: int | None = None
         self._next_round = 1
         #: the worker's job: its number once welcomed
@@ -191,7 +190,7 @@ class Member:
                 self._out.append(performed)
                 self.evaluation = None
         if self._enter(round_, _Opened(spec, arrays)):
-            self._start(round_, now)
+            self._start(round_, self._opened[round_], now)
 
     def _enter(self, round_: int, opened: _Opened) -> bool:
         """Note a round; False if it has to wait for the end of a :class:`~inanet.control.messages.Hold`."""
@@ -200,18 +199,19 @@ class Member:
         self._next_round += 1
         self._opened[round_] = opened
         if self._hold_before is not None and round_ >= self._hold_before:
-            self._held.append(round_)
+            self._held[round_] = opened
             return False
         return True
 
-    def _start(self, round_: int, now: float) -> None:
-        opened = self._opened[round_]
+    def _start(self, round_: int, opened: _Opened, now: float) -> None:
+        # also one that has failed while it was held: the coordinator waits for all to come past it
         assert self.job is not None
         if opened.refusal is not None:
             self._out.append(opened.refusal)
             return
         self._out.append(Begin(job=self.job, round=round_, spec=opened.spec))
-        self._give(round_, opened, now)
+        if round_ in self._opened:
+            self._give(round_, opened, now)
 
     def _give(self, round_: int, opened: _Opened, now: float) -> None:
         """Hand a round to the node once its tensor has a layout."""
@@ -350,8 +350,8 @@ class Member:
 
     def _on_plan(self, message: Plan, now: float) -> None:
         plan = message.plan
-        held = self._jobs.get(plan.job)
-        if held is not None and held.plan.key != plan.key:
+        known = self._jobs.get(plan.job)
+        if known is not None and known.plan.key != plan.key:
             self._begin_epoch(plan.job)
         try:
             self.node.apply(plan, now, attach=message.attach)
@@ -370,8 +370,9 @@ class Member:
         if plan.job == self.job:
             self.joined = True
             self._hold_before = None
-            while self._held:
-                self._start(self._held.popleft(), now)
+            held, self._held = self._held, {}
+            for round_, opened in held.items():
+                self._start(round_, opened, now)
 
     def _begin_epoch(self, job: int) -> None:
         """The job goes on without somebody, under another key: nothing that was sent before counts (R13)."""

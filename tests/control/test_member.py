@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inanet.control.identity import Failed
 from inanet.control.messages import (
     Begin,
     Finished,
@@ -19,6 +20,7 @@ from inanet.control.messages import (
     Pong,
     Refuse,
     Reject,
+    RoundFailed,
     Stop,
     Waiting,
     Welcome,
@@ -179,6 +181,19 @@ class TestHold:
         assert [first, third] == [Begin(job=JOB, round=k, spec=SPEC) for k in (1, 3)]
         assert isinstance(second, Refuse)
         assert (second.round, second.reason) == (2, "mismatch")
+
+    def test_a_round_that_fails_while_it_waits_is_over_and_still_announced(self, joined: Script) -> None:
+        """Others had begun it before they were asked to hold. The coordinator waits for all to come past it."""
+        joined.hear(Hold(job=JOB, nonce=3, before=1))
+        joined.begin(1)
+        lost = RoundFailed(job=JOB, round=1, error="worker_lost", message="rank 0 was lost", tensors=(0,))
+        assert joined.hear(lost) == []
+        assert joined.done == [(1, Failed("worker_lost", "rank 0 was lost", 1))]
+        joined.begin(2)
+        assert joined.hear(joined.plan(2)) == [Begin(job=JOB, round=k, spec=SPEC) for k in (1, 2)]
+        assert joined.hear(lost) == []
+        assert [round_ for round_, _ in joined.done] == [1]
+        assert joined.member.busy
 
     def test_a_layout_does_not_start_a_round_that_waits(self, joined: Script) -> None:
         joined.hear(Hold(job=JOB, nonce=3, before=1))

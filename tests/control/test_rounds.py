@@ -211,6 +211,17 @@ def test_a_refusal_may_come_before_the_begin(nodes: Nodes) -> None:
     assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 0
 
 
+def test_who_refuses_a_round_that_has_failed_is_told_and_nobody_waits_for_it(nodes: Nodes) -> None:
+    for rank, name in enumerate(("w0", "w1", "w2", "w3")):
+        nodes.clear()
+        text = f"dtypes differ on {name}"
+        nodes.say(
+            name, Refuse(job=JOB, round=1, rank=rank, tensor="w", index=None, reason="mismatch", detail=text)
+        )
+        assert "dtypes differ on w0" in nodes.last(name, RoundFailed).message
+    assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 0
+
+
 @pytest.mark.parametrize("rank", [0, 3])
 def test_nobody_refuses_for_another_host(nodes: Nodes, rank: int) -> None:
     nodes.begin(1, SPEC)
