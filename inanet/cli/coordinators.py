@@ -64,7 +64,14 @@ class Target:
         try:
             return action()
         except (DeadlineError, ChannelClosed, ControlError) as error:
-            raise Failure(f"no answer from the coordinator: {error}") from None
+            # all that one who wants TLS does about a question without it
+            in_plain = (
+                isinstance(error, ChannelClosed)
+                and self.keys is None
+                and not self.address.startswith("unix:")
+            )
+            hint = "; it may want TLS: give --ca-file and --key-file, or --config" if in_plain else ""
+            raise Failure(f"no answer from the coordinator: {error}{hint}") from None
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:

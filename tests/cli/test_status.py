@@ -178,12 +178,21 @@ def test_top_looks_as_often_as_it_is_told(
     assert "in the network" in shown
 
 
+def test_one_who_asks_a_tls_coordinator_in_plain_text_is_told_what_to_give(
+    running: Running, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options in ([], ["--token-file", str(keys / "token")]):
+        assert main(["status", "--address", running.address, *options]) == 1
+        assert "it may want TLS: give --ca-file and --key-file, or --config" in capsys.readouterr().err
+
+
 def test_nobody_answers(keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = ["--address", f"unix:{tmp_path}/gone", "--timeout", "0.2"]
     assert main(["status", *gone, "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert (report["schema"], report["ok"]) == (1, False)
     assert "no answer from the coordinator" in report["error"]
+    assert "TLS" not in report["error"]
     assert main(["top", *gone]) == 1
     assert "no answer from the coordinator" in capsys.readouterr().err
     assert main(["status", "--address", "h:1", "--ca-file", str(keys / "ca.pem")]) == 2
