@@ -6,6 +6,7 @@ asyncio's own loop.
 """
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
@@ -297,7 +298,13 @@ class ControlServer:
                 port = self._server.sockets[0].getsockname()[1]
                 self.address = str(Address(target.host, port))
         except OSError as error:
-            raise AddressError(f"cannot listen on {address}: {_reason(error)}") from None
+            hint = ""
+            if error.errno == errno.EADDRINUSE:
+                hint = (
+                    "; change control.listen, or end what listens there "
+                    f"('ss -ltnp sport = {target.port}' shows it)"
+                )
+            raise AddressError(f"cannot listen on {address}: {_reason(error)}{hint}") from None
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         # not a coroutine: asyncio would report its cancellation as an unheard exception

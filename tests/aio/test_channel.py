@@ -360,7 +360,11 @@ def test_a_port_in_use_is_named(run: Run) -> None:
     async def test() -> None:
         server = await serve("127.0.0.1:0", echo)
         assert int(server.address.rpartition(":")[2]) > 0
-        with pytest.raises(AddressError, match=f"cannot listen on {server.address}: .*in use"):
+        port = server.address.rpartition(":")[2]
+        says = (
+            f"cannot listen on {server.address}: .*in use; change control.listen.*'ss -ltnp sport = {port}'"
+        )
+        with pytest.raises(AddressError, match=says):
             await serve(server.address, echo)
         await server.close()
 
