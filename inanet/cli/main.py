@@ -72,10 +72,15 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, with a name that is near an unknown one."""
+        """As click does it, with a name that is near an unknown one, and a place for compiled kernels."""
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
         if near and args[0] not in COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
+        from inanet.control import kernel_cache
+
+        # before a command is imported, as that may compile kernels
+        if notice := kernel_cache.ensure():
+            click.echo(f"ina: {notice}", err=True)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -104,7 +109,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
 def cli(settings: Settings, debug: bool) -> None:
     """In-network aggregation for distributed training on ordinary Linux machines.
 
-    Exit codes: 0 ok, 1 failed, 2 usage or configuration, 4 permission, 5 missing dependency, 70 bug.
+    Exit codes: 0 ok, 1 failed, 2 usage or configuration, 4 permission, 5 missing dependency, 70 bug, 130 Ctrl-C.
     """
     settings.debug = debug
 
@@ -121,7 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except click.Abort:
         click.echo("ina: interrupted", err=True)
-        return Exit.FAILED
+        return Exit.INTERRUPTED
     except BrokenPipeError:
         # whoever read our output has gone; the interpreter must not stumble over that again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

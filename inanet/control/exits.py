@@ -38,6 +38,8 @@ class Exit(IntEnum):
     MISSING = 5
     #: an error nobody foresaw
     BUG = 70
+    #: what shells make of a command that Ctrl-C ended
+    INTERRUPTED = 130
 
 
 class Failure(Exception):
@@ -53,7 +55,7 @@ def explain(error: BaseException) -> tuple[Exit, str]:
     if isinstance(error, Failure):
         return error.code, str(error)
     if isinstance(error, KeyboardInterrupt):
-        return Exit.FAILED, "interrupted"
+        return Exit.INTERRUPTED, "interrupted"
     if isinstance(error, PermissionError):
         return Exit.PERMISSION, f"permission denied: {_os_error(error)}"
     if isinstance(error, ImportError):

@@ -13,8 +13,6 @@ from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.demo.run import Options, Outcome, run
 from inanet.proto.systems import NAMES, TREES
 
-#: What shells make of a command that Ctrl-C ended.
-INTERRUPTED = 130
 #: The recorded gradients of a run take 77 kB a step.
 MAX_STEPS = 2000
 #: the system of sparse models, which has a demo of its own, and its models
@@ -96,7 +94,7 @@ def demo(
             outcome = run(options, show, interrupts.check)
     except Interrupted as signal_name:
         click.echo(f"{signal_name}: every process was ended and every file removed", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)
     except Failure as error:
         fail(str(error), error.code, as_json)
     present(outcome, as_json)
@@ -120,7 +118,7 @@ def sparse(options: dict[str, Any], as_json: bool) -> None:
             result = train(Sparse(**options), tell, interrupts.check)
     except Interrupted as signal_name:
         click.echo(f"{signal_name}: the training was ended and every socket closed", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)
     except Failure as error:
         fail(str(error), error.code, as_json)
     click.echo(json.dumps(result) if as_json else "\n".join(table(result)))

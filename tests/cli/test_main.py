@@ -56,7 +56,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("ours", 70, "please report it"),
         ("system", 1, "ina: /x: No such file or directory\n"),
-        ("interrupt", 1, "ina: interrupted\n"),
+        ("interrupt", 130, "ina: interrupted\n"),
         ("memory", 1, "ina: out of memory\n"),
         ("bug", 70, "ina: KeyError: 'x'\nina: this is a bug in inanet"),
     ],
