@@ -3,11 +3,12 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import click
 
-from inanet.control.config import MODELS, PROGRAMS, Role, detect_role, load
+from inanet.control.config import MODELS, PROGRAMS, Role, load, possible_roles
 from inanet.control.config_file import ConfigError, Problem, find_file, read_toml
 from inanet.control.exits import explain
 from inanet.lab.model import load as load_network
@@ -20,10 +21,18 @@ def _is_network(data: Mapping[str, Any]) -> bool:
     return "host" in data or "trunk" in data or isinstance(data.get("switch"), list)
 
 
+def _roles(data: Mapping[str, Any], file: Path) -> tuple[Role, ...]:
+    """Whose file it may be by its sections, or by its name where they leave a choice."""
+    possible = possible_roles(data)
+    return tuple(role for role in possible if role == file.stem) or possible
+
+
 @click.command()
 @click.argument("config", metavar="CONFIG")
 @click.option(
-    "--role", type=click.Choice(list(MODELS)), help="Whose file it is. Default: told from its sections."
+    "--role",
+    type=click.Choice(list(MODELS)),
+    help="Whose file it is. Default: told from its sections, and its name.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -37,10 +46,13 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
     report: dict[str, Any] = {"schema": SCHEMA, "ok": True, "file": config, "role": role, "errors": []}
     try:
         report["file"] = str(find_file(config))
-        data = read_toml(find_file(config))
+        file = find_file(config)
+        data = read_toml(file)
         network = role is None and _is_network(data)
-        report["role"] = "network" if network else role or detect_role(data)
-        effective = load_network(find_file(config)) if network else load(config, role, from_outside=True)
+        roles = (role,) if role is not None else _roles(data, file)
+        chosen = roles[0] if roles else None
+        report["role"] = "network" if network else chosen
+        effective = load_network(file) if network else load(config, chosen, from_outside=True)
     except (ConfigError, OSError) as error:
         code, message = explain(error)
         problems = error.problems if isinstance(error, ConfigError) else [Problem("", message)]
@@ -52,7 +64,6 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
         report["config"] = effective.model_dump(mode="json")
         click.echo(json.dumps(report, indent=2))
     else:
-        purpose = (
-            "network for ina lab and ina plan" if network else f"configuration for {PROGRAMS[report['role']]}"
-        )
-        click.echo(f"{report['file']}: a valid {purpose}")
+        programs = " or ".join(PROGRAMS[one] for one in roles)
+        purpose = "network for ina lab and ina plan" if network else f"configuration for {programs}"
+        click.echo(f"{report['file']}: a valid {purpose}{': give --role' if len(roles) > 1 else ''}")

@@ -240,6 +240,14 @@ def detect_role(data: Mapping[str, Any]) -> Role | None:
     return "agg" if isinstance(control, Mapping) and "coordinator" in control else None
 
 
+def possible_roles(data: Mapping[str, Any]) -> tuple[Role, ...]:
+    """Whose file this may be: what :func:`detect_role` says first, and a PS under a manager where that says aggregator, as
+    both then have the same sections.
+    """
+    role = detect_role(data)
+    return ("agg", "ps") if role == "agg" else () if role is None else (role,)
+
+
 def unit_variables(role: Role) -> dict[str, str]:
     """What systemd's variables stand for, outside a unit that sets them: where its credentials and its state come from."""
     return {

@@ -27,6 +27,22 @@ def test_shipped_files_are_recognised(role: Role, capsys: pytest.CaptureFixture[
         assert report["config"]["timing"]["retransmit"] == "20 ms"
 
 
+def test_a_ps_under_a_manager_looks_like_an_aggregator_but_for_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, says in (
+        ("ps", "ina-ps"),
+        ("agg", "ina-agg"),
+        ("node7", "ina-agg or ina-ps: give --role"),
+    ):
+        file = tmp_path / f"{name}.toml"
+        file.write_text('[control]\ncoordinator = "unix:/run/ina.sock"\n')
+        assert main(["check", str(file)]) == 0
+        assert capsys.readouterr().out == f"{file}: a valid configuration for {says}\n"
+    assert main(["check", str(file), "--role", "ps"]) == 0
+    assert capsys.readouterr().out == f"{file}: a valid configuration for ina-ps\n"
+
+
 @pytest.mark.parametrize("file", sorted((CONFIGS / "lab").glob("*.toml")), ids=lambda file: file.stem)
 def test_files_of_networks_are_recognised(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(file)]) == 0
