@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from inanet.control import units
+from inanet.control.exits import Exit, Failure
 from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.lab import build, library, namespaces
 from inanet.lab.fabric import Daemons, ranks
@@ -20,8 +21,6 @@ from inanet.lab.session import Lab
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
-#: What shells make of a command that Ctrl-C ended.
-INTERRUPTED = 130
 
 
 def _lab_name(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
@@ -107,8 +106,10 @@ def down(topology: str | None, name: str | None, every: bool, as_json: bool) -> 
         wanted = list(there)
     elif name is not None or topology in there:
         wanted = [name or str(topology)]
-    else:
+    elif library.named(str(topology)):
         wanted = [library.topology(str(topology)).name]
+    else:
+        raise Failure(f"no lab {topology} is up ('ina lab list' shows those that are)")
     removed = {one: build.remove(one) for one in wanted}
     if as_json:
         click.echo(json.dumps({"schema": SCHEMA, "ok": True, "removed": removed}))
@@ -216,4 +217,4 @@ def _interruptible(consequence: str) -> Iterator[Interrupts]:
             yield interrupts
     except Interrupted as signal_name:
         click.echo(f"{signal_name}: {consequence}", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(Exit.INTERRUPTED)

@@ -20,13 +20,22 @@ def known(places: tuple[Path, ...] = PLACES) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
+def named(text: str) -> bool:
+    """Whether ``text`` is to be found here: the path of a file, be it there or not, or a known name."""
+    return _is_path(text) or text in known()
+
+
+def _is_path(text: str) -> bool:
+    return "/" in text or text.endswith(".toml")
+
+
 def find(text: str | os.PathLike[str]) -> Path:
     """The file that ``text`` means: a path if it looks like one (a ``/`` or ``.toml``), else a known name.
 
     Raises :class:`inanet.control.config_file.ConfigError`.
     """
     name = os.fspath(text)
-    if "/" in name or name.endswith(".toml"):
+    if _is_path(name):
         if not Path(name).exists():
             raise ConfigError(
                 Path(name), [Problem("", "no such file", "give a path, or a name of 'ina lab list'")]

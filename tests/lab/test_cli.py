@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from inanet.cli.main import main
+from inanet.control.exits import Exit
 from inanet.lab import cli, namespaces
 from inanet.lab.layout import namespace
 from inanet.lab.model import Topology
@@ -131,6 +132,16 @@ def test_up_twice_and_down(name: str, file: str, capsys: pytest.CaptureFixture[s
     ]
 
 
+def test_a_lab_that_is_gone_is_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(namespaces, "labs", dict)
+    assert main(["lab", "down", "nu2"]) == 1
+    assert capsys.readouterr().err == "ina: no lab nu2 is up ('ina lab list' shows those that are)\n"
+    assert main(["lab", "down", "./nu2.toml"]) == 2
+    assert "no such file" in capsys.readouterr().err
+
+
 @pytest.mark.privileged("network namespaces")
 def test_ctrl_c_takes_everything_down(name: str, file: str) -> None:
     command = [sys.executable, "-m", "inanet.cli.main", "lab", "run", "--network-only", "--name", name, file]
@@ -143,7 +154,7 @@ def test_ctrl_c_takes_everything_down(name: str, file: str) -> None:
         assert b"] up" in running.stdout.readline()
         running.send_signal(2)
         _, errors = running.communicate(timeout=DEADLINE)
-    assert running.returncode == cli.INTERRUPTED
+    assert running.returncode == Exit.INTERRUPTED
     assert b"SIGINT: every process of the lab was ended and the lab removed" in errors
     assert name not in namespaces.labs()
 
