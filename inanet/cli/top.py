@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 SCHEMA = 1
+#: Columns where there is no terminal that has some: a node's line fits.
+FILE_WIDTH = 120
 
 
 @click.command()
@@ -37,7 +39,14 @@ def top(as_json: bool, count: int | None, interval: float, timeout: float, **who
     from rich.console import Console
     from rich.live import Live
 
-    with Live(console=Console(), screen=count is None, auto_refresh=False) as live:
+    console = Console()
+    if not console.is_terminal:
+        # one look after the other: nothing can be drawn over in a file
+        console.width = max(console.width, FILE_WIDTH)
+        for before, seen, seconds in looks(asked, interval, count, timeout):
+            console.print(picture(asked.address, before, seen, seconds))
+        return
+    with Live(console=console, screen=count is None, auto_refresh=False) as live:
         try:
             for before, seen, seconds in looks(asked, interval, count, timeout):
                 live.update(picture(asked.address, before, seen, seconds), refresh=True)
@@ -86,7 +95,7 @@ def plain(before: Overview | None, seen: Overview, seconds: float) -> dict[str, 
 def picture(address: str, before: Overview | None, seen: Overview, seconds: float) -> "RenderableType":
     """A look for a terminal."""
     from rich.console import Group
-    from rich.table import Table
+    from rich.table import Column, Table
     from rich.text import Text
 
     share = figures.part(figures.share(before, seen))
@@ -96,7 +105,8 @@ def picture(address: str, before: Overview | None, seen: Overview, seconds: floa
     parts: list[RenderableType] = [head]
     if seen.missing:
         parts.append(Text(f"missing: {', '.join(seen.missing)}", style="red"))
-    table = Table("node", "role", "state", box=None, header_style="bold")
+    role = Column("role", min_width=len("aggregator"), no_wrap=True)
+    table = Table("node", role, "state", box=None, header_style="bold")
     for title in ("sends", "receives", "loss", "slots", "idle cores", "memory"):
         table.add_column(title, justify="right")
     for row in figures.rows(before, seen, seconds):

@@ -13,6 +13,7 @@ from inanet.aio.registration import Registration
 from inanet.cli import figures
 from inanet.cli.main import main
 from inanet.cli.status import lines, walk
+from inanet.cli.top import picture
 from inanet.control import authority
 from inanet.control.addresses import Resolved
 from inanet.control.config import load
@@ -165,7 +166,7 @@ def test_a_token_is_not_shown_to_a_network_by_mistake(keys: Path, capsys: pytest
 
 
 def test_top_looks_as_often_as_it_is_told(
-    running: Running, keys: Path, capsys: pytest.CaptureFixture[str]
+    running: Running, keys: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = [*whom(running, keys), "--interval", "0.2"]
     assert main(["top", *options, "--count", "2", "--json"]) == 0
@@ -176,6 +177,12 @@ def test_top_looks_as_often_as_it_is_told(
     shown = capsys.readouterr().out
     assert "missing: a0, ps" in shown
     assert "in the network" in shown
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["top", *options, "--count", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.count("in the network") == 2
+    assert shown.endswith("\n")
+    assert shown.count(" aggregator ") == 2
 
 
 def test_one_who_asks_a_tls_coordinator_in_plain_text_is_told_what_to_give(
@@ -277,3 +284,13 @@ def test_a_fabric_is_healthy_if_everybody_is_there_and_nobody_waits() -> None:
     assert "job train: running, epoch 0, 1 of 1 ranks" in text
     assert text.endswith("  ps\n    w0")
     assert list(walk("r", {"a": "r", "b": "r", "c": "a"})) == [(0, "r"), (1, "a"), (2, "c"), (1, "b")]
+
+
+def test_the_name_of_a_role_is_whole_in_a_narrow_terminal() -> None:
+    from rich.console import Console
+
+    seen = Overview(epoch=0, nodes=(node("aggregator-of-rack-17", "aggregator"),))
+    console = Console(width=60)
+    with console.capture() as shown:
+        console.print(picture("here", seen, seen, 1.0))
+    assert " aggregator " in shown.get()
