@@ -72,6 +72,7 @@ async def follow(
     """Aggregate for the jobs of a coordinator until asked to stop; a lost coordinator is waited for. A parameter server
     also serves jobs on switches.
     """
+    context.prepare_kernels()
     from inanet.aio.serving import serve_switches
     from inanet.aio.station import Station, open_device
     from inanet.aio.uplink import Uplink

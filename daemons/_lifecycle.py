@@ -18,13 +18,13 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import structlog
 
-from inanet.control import addresses
+from inanet.control import addresses, kernel_cache
 from inanet.control.about import bug_hint, version
 from inanet.control.config import DaemonFile, Role
 from inanet.control.config_file import ConfigError
 from inanet.control.config_manager import ManagerConfig
 from inanet.control.exits import Exit, Failure, explain
-from inanet.control.observe import logs
+from inanet.control.observe import compiling, logs
 from inanet.control.observe.metrics import MetricsServer, Sample, Scrape, Source
 from inanet.control.observe.sdnotify import Notifier
 
@@ -33,6 +33,8 @@ LoopName = Literal["uvloop", "asyncio"]
 
 #: Seconds a daemon has after its drain deadline to close what it holds, before the process is ended.
 GRACE = 1.0
+#: Seconds that a daemon asks for while it compiles kernels, anew with every one.
+COMPILE_SECONDS = 180.0
 #: A file named here gets the daemon's counters as one JSON object when it ends in good order.
 STATS_VARIABLE = "INA_STATS_FILE"
 #: The only setting applied by SIGHUP; changes of others are reported as waiting for a restart.
@@ -60,14 +62,31 @@ class Context(Generic[C]):
         self._scrape = Scrape()
         self._deadline: float | None = None
         self._status = ""
+        self._quiet: Callable[[], None] = lambda: None
 
     def ready(self, status: str, **facts: str | int) -> None:
         """Say that start-up is complete: sockets bound, coordinator reached. Facts (ports) go to whoever
         waits.
         """
+        self._quiet()
         self._status = status
         self.log.info("ready", status=status, **facts)
         self._notifier.ready(status, **facts)
+
+    def prepare_kernels(self) -> None:
+        """Call it before the data plane is imported, which compiles kernels if their cache is cold. Sees to it that they can
+        be kept; until :meth:`ready` whoever waits is told of every compile, and the log of the first. Raises
+        :class:`Failure`."""
+        notice = kernel_cache.ensure()
+        if notice:
+            self.log.warning("kernel cache", note=notice)
+
+        def tell(number: int) -> None:
+            if number == 1:
+                self.log.info("compiling kernels", note="once; about two minutes on an idle machine")
+            self._notifier.starting(f"compiling kernel {number}", COMPILE_SECONDS)
+
+        self._quiet = compiling.listen(tell)
 
     def status(self, text: str) -> None:
         """One line for ``systemctl status``; cheap, to be renewed every few seconds."""

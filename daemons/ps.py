@@ -28,12 +28,12 @@ def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
 
 async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
-    context.announce_compiling()
     from daemons._following import follow, registered_node
 
     if config.control.coordinator is not None:
         await follow("ps", config, config.control.coordinator, context)
         return
+    context.prepare_kernels()
     from inanet.aio.coordination import Coordination
     from inanet.aio.serving import serve_switches
     from inanet.aio.station import Station, open_device

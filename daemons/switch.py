@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 async def serve(config: SwitchConfig, context: Context[SwitchConfig]) -> None:
     """Forward and aggregate until asked to stop; what waits at the ports gets the drain time to leave."""
+    context.prepare_kernels()
     from inanet.aio.switching import SwitchDriver, join_fabric, open_switch
     from inanet.wire.endpoint import show
 

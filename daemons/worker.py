@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     """Serve local ranks until asked to stop; collectives that run get the drain time to end."""
+    context.prepare_kernels()
     import os
     from pathlib import Path
 

@@ -6,12 +6,12 @@ import os
 import platform
 import re
 import sys
-import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 from inanet.cli.findings import Finding
+from inanet.control import kernel_cache as cache
 from inanet.control.exits import EXTRAS
 
 #: UDP_GRO came with it (UDP_SEGMENT with 4.18).
@@ -126,14 +126,11 @@ def processors() -> Iterator[Finding]:
 
 
 def kernel_cache() -> Iterator[Finding]:
-    """Where compiled kernels are kept. Looks where numba looks, without importing it."""
-    fix = "export NUMBA_CACHE_DIR=/var/cache/inanet   # any directory this user may write"
-    wanted = os.environ.get("NUMBA_CACHE_DIR", "")
-    kernels = Path(__file__).parents[1] / "kernels"
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    places = [Path(wanted)] if wanted else []
-    places += [kernels / "__pycache__", home / "numba"]
-    usable = next((place for place in places if _writable(place)), None)
+    """Where compiled kernels are kept."""
+    fix = cache.FIX
+    wanted = os.environ.get(cache.VARIABLE, "")
+    places = cache.places()
+    usable = next((place for place in places if cache.writable(place)), None)
     if usable is None:
         tried = ", ".join(map(str, places))
         yield Finding(
@@ -143,16 +140,8 @@ def kernel_cache() -> Iterator[Finding]:
         yield Finding(
             "kernel cache", "WARN", f"NUMBA_CACHE_DIR={wanted} is not writable, using {usable}", fix
         )
+    elif cache.is_temporary(usable):
+        detail = f"only {usable} is writable: kernels are compiled again once it is cleared"
+        yield Finding("kernel cache", "WARN", detail, fix)
     else:
         yield Finding("kernel cache", "OK", f"{usable} is writable")
-
-
-def _writable(place: Path) -> bool:
-    """Whether files can be made in a directory, or in the nearest one above it that exists."""
-    while not place.exists() and place != place.parent:
-        place = place.parent
-    try:
-        with tempfile.TemporaryFile(dir=place):
-            return True
-    except OSError:
-        return False

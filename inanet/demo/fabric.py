@@ -25,14 +25,12 @@ from inanet.control.addresses import SOCKET_PATH_BYTES
 from inanet.control.exits import Failure
 from inanet.demo.configuration import configurations, worker_socket
 from inanet.demo.counters import STATS_VARIABLE, Counters, total
-from inanet.demo.patience import patient
+from inanet.demo.patience import Start, patient
 from inanet.demo.process import Process, end_all, script
 from inanet.demo.topology import ROLES, NodeSpec, plugged
 from inanet.demo.topology import topology as tree
 from inanet.proto.systems import TREES
 
-#: Seconds a daemon may take to start, on a machine that is not busy (:mod:`inanet.demo.patience`). The first one compiles the kernels if their cache is cold.
-START_PATIENCE = 180.0
 #: Seconds a daemon may take to end after SIGTERM, its drain included.
 STOP_PATIENCE = 8.0
 #: Seconds between looks at the caller's ``check`` and at the children while waiting.
@@ -96,9 +94,9 @@ class _Ready:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.socket.bind(str(path))
 
-    def is_ready(self) -> bool:
-        """Take one message, which must have arrived; whether it was the one waited for."""
-        return b"READY=1" in self.socket.recv(4096).splitlines()
+    def message(self) -> bytes:
+        """Take one message, which must have arrived."""
+        return self.socket.recv(4096)
 
     def close(self) -> None:
         """Nobody listens any more."""
@@ -127,12 +125,13 @@ class Fabric:
         memory: str = "",
         command: Command = daemon_command,
         check: Callable[[], None] = lambda: None,
+        compiling: Callable[[], None] = lambda: None,
     ) -> None:
         """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). A ``system`` other than XAgg
         has a switch that runs it, ``switch0``, instead of aggregators, GOAT three of them, with ``memory`` (a size) if it is given. On every hop
         packets are lost, duplicated, reordered and corrupted with probability ``impair`` each, repeatably
         for a ``seed``. ``downlink`` is that of the PS's [control]. ``check`` is called at least every :data:`GLANCE` seconds while this class waits and
-        may raise to give up. Raises ``ValueError`` for a topology that is no tree.
+        may raise to give up, ``compiling`` once if a daemon compiles kernels. Raises ``ValueError`` for a topology that is no tree.
         """
         if topology is not None:
             nodes = [NodeSpec(*pair) for pair in topology]
@@ -148,6 +147,7 @@ class Fabric:
         self._memory = memory
         self._command = command
         self._check = check
+        self._compiling: Callable[[], None] | None = compiling
         self._starts: dict[str, int] = {}
         self._directory: Path | None = None
         self._guardian: subprocess.Popen[str] | None = None
@@ -291,13 +291,14 @@ class Fabric:
                 ready.close()
 
     def _wait_ready(self, waiting: dict[str, _Ready], since: float) -> None:
+        start = Start(since)
         while waiting:
             self._check()
             self.require_alive()
-            if time.monotonic() > since + patient(START_PATIENCE):
+            if overdue := start.overdue(time.monotonic()):
                 name = next(iter(waiting))
                 raise FabricError(
-                    f"not ready after {patient(START_PATIENCE):.0f} s: {', '.join(waiting)}; "
+                    f"not ready: {', '.join(waiting)}, after {overdue}\n"
                     f"the log of {name} ends with:\n{self.processes[name].tail()}"
                 )
             messages = select.poll()
@@ -305,8 +306,11 @@ class Fabric:
             for descriptor in names:
                 messages.register(descriptor, select.POLLIN)
             for descriptor, _ in messages.poll(GLANCE * 1000):
-                if waiting[names[descriptor]].is_ready():
+                if start.is_ready(waiting[names[descriptor]].message(), time.monotonic()):
                     del waiting[names[descriptor]]
+            if start.compiling and self._compiling is not None:
+                self._compiling()
+                self._compiling = None
 
     def _close(self) -> None:
         # all at once: whoever wanted an orderly end has called shutdown

@@ -112,6 +112,10 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
         f"starting {options.workers} ina-worker, {between}, 1 ina-ps on 127.0.0.1 "
         "(compiles the kernels if this is the first time)"
     )
+
+    def compiling() -> None:
+        show.stage("compiling the packet kernels: once, about two minutes on an idle machine")
+
     with Fabric(
         options.workers,
         AGGREGATORS,
@@ -120,6 +124,7 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
         system=options.system,
         memory=MEMORY.get(options.system, ""),
         check=check,
+        compiling=compiling,
     ) as fabric:
         session = Session(fabric, options.recipe, show, check)
         show.stage("reading scikit-learn's digits")

@@ -14,12 +14,10 @@ from typing import Any
 from inanet.control.exits import Failure
 from inanet.demo.counters import STATS_VARIABLE
 from inanet.demo.fabric import python, python_environment
-from inanet.demo.patience import patient
+from inanet.demo.patience import Start, patient
 from inanet.demo.process import TAIL_LINES
 from inanet.lab.session import Lab
 
-#: Seconds a daemon may take to start. The first one compiles the kernels if their cache is cold.
-START_PATIENCE = 180.0
 #: Seconds a daemon may take to end after SIGTERM, its drain included.
 STOP_PATIENCE = 8.0
 #: Seconds between looks at ``check`` and at the daemons while waiting.
@@ -102,18 +100,18 @@ class Nodes:
             )
 
     def _wait_ready(self, waiting: dict[str, socket.socket], since: float) -> None:
+        start = Start(since)
         while waiting:
             self._check()
             self.require_alive()
-            if time.monotonic() > since + patient(START_PATIENCE):
+            if overdue := start.overdue(time.monotonic()):
                 node = next(iter(waiting))
                 raise FabricError(
-                    f"not ready after {patient(START_PATIENCE):.0f} s: {', '.join(waiting)}; the log of {node} ends "
-                    f"with:\n{self._tail(node)}"
+                    f"not ready: {', '.join(waiting)}, after {overdue}\nthe log of {node} ends with:\n{self._tail(node)}"
                 )
             ready, _, _ = select.select(list(waiting.values()), [], [], GLANCE)
             for node in [node for node, handle in waiting.items() if handle in ready]:
-                if b"READY=1" in waiting[node].recv(4096).splitlines():
+                if start.is_ready(waiting[node].recv(4096), time.monotonic()):
                     del waiting[node]
 
     def _tail(self, node: str) -> str:

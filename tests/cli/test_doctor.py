@@ -13,7 +13,7 @@ import pytest
 from inanet.cli import doctor, host_probes, network_probes
 from inanet.cli.findings import Finding, examine
 from inanet.cli.main import main
-from inanet.control import addresses
+from inanet.control import addresses, kernel_cache
 
 
 def only(findings: Any) -> Finding:
@@ -103,12 +103,23 @@ def test_one_processor_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_kernel_cache_must_be_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "not" / "yet"))
     assert only(host_probes.kernel_cache()).detail == f"{tmp_path}/not/yet is writable"
-    monkeypatch.setattr(host_probes, "_writable", lambda place: place.name == "numba")
+    monkeypatch.setattr(kernel_cache, "writable", lambda place: place.name == "numba")
     assert only(host_probes.kernel_cache()).status == "WARN"
-    monkeypatch.setattr(host_probes, "_writable", lambda place: False)
+    monkeypatch.setattr(kernel_cache, "writable", lambda place: False)
     finding = only(host_probes.kernel_cache())
     assert finding.status == "FAIL"
     assert "NUMBA_CACHE_DIR" in finding.fix
+
+
+def test_a_kernel_cache_that_will_be_cleared_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "inanet-kernels-7"))
+    finding = only(host_probes.kernel_cache())
+    assert finding.status == "WARN"
+    assert "compiled again" in finding.detail
+    assert finding.fix.startswith("export NUMBA_CACHE_DIR=")
 
 
 def test_no_shared_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,6 +110,19 @@ def test_every_entry_is_a_command_of_that_name() -> None:
         assert entry.help.endswith(".")
 
 
+def test_where_kernels_are_kept_is_seen_to_before_a_command_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ensure() -> str:
+        monkeypatch.setattr(front, "COMMANDS", {"late": Entry(f"{__name__}:fails", "Fail.")})
+        return "compiled kernels are kept in /tmp/x for now"
+
+    monkeypatch.setattr(front, "COMMANDS", {})
+    monkeypatch.setattr("inanet.control.kernel_cache.ensure", ensure)
+    assert main(["late", "--help"]) == 0
+    assert capsys.readouterr().err == "ina: compiled kernels are kept in /tmp/x for now\n"
+
+
 def test_help_imports_no_subcommand() -> None:
     program = (
         "import sys; from inanet.cli.main import main\n"

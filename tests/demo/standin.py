@@ -1,7 +1,7 @@
 """A stand-in for a daemon: binds what one would bind, says it is ready, counts, ends on SIGTERM. A script.
 
 ``standin.py CONFIG [BEHAVIOUR]``: ``mute`` never becomes ready, ``broken`` fails at once, ``deaf`` ignores
-SIGTERM.
+SIGTERM, ``compiling`` says that it compiles kernels and never becomes ready.
 """
 
 import ctypes
@@ -33,7 +33,11 @@ def main() -> None:
                 os.unlink(path)
             sockets.append(socket.socket(socket.AF_UNIX))
             sockets[-1].bind(path)
-    if behaviour != "mute":
+    if behaviour == "compiling":
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.connect(os.environ["NOTIFY_SOCKET"])
+            notify.send(b"STATUS=compiling kernel 1\nEXTEND_TIMEOUT_USEC=180000000")
+    elif behaviour != "mute":
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
             notify.connect(os.environ["NOTIFY_SOCKET"])
             notify.send(b"STATUS=warming up")

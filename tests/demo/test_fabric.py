@@ -131,11 +131,29 @@ def test_a_daemon_that_never_becomes_ready_is_named(tmp_path, monkeypatch):
             monkeypatch.setattr(fabric_module, "time", SimpleNamespace(monotonic=lambda: float("inf")))
 
     with (
-        pytest.raises(FabricError, match=r"(?s)not ready after \d+ s: agg0.*agg0 dies with signal"),
+        pytest.raises(FabricError, match=r"(?s)not ready: agg0.*, after \d+ s\n.*agg0 dies with signal"),
         Fabric(2, 1, command=functools.partial(command, "mute"), check=run_out_of_time_once_it_runs),
     ):
         pytest.fail("the block is not entered")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_daemon_that_compiles_kernels_too_long_is_to_be_started_again(monkeypatch):
+    told = []
+
+    def run_out_of_time():
+        told.append("compiling")
+        monkeypatch.setattr(fabric_module, "time", SimpleNamespace(monotonic=lambda: float("inf")))
+
+    behaviour = functools.partial(command, "compiling")
+    with (
+        pytest.raises(
+            FabricError, match=r"not ready: agg0.*, after \d+ s; kernels .* is kept: run it again\n"
+        ),
+        Fabric(1, 1, command=behaviour, compiling=run_out_of_time),
+    ):
+        pytest.fail("the block is not entered")
+    assert told == ["compiling"]
 
 
 def test_a_daemon_that_does_not_end_is_killed_and_named(monkeypatch):

@@ -58,6 +58,10 @@ class Notifier:
         """A drain begins that may take ``seconds``."""
         self.send(STOPPING=1, EXTEND_TIMEOUT_USEC=int(seconds * 1e6))
 
+    def starting(self, text: str, seconds: float) -> None:
+        """Start-up goes on, with what ``text`` says, and may take ``seconds`` more."""
+        self.send(STATUS=text, EXTEND_TIMEOUT_USEC=int(seconds * 1e6))
+
     def watchdog(self) -> None:
         """Proof of life, to be sent every :attr:`watchdog_interval` seconds."""
         self.send(WATCHDOG=1)
