@@ -49,8 +49,18 @@ class Listener:
         """Listen. Replaces the socket of a dead process.
 
         Raises ``OSError`` if a live process has it, if the path is something else than a socket, and as
-        ``bind`` does.
+        ``bind`` does; ``PermissionError`` names the directory and what to do.
         """
+        try:
+            self._open()
+        except PermissionError as error:
+            advice = (
+                f"{error.strerror}: cannot make {self.path.name} there; set local.socket to a path in a directory you may "
+                'write to, such as "$XDG_RUNTIME_DIR/inanet/worker.sock"'
+            )
+            raise PermissionError(error.errno, advice, str(self.path.parent)) from error
+
+    def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

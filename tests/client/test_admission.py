@@ -16,6 +16,7 @@ import pytest
 import inanet
 from inanet.aio import local_listener
 from inanet.aio.local import LocalServer
+from inanet.control.exits import Exit, explain
 from tests.client.agent import PATIENCE, Agent, LoopbackBackend, error_from
 
 
@@ -209,6 +210,23 @@ class TestSocketFile:
         server = await self.opened(tmp_path / "worker.sock")
         assert alone == [True]
         await server.close()
+
+    async def test_a_directory_that_may_not_be_written_is_named_with_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(path: Path, mode: int) -> socket.socket:
+            # as bind does: without a path
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(local_listener, "_listen", refuse)
+        with pytest.raises(PermissionError) as refused:
+            await self.opened(tmp_path / "worker.sock")
+        code, text = explain(refused.value)
+        assert code is Exit.PERMISSION
+        assert text.startswith(
+            f"permission denied: {tmp_path}: Permission denied: cannot make worker.sock there"
+        )
+        assert "set local.socket" in text
 
     async def test_a_path_where_no_file_can_be(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
