@@ -189,6 +189,7 @@ def line(step: Step) -> str:
 
 def table(result: dict[str, Any]) -> list[str]:
     """The outcome as text."""
+    short = f"the run was too short to find hot parameters: more steps than {result['steps']} (--steps) let the switch sum some"
     return [
         f"# zebra: {result['workers']} workers, {result['shards']} PS shards, one switch; {result['steps']} steps of a model "
         f"with {result['parameters']} parameters, {result['hot_parameters']} of them hot",
@@ -196,6 +197,7 @@ def table(result: dict[str, Any]) -> list[str]:
         f"{result['loss_with_ps_alone']:.4f}), area under the curve {result['auc']:.3f}",
         f"summed in the switch: {result['hot_pairs']} of {result['hot_pairs'] + result['cold_pairs']} gradients "
         f"({result['in_network_share']:.0%}), {result['recirculations_per_packet']:.4f} recirculations per packet",
+        *([] if result["hot_parameters"] else [short]),
         f"{result['keys_per_second']:.0f} gradients per second; {result['repeated']} packets repeated",
         f"the same model without impairments: {'yes, bit for bit' if result['identical_without_impairments'] else 'NO'}",
     ]

@@ -27,6 +27,8 @@ def test_an_impaired_training_is_the_clean_one() -> None:
     assert sum(step.hot for step in steps) == result["hot_pairs"]
     assert 0.0 < result["in_network_share"] < 1.0
     assert "bit for bit" in table(result)[-1]
+    assert "too short" not in "".join(table(result))
+    assert "the run was too short to find hot parameters" in table({**result, "hot_parameters": 0})[3]
     assert line(steps[0]).startswith("step    1  loss 0.69")
 
 
