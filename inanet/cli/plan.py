@@ -68,7 +68,10 @@ def _rate(context: click.Context, parameter: click.Parameter, value: str) -> flo
 )
 @click.option("--explain", is_flag=True, help="All candidates, each with what it is bound by.")
 @click.option(
-    "--config", "as_config", is_flag=True, help="Print only the sections for the PS's configuration."
+    "--config",
+    "as_config",
+    is_flag=True,
+    help="Print only the sections for the PS's configuration; exit code 1, with a comment, if the choice is ring.",
 )
 @click.option("--calibrate", is_flag=True, help="Measure this machine first, and keep that. Takes a minute.")
 @click.option("--lab", is_flag=True, help="All hosts share this machine's processors, as in 'ina lab'.")

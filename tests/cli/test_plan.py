@@ -45,6 +45,7 @@ def test_the_answer_may_be_a_ring(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(output(capsys, "star2", "--size", "97 MiB", "--json"))
     assert (report["chosen"], report["helps"], report["config"]) == ("ring", False, None)
     assert output(capsys, "star2", "--size", "97 MiB", "--config", status=1).startswith("# use ring")
+    assert "exit code 1" in " ".join(output(capsys, "--help").split())
 
 
 def test_steps_without_much_communication_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
