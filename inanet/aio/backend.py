@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import structlog
 from numpy.typing import NDArray
 
 from inanet.aio.beside import Beside
@@ -25,6 +26,8 @@ from inanet.proto.plan import TensorSpec
 from inanet.proto.switched.host import SwitchedHost
 from inanet.proto.switched.window import Timing
 from inanet.proto.systems import SYSTEMS
+
+_log = structlog.get_logger("inanet.backend")
 
 
 @dataclass(slots=True)
@@ -72,6 +75,12 @@ class FabricBackend:
         mine = _Membership(job)
         self._jobs[job] = mine
         if len(ranks) == world:
+            if system in SYSTEMS:
+                _log.warning(
+                    "all ranks are on this host and are summed here: no switch is used",
+                    job=job,
+                    system=system,
+                )
             mine.sums = LocalSums(ranks, self._threads)
             return
         station = self._station

@@ -5,11 +5,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from inanet.aio.backend import FabricBackend, _Membership
 from inanet.aio.station import Station, open_device
 from inanet.control.config import MODELS
 from inanet.control.config_file import validate
 from inanet.proto.plan import NodePlan, Parent, Placement
+from inanet.proto.systems import TREES
 from inanet.wire.endpoint import endpoint
 from tests.aio.test_driver import free_group
 
@@ -47,3 +50,16 @@ async def test_who_leaves_a_job_leaves_its_group() -> None:
     finally:
         backend.close()
         station.close()
+
+
+async def test_a_job_of_one_host_that_chooses_a_switch_is_told_that_none_is_used() -> None:
+    backend = FabricBackend(None, "", join=1.0, lost=lambda job, error: None)  # type: ignore[arg-type]
+    try:
+        with structlog.testing.capture_logs() as said:
+            await backend.join("trees", (0,), 1, TREES, lambda text: None)
+            await backend.join("job", (0,), 1, "atp", lambda text: None)
+    finally:
+        backend.close()
+    (line,) = said
+    assert (line["job"], line["system"], line["log_level"]) == ("job", "atp", "warning")
+    assert "no switch is used" in line["event"]
