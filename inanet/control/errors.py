@@ -1,7 +1,17 @@
 """What a training script may have to catch. All carry the job, the rank and the round they concern."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
+
+
+def _rest(message: str, job: str, round: int) -> str:
+    """What follows the place in a text: the message, without the job and the round if it begins with the same ones, as a
+    coordinator's does, which its log and all nodes have as well.
+    """
+    same = re.match(rf"job {re.escape(repr(job))}(, round {round}(?!\d))?(?=[:, ])", message) if job else None
+    rest = message[same.end() :] if same else message
+    return rest if same and rest.startswith((":", " (")) else f": {rest.lstrip(', ')}"
 
 
 class InaError(RuntimeError):
@@ -23,7 +33,7 @@ class InaError(RuntimeError):
             where += f", rank {rank}"
         if round:
             where += f", round {round}"
-        super().__init__(f"{where.lstrip(', ')}: {message}" if where else message)
+        super().__init__(f"{where.lstrip(', ')}{_rest(message, job, round)}" if where else message)
         self.reason = message
         self.job = job
         self.rank = rank

@@ -43,6 +43,23 @@ def test_messages_say_no_more_than_is_known() -> None:
     assert str(InaError("why", job="train")) == "job 'train': why"
 
 
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ("job 'my job', round 7 (tensor 'w'): gone", "job 'my job', rank 0, round 7 (tensor 'w'): gone"),
+        ("job 'my job', round 7: gone", "job 'my job', rank 0, round 7: gone"),
+        ("job 'my job': the server is gone", "job 'my job', rank 0, round 7: the server is gone"),
+        ("job 'my job', round 75: gone", "job 'my job', rank 0, round 7: round 75: gone"),
+        ("job 'my job, round 7': gone", "job 'my job', rank 0, round 7: job 'my job, round 7': gone"),
+        ("job 'other', round 7: gone", "job 'my job', rank 0, round 7: job 'other', round 7: gone"),
+    ],
+)
+def test_a_coordinators_message_does_not_say_job_and_round_again(message: str, says: str) -> None:
+    error = InaError(message, round=7).at(job="my job", rank=0)
+    assert str(error) == says
+    assert error.reason == message
+
+
 def test_another_place_keeps_the_rest() -> None:
     error = AgentUnavailable("why", searched=("/run/x.sock",))
     moved = error.at(job="train", rank=2, round=9)
