@@ -71,12 +71,12 @@ def scheduler(workers: tuple[int, ...], seed: int, repetitions: int, as_json: bo
 
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
-    """Bytes, as this program writes them ('4 KiB') or as nccl-tests does ('4096', '4K')."""
+    """Bytes, as this program writes them ('4 KiB') or as nccl-tests does ('4096', '4K', '4k')."""
     from inanet.control.units import parse_bytes
 
-    plain = re.fullmatch(r"(\d+)([KMG]?)", value, re.ASCII)
+    plain = re.fullmatch(r"(\d+)([KMG]?)", value, re.ASCII | re.IGNORECASE)
     if plain:
-        return int(plain[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[plain[2]]
+        return int(plain[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[plain[2].upper()]
     try:
         return int(parse_bytes(value))
     except ValueError as error:
@@ -140,7 +140,10 @@ def _several_bytes(
 @click.option("--system", default=TREES, show_default=True, type=click.Choice(NAMES), help="What sums.")
 @_json
 def allreduce(as_json: bool, check: int, **options: object) -> None:
-    """All-reduce through daemons on this machine, as nccl-tests measures it."""
+    """All-reduce through daemons on this machine, as nccl-tests measures it.
+
+    Sizes are '4 KiB', '4 kB' or, as nccl-tests has them, 4096 or 4K: K, M and G, of any case, are powers of 1024.
+    """
     from inanet.bench.allreduce import Options, run, table
 
     result = run(Options(check=bool(check), **options))  # type: ignore[arg-type]

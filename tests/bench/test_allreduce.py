@@ -25,6 +25,22 @@ def test_sizes_are_a_geometric_series() -> None:
     assert list(Options(begin=1024, end=70000, factor=4).sizes()) == [1024, 4096, 16384, 65536]
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4k", 4096), ("4K", 4096), ("2m", 2 << 20), ("1G", 1 << 30), ("4 kB", 4000), ("64", 64)],
+)
+def test_sizes_are_those_of_nccl_tests_too(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Options] = []
+
+    def run(options: Options) -> dict[str, Any]:
+        asked.append(options)
+        raise Failure("enough")
+
+    monkeypatch.setattr("inanet.bench.allreduce.run", run)
+    CliRunner().invoke(bench, ["allreduce", "-b", text, "-e", "8G"])
+    assert [options.begin for options in asked] == [size]
+
+
 def rank_result(**changes: Any) -> dict[str, Any]:
     return {
         "seconds": [0.2, 0.1],
