@@ -164,7 +164,8 @@ class Admission:
                 raise self._connected_already(peer, now)
         for resume in hello.resume:
             if resume.key in self._ended:
-                raise Refused(f"job {hello.job!r} is over: {self._ended[resume.key]}")
+                why = self._ended[resume.key].removeprefix(f"job {hello.job!r}: ")
+                raise Refused(f"job {hello.job!r} is over: {why}")
         for job in self._jobs.values():
             if job.name == hello.job and hello.resume and hello.resume[0].key != job.planner.key:
                 raise Refused(

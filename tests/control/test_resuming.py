@@ -346,7 +346,7 @@ def test_one_that_was_lost_cannot_come_back_as_if_nothing_had_been() -> None:
     plan = nodes.plans["w3"]
     nodes.kill("w3")
     nodes.join("w3", resume=(Resume(job=JOB, key=plan.key, plan=plan, next_round=1),))
-    assert "job 'train' is over: job 'train': rank 3 (host w3) was lost" in nodes.last("w3", Reject).reason
+    assert "job 'train' is over: rank 3 (host w3) was lost" in nodes.last("w3", Reject).reason
 
 
 def test_an_aggregator_that_lost_only_its_connection_forgets_and_comes_back() -> None:
