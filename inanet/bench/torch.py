@@ -17,7 +17,7 @@ from inanet.bench.bounds import ring, tree
 from inanet.bench.marks import Mark, find
 from inanet.bench.measure import median
 from inanet.bench.peers.rank import Team
-from inanet.control.exits import Exit, Failure
+from inanet.control.exits import Exit, Failure, extra
 from inanet.demo.fabric import Fabric, python, python_environment
 from inanet.lab.library import topology as packaged
 from inanet.lab.namespaces import Unprivileged, require_privileges
@@ -42,9 +42,9 @@ def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[st
 
     Raises :class:`Failure` if torch or scikit-learn is missing, or for a place asked for that cannot be had.
     """
-    for package, extra in (("torch", "torch"), ("sklearn", "demo")):
+    for package, name in (("torch", "torch"), ("sklearn", "demo")):
         if importlib.util.find_spec(package) is None:
-            failure = Failure(f"{package} is not installed: pip install 'inanet[{extra}]'")
+            failure = Failure(f"{package} is not installed: {extra(name)}")
             failure.code = Exit.MISSING
             raise failure
     missing = _missing_for_labs()
@@ -96,7 +96,7 @@ def _local(directory: Path, digits: Path) -> Iterator[Team]:
 def _missing_for_labs() -> Failure | None:
     """Why there can be no lab here: exit status 5 without pyroute2, 4 without the privileges."""
     if importlib.util.find_spec("pyroute2") is None:
-        failure = Failure("pyroute2 is not installed: pip install 'inanet[net]'")
+        failure = Failure(f"pyroute2 is not installed: {extra('net')}")
         failure.code = Exit.MISSING
         return failure
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from inanet.cli.findings import Finding
 from inanet.control import kernel_cache as cache
-from inanet.control.exits import EXTRAS
+from inanet.control.exits import EXTRAS, extra, pip_install
 
 #: UDP_GRO came with it (UDP_SEGMENT with 4.18).
 OLDEST_KERNEL = (5, 0)
@@ -66,16 +66,12 @@ def packages() -> Iterator[Finding]:
             missing.append(name)
     if missing:
         yield Finding(
-            "packages", "FAIL", f"not installed: {', '.join(missing)}", f"pip install {' '.join(missing)}"
+            "packages", "FAIL", f"not installed: {', '.join(missing)}", pip_install(" ".join(missing))
         )
     else:
         yield Finding("packages", "OK", ", ".join(versions))
-    absent = sorted({extra for module, extra in EXTRAS.items() if importlib.util.find_spec(module) is None})
-    detail = (
-        f"without {', '.join(absent)} (pip install 'inanet[{','.join(absent)}]' adds them)"
-        if absent
-        else "all there"
-    )
+    absent = sorted({name for module, name in EXTRAS.items() if importlib.util.find_spec(module) is None})
+    detail = f"without {', '.join(absent)} ({extra(','.join(absent))} adds them)" if absent else "all there"
     yield Finding("extras", "OK", detail)
 
 

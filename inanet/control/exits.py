@@ -5,6 +5,8 @@ The codes follow the LSB init script actions, so that systemd shows a name for t
 package.
 """
 
+import shlex
+import sys
 from enum import IntEnum
 
 #: Packages of the optional extras, by the module whose import fails.
@@ -50,6 +52,16 @@ class Failure(Exception):
     code: Exit = Exit.FAILED
 
 
+def pip_install(what: str) -> str:
+    """The command that installs ``what`` where this program runs, which the ``pip`` of a shell need not do."""
+    return f"{shlex.quote(sys.executable)} -m pip install {what}"
+
+
+def extra(name: str) -> str:
+    """The command that installs the packages of an extra."""
+    return pip_install(f"'inanet[{name}]'")
+
+
 def explain(error: BaseException) -> tuple[Exit, str]:
     """The exit code for an error that ended a command, and the sentence to show for it."""
     if isinstance(error, Failure):
@@ -78,11 +90,11 @@ def _os_error(error: OSError) -> str:
 def _missing(error: ImportError) -> tuple[Exit, str]:
     module = (error.name or "").partition(".")[0]
     if module in EXTRAS:
-        return Exit.MISSING, f"{module} is not installed: pip install 'inanet[{EXTRAS[module]}]'"
+        return Exit.MISSING, f"{module} is not installed: {extra(EXTRAS[module])}"
     if module in _CORE:
         return (
             Exit.MISSING,
-            f"{module}, which inanet needs, cannot be imported ({error}): pip install --force-reinstall "
-            "inanet",
+            f"{module}, which inanet needs, cannot be imported ({error}): "
+            f"{pip_install('--force-reinstall inanet')}",
         )
     return Exit.BUG, f"{type(error).__name__}: {error}"

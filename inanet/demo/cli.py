@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from inanet.control.exits import Exit, Failure
+from inanet.control.exits import Exit, Failure, extra
 from inanet.demo import report
 from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.demo.run import Options, Outcome, run
@@ -84,7 +84,7 @@ def demo(
         raise click.UsageError(f"--{next(iter(given))} is for --system {SPARSE}; leave it out.")
     if importlib.util.find_spec("sklearn") is None:
         fail(
-            "scikit-learn, whose digits it trains on, is missing: pip install 'inanet[demo]'",
+            f"scikit-learn, whose digits it trains on, is missing: {extra('demo')}",
             Exit.MISSING,
             as_json,
         )

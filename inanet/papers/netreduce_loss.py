@@ -11,7 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.control.exits import Exit, Failure
+from inanet.control.exits import Exit, Failure, extra
 from inanet.demo import model
 from inanet.demo.digits import Digits, fetch
 from inanet.demo.training import Descent, Recipe, batches
@@ -45,9 +45,7 @@ def _digits() -> Digits:
     try:
         return fetch()
     except ImportError:
-        raise DataMissing(
-            "scikit-learn, whose digits it trains on, is missing: pip install 'inanet[demo]'"
-        ) from None
+        raise DataMissing(f"scikit-learn, whose digits it trains on, is missing: {extra('demo')}") from None
 
 
 def train(way: str, steps: int = STEPS, seed: int = SEED) -> tuple[NDArray[np.float64], float]:

@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import socket
+import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(metadata, "version", version)
     finding = next(iter(host_probes.packages()))
-    assert (finding.status, finding.fix) == ("FAIL", "pip install msgpack")
+    assert (finding.status, finding.fix) == ("FAIL", f"{sys.executable} -m pip install msgpack")
 
 
 def test_one_processor_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,11 +48,11 @@ def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("failure", 1, "ina: two\nina: lines\n"),
         ("permission", 4, "ina: permission denied: /dev/x: Operation not permitted\n"),
-        ("extra", 5, "ina: scapy is not installed: pip install 'inanet[dissect]'\n"),
+        ("extra", 5, "ina: scapy is not installed: /a/python -m pip install 'inanet[dissect]'\n"),
         (
             "core",
             5,
-            "ina: numpy, which inanet needs, cannot be imported (cannot import name 'x'): pip install",
+            "ina: numpy, which inanet needs, cannot be imported (cannot import name 'x'): /a/python -m pip install",
         ),
         ("ours", 70, "please report it"),
         ("system", 1, "ina: /x: No such file or directory\n"),
@@ -62,8 +62,9 @@ def _failing(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_the_cause_decides_the_exit_code(
-    cause: str, code: int, says: str, capsys: pytest.CaptureFixture[str]
+    cause: str, code: int, says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "executable", "/a/python")
     assert main(["fails", cause]) == code
     shown = capsys.readouterr().err
     assert says in shown

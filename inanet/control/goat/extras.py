@@ -3,6 +3,8 @@
 import importlib
 from types import ModuleType
 
+from inanet.control.exits import extra
+
 
 def plan_extra(module: str, what: str) -> ModuleType:
     """Import ``module`` for ``what``. Raises ``ImportError`` with the command that installs it, its ``name`` set."""
@@ -11,6 +13,6 @@ def plan_extra(module: str, what: str) -> ModuleType:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ImportError(
-            f"{what} needs {package}, which cannot be imported ({error}): pip install 'inanet[plan]'",
+            f"{what} needs {package}, which cannot be imported ({error}): {extra('plan')}",
             name=package,
         ) from error

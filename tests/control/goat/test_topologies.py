@@ -130,5 +130,5 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPat
         leaf_spine()
     assert explain(caught.value) == (
         Exit.MISSING,
-        "networkx is not installed: pip install 'inanet[plan]'",
+        f"networkx is not installed: {sys.executable} -m pip install 'inanet[plan]'",
     )
