@@ -119,23 +119,31 @@ def relax(instance: Instance, method: Method = "auto", *, seconds: float = 60.0)
 
 
 def schedule(
-    instance: Instance, seed: int, *, method: Method = "auto", roundings: int = 4, spare: float = 0.0
+    instance: Instance,
+    seed: int,
+    *,
+    method: Method = "auto",
+    roundings: int = 4,
+    spare: float = 0.0,
+    seconds: float = 60.0,
 ) -> Schedule:
     """The best of ``roundings`` seeded roundings of one relaxation, each repaired and polished.
 
     GINA minimises bytes times links: a worker that is nearer to the PS than to a switch sends to the PS, however busy that is.
     With ``spare`` the PS counts as so many links further away from workers, for the decisions and not for the costs;
-    the bound stays GINA's.
+    the bound stays GINA's. The relaxation may take ``seconds``.
 
     Raises ``ValueError`` for fewer than one rounding, otherwise as :func:`relax` does. A network without programmable
     switches gets a schedule that sends everything to the PS.
     """
     if roundings < 1:
         raise ValueError(f"{roundings} roundings; at least one is needed")
-    relaxed = relax(instance, method) if instance.switches else _nothing(instance)
+    relaxed = relax(instance, method, seconds=seconds) if instance.switches else _nothing(instance)
     if spare and instance.switches:
         weighed = replace(instance, to_ps=instance.to_ps + spare)
-        return _spared(instance, schedule(weighed, seed, method=method, roundings=roundings), relaxed)
+        return _spared(
+            instance, schedule(weighed, seed, method=method, roundings=roundings, seconds=seconds), relaxed
+        )
     began = time.perf_counter()
     rng = np.random.default_rng(seed)
     best: Schedule | None = None

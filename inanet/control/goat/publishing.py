@@ -10,6 +10,7 @@ import numpy as np
 
 from inanet.control.goat.instance import Instance, from_graph
 from inanet.control.goat.krgs import Schedule, schedule
+from inanet.control.goat.relaxation import NoSolution
 from inanet.control.goat.submodels import FRAGMENT_VALUES, VALUE_BYTES, SubModel, partition
 from inanet.control.goat.topologies import empty_graph
 from inanet.proto.plan import Scheduled
@@ -19,6 +20,8 @@ from inanet.wire.goat import NO_SUBMODEL, WORDS
 SLOT_BYTES = 4 * WORDS + 24
 #: parts that a switch's memory is cut into: a layer that is larger than one of them is partitioned
 SHARES = 8
+#: seconds that the relaxation may take: heartbeats wait meanwhile
+SECONDS = 5.0
 #: sub-models of one tensor at most
 MOST_PARTS = 256
 _FRAGMENT_BYTES = FRAGMENT_VALUES * VALUE_BYTES
@@ -97,7 +100,8 @@ class Publisher:
     def publish(self, name: str, fragments: int) -> tuple[Scheduled, ...]:
         """Sub-models of a tensor of so many fragments; their slots are taken.
 
-        Raises ``ValueError`` when the job has no numbers left for them, ``ImportError`` without the plan extra.
+        Raises ``ValueError`` when the job has no numbers left for them, or no schedule is found in :data:`SECONDS`, and
+        ``ImportError`` without the plan extra.
         """
         (found,) = self.publish_all([(name, fragments)])
         return found
@@ -117,7 +121,12 @@ class Publisher:
             )
         if not whole:
             return [() for _ in tensors]
-        self.last = planned = schedule(self.instance(whole), self._seed)
+        try:
+            planned = schedule(self.instance(whole), self._seed, seconds=SECONDS)
+        except NoSolution as error:
+            names = ", ".join(name for name, _ in tensors[:3])
+            raise ValueError(f"tensor {names} cannot be scheduled over the switches: {error}") from None
+        self.last = planned
         found = iter(self._published(planned, whole))
         return [tuple(next(found) for _ in its) for its in parts]
 

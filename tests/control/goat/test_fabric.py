@@ -275,3 +275,16 @@ def test_layers_larger_than_a_share_are_cut_and_a_whole_model_makes_better_use_o
     one_by_one = publisher()
     apart = [one_by_one.publish(*layer) for layer in layers]
     assert [sum(part.count for part in its) for its in apart] == [50, 1, 7]
+
+
+def test_a_tensor_without_a_schedule_in_time_is_refused_and_takes_no_slots(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inanet.control.goat.publishing.SECONDS", 0.0)
+    memory = Memory()
+    publisher = Publisher(1, ways(LINKS, "ps", SWITCHES), "ps", SWITCHES, HOSTS, SLOTS, memory)
+    with pytest.raises(
+        ValueError, match="tensor gradient cannot be scheduled over the switches: .*Time limit"
+    ):
+        publisher.publish("gradient", 50)
+    assert all(memory.hole(name, SLOTS[name]) == (0, SLOTS[name]) for name in SWITCHES)
