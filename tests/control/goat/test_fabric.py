@@ -284,7 +284,7 @@ def test_a_tensor_without_a_schedule_in_time_is_refused_and_takes_no_slots(
     memory = Memory()
     publisher = Publisher(1, ways(LINKS, "ps", SWITCHES), "ps", SWITCHES, HOSTS, SLOTS, memory)
     with pytest.raises(
-        ValueError, match="tensor gradient cannot be scheduled over the switches: .*Time limit"
+        ValueError, match=r"tensor gradient cannot be scheduled over the switches: .*Time limit"
     ):
         publisher.publish("gradient", 50)
     assert all(memory.hole(name, SLOTS[name]) == (0, SLOTS[name]) for name in SWITCHES)
