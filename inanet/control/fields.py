@@ -130,7 +130,9 @@ def check_layout(layout: TensorLayout) -> TensorLayout:
         _in_range("workers", len(part.nodes), 1, MAX_CHILDREN)
         for node in part.nodes:
             _in_range("node", node, 0, len(part.bases))
-            _need(node == 0 or part.bases[node - 1] >= 0, f"sub-model {part.number} has no slots at node {node}")
+            _need(
+                node == 0 or part.bases[node - 1] >= 0, f"sub-model {part.number} has no slots at node {node}"
+            )
         for base in part.bases:
             _in_range("base", base, -1, (1 << 31) - 1)
     return layout
@@ -164,7 +166,10 @@ def _check_switched(facts: Switched) -> None:
     _in_range("values", facts.values, 0, 1 << 10)
     _need(not facts.sites or len(facts.entries) == len(facts.workers), "a worker without a switch")
     for site in facts.sites:
-        _need(len(site.to_sites) == len(facts.sites), f"switch {site.name!r}: ways to other switches are missing")
+        _need(
+            len(site.to_sites) == len(facts.sites),
+            f"switch {site.name!r}: ways to other switches are missing",
+        )
         _need(len(site.ways) == len(facts.workers), f"switch {site.name!r}: ways to workers are missing")
         for endpoint in (site.endpoint, site.to_ps, *site.to_sites, *site.ways):
             _in_range("endpoint", endpoint, 0, (1 << 48) - 1)

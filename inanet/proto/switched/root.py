@@ -30,9 +30,7 @@ class Server(Machine, Protocol):
 class SwitchedRoot:
     """Follows the plans of all jobs: those without a switch are for ``trees``. ``servers`` are by system."""
 
-    def __init__(
-        self, trees: Follower, exponents: ExponentRoot, servers: Mapping[str, Server]
-    ) -> None:
+    def __init__(self, trees: Follower, exponents: ExponentRoot, servers: Mapping[str, Server]) -> None:
         self._trees = trees
         self._exponents = exponents
         self._servers = servers
