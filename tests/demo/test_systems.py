@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 WORKERS, STEPS, SEED = 2, 5, 3
 
 
-@pytest.mark.parametrize(("system", "impair"), [("switchml", 0.0), ("a2tp", 0.01), ("goat", 0.0), ("netreduce", 0.0)])
+@pytest.mark.parametrize(
+    ("system", "impair"), [("switchml", 0.0), ("a2tp", 0.01), ("goat", 0.0), ("netreduce", 0.0)]
+)
 def test_the_command_with_a_switch(system, impair):
     arguments = {"system": system, "workers": WORKERS, "steps": STEPS, "seed": SEED, "impair": impair}
     options = [text for name, value in arguments.items() for text in (f"--{name}", str(value))]
