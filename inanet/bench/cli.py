@@ -89,7 +89,7 @@ def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> in
 @click.option(
     "-f", "factor", default=2, show_default=True, type=click.IntRange(2), help="Step between sizes."
 )
-@click.option("-n", "repetitions", default=3, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@click.option("-n", "repetitions", default=9, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option(
     "--rounds", default=1000, show_default=True, type=click.IntRange(0), help="Rounds of a small tensor."
 )
