@@ -1,5 +1,6 @@
 """The layouts of ``layout.h``, as the compiler sees them, are those of the arrays and packets in Python."""
 
+import re
 import struct
 from enum import IntEnum
 from pathlib import Path
@@ -177,5 +178,6 @@ def test_codes_that_both_sides_count(btf: Btf) -> None:
 def test_licence_and_no_paths(path: Path) -> None:
     image = path.read_bytes()
     assert section(image, b"license") == b"Dual BSD/GPL\0"
-    for word in (b"/home", b"/root", b"/work/", b"/tmp", b"/build", b"clang version"):
-        assert word not in image
+    assert b"clang version" not in image
+    # headers beside the source, and no folder of the machine that compiled it
+    assert {path[:3] for path in re.findall(rb"/[\w.-]+/[\w./-]*", image)} == {b"/./"}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
 from inanet.proto.atp.slots import SlotTable
-from inanet.proto.events import NodeEvent
+from inanet.proto.machine import Answering
 from inanet.proto.switched.leaves import Leaves, Sums, fold, give, make_leaves
 from inanet.wire.atp import (
     ECHO,
@@ -80,7 +80,7 @@ class _Running:
         self.pull_at: float | None = None
 
 
-class ParameterServer:
+class ParameterServer(Answering):
     """``frame_type`` is the system's framing; ``pull_after`` seconds of silence about an incomplete fragment make it pull."""
 
     def __init__(self, frame_type: np.dtype[Any] = FRAME, *, pull_after: float = 0.005) -> None:
@@ -264,20 +264,6 @@ class ParameterServer:
             table.pulls[running.pulls] += 1
             left = table.touched[waiting] + self.pull_after * (1 << np.minimum(table.pulls[waiting], 10))
             running.pull_at = float(left.min()) if len(waiting) else None
-
-    @property
-    def lacking(self) -> int:
-        """0: workers wait for every answer."""
-        return 0
-
-    @property
-    def groups(self) -> frozenset[int]:
-        """None."""
-        return frozenset()
-
-    def events(self) -> list[NodeEvent]:
-        """Nothing to report."""
-        return []
 
     # ---------------------------------------------------------------- figures
 

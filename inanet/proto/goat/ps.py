@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
 from inanet.proto.atp.ps import PSJob
-from inanet.proto.events import NodeEvent
 from inanet.proto.goat.frames import inspect, stamp
+from inanet.proto.machine import Answering
 from inanet.proto.switched.leaves import Leaves, Sums, fold, give, make_leaves
 from inanet.proto.switched.registers import JOBS
 from inanet.wire.batch import PacketBatch, Transmission
@@ -52,7 +52,7 @@ class _Running:
         self.asked: dict[int, int] = {}
 
 
-class GoatServer:
+class GoatServer(Answering):
     """Any number of jobs. A machine of its own with an address of its own."""
 
     def __init__(self) -> None:
@@ -197,27 +197,6 @@ class GoatServer:
         running.table.bitmap[places] = 0
 
     # ---------------------------------------------------------------- time and figures
-
-    def timer(self) -> float | None:
-        """Never: workers repeat themselves."""
-        return None
-
-    def on_timer(self, now: float) -> None:
-        """Nothing waits here."""
-
-    @property
-    def lacking(self) -> int:
-        """0: workers wait for every answer."""
-        return 0
-
-    @property
-    def groups(self) -> frozenset[int]:
-        """None."""
-        return frozenset()
-
-    def events(self) -> list[NodeEvent]:
-        """Nothing to report."""
-        return []
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name; ``direct`` are contributions that no switch has summed."""

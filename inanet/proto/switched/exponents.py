@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import NodeEvent
+from inanet.proto.machine import Answering
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import PAYLOAD_BYTES, Kind, MalformedPacket, Packet, decode, is_newer
@@ -141,7 +141,7 @@ class _RootJob:
     tables: dict[int, dict[int, _Table]] = field(default_factory=dict)
 
 
-class ExponentRoot:
+class ExponentRoot(Answering):
     """The root's side, for any number of jobs. A machine of its own with an address of its own."""
 
     def __init__(self) -> None:
@@ -217,27 +217,6 @@ class ExponentRoot:
         """Answers to what has become complete, or was asked for again."""
         out, self._out = self._out, {}
         return [_transmission(endpoint, packets) for endpoint, packets in out.items()]
-
-    def timer(self) -> float | None:
-        """Never: workers repeat themselves."""
-        return None
-
-    def on_timer(self, now: float) -> None:
-        """Nothing waits here."""
-
-    @property
-    def lacking(self) -> int:
-        """0: workers wait for every answer."""
-        return 0
-
-    @property
-    def groups(self) -> frozenset[int]:
-        """None."""
-        return frozenset()
-
-    def events(self) -> list[NodeEvent]:
-        """Nothing to report."""
-        return []
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name."""
