@@ -34,6 +34,8 @@ class Counters:
     collisions: int = 0
     """packets that found another fragment in their slot at a switch"""
     retransmissions: int = 0
+    results_multicast: int = 0
+    """results that left once for a group of children"""
     drops: dict[str, int] = field(default_factory=dict)
     """packets dropped by reason (:class:`inanet.wire.drops.Drop`)"""
 

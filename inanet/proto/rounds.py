@@ -60,8 +60,9 @@ class Rounds(Core):
             if not state.waiting or self._is_committed(state):
                 state.ready_due = None
             elif state.ready_due is None:
-                state.ready_due, state.ready_interval = now, self.timing.retransmit
-                self._wake(now)
+                # the parent says by itself that it is ready: asked while that is on its way, it would say so twice
+                state.ready_due, state.ready_interval = now + self.timing.reorder, self.timing.retransmit
+                self._wake(state.ready_due)
 
     def _may_decide(self, job: Job, collective: Collective) -> bool:
         """Whether every earlier round of the tensor is over at this host, well or badly."""
