@@ -11,14 +11,17 @@ offset size field      meaning
 0      1    magic      0x51: high nibble 5, low nibble the framing version
 1      1    kind       :class:`Kind`
 2      2    job        job number, any value
-4      2    sender     rank of a worker (HOT, COLD, PULL and the answers to them) or number of a PS shard (AGGREGATE, NEWS)
-6      2    version    version of the hot set that ranks refer to
-8      4    iteration  HOT, COLD, AGGREGATE, NEWS: the iteration; PULL, VALUES: the last one that must be in the values
-12     4    sequence   number of the packet in its stream; a retransmission has the same
-16     2    pairs      entries that follow; in a switch's ACK the number of its life, another after every restart
+4      2    sender     rank of a worker (HOT, COLD, PULL, JOIN and the answers to them) or number of a PS shard (AGGREGATE,
+                       NEWS, REFUSAL)
+6      2    version    version of the hot set that ranks refer to; in a REFUSAL a :class:`Refusal`
+8      4    iteration  HOT, COLD, AGGREGATE, NEWS: the iteration, modulo 2^32; PULL, VALUES: the last one that must be in the
+                       values; JOIN: the number of the worker's life; REFUSAL: the last one that the shard has finished
+12     4    sequence   number of the packet in its stream, modulo 2^32; a retransmission has the same; in a REFUSAL the iteration
+                       of what is refused
+16     2    pairs      entries that follow; in a switch's or a shard's ACK the number of its life, another after every restart
 18     1    width      32-bit values per key
-19     1    flags      :class:`Flag` bits; in HOT the high nibble is the attempt, which the ACK has for its low nibble; the high
-                       nibble of an ACK is the kind of what is acknowledged
+19     1    flags      :class:`Flag` bits; in HOT, COLD and AGGREGATE the high nibble is the attempt, which the ACK has for its
+                       low nibble; the high nibble of an ACK is the kind of what is acknowledged
 20     4    tag        keyed mix of the five words before it (:func:`inanet.wire.xagg.header_tag`, over big-endian words)
 24     ...  entries    see below
 end-4  4    checksum   linear checksum of the entries' words (R3), as an unsigned big-endian number
@@ -70,6 +73,19 @@ class Kind(IntEnum):
     VALUES = 6
     #: receiver to sender: the packet with this sequence number has arrived
     ACK = 7
+    #: worker to PS, before anything else: a process takes its rank's place in the job
+    JOIN = 8
+    #: PS to worker: what it has sent can never be taken, and why
+    REFUSAL = 9
+
+
+class Refusal(IntEnum):
+    """Why a PS shard refuses a worker for good."""
+
+    #: the shard has lost iterations that the worker knows to be finished
+    LOST = 1
+    #: another process has had this rank's place in the job already
+    TAKEN = 2
 
 
 class Flag(IntFlag):
@@ -82,7 +98,7 @@ class Flag(IntFlag):
 
 
 KIND_SHIFT = 4
-#: Numbers of attempts, in the high nibble of a HOT's flags and the low one of its ACK's.
+#: Numbers of attempts, in the high nibble of a gradient's flags and the low one of its ACK's.
 ATTEMPTS = 16
 
 HEADER = np.dtype(
@@ -153,7 +169,7 @@ class Packet:
     """A decoded packet; for tests, traces and the dissector.
 
     ``names`` are ranks or keys, ``words`` the values' bits, unsigned, ``width`` per entry. ``next_version`` is that of an
-    END of NEWS, else ``None``. ``life`` is a switch's, in an ACK.
+    END of NEWS, else ``None``. ``life`` is a switch's or a shard's, in an ACK.
     """
 
     kind: Kind

@@ -80,6 +80,10 @@ class Ledger:
         """Whether anything has come."""
         return bool(self.received.any() or (self.expected >= 0).any())
 
+    def heard(self, source: int) -> bool:
+        """Whether anything has come from a source."""
+        return bool(self.received[source] or self.expected[source] >= 0)
+
     def missing(self) -> list[int]:
         """Sources of which something is missing."""
         found: list[int] = np.flatnonzero(self.received != self.expected).tolist()

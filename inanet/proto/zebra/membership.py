@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ PACKET_BYTES = 1472
 #: fixed scale of gradients in switches, as a shift: about the 1e6 of the released program
 DEFAULT_SHIFT = 20
 MAX_WORKERS = 0xFFFF
+#: passes of a packet through a switch
+MOST_PASSES = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,13 @@ class Job:
         """Entries of a packet; those of a PULL are no more than those of its answer."""
         most = capacity(kind, self.width, self.packet_bytes)
         if kind == Kind.HOT:
-            return min(most, self.hot_pairs)
+            # all of a packet may be of one register, and a switch counts passes in a byte
+            return min(most, self.hot_pairs, MOST_PASSES)
         return min(most, capacity(Kind.VALUES, self.width, self.packet_bytes)) if kind == Kind.PULL else most
+
+    def called(self, place: int) -> str:
+        """A shard by its number, or, behind them, the switch, for people."""
+        return "the switch" if place == len(self.shards) else f"shard {place}"
 
     def shard_of(self, keys: U64) -> I64:
         """int64[n]: the shard that keeps each key, by equal parts of the key space or by a hash of the key."""
@@ -102,6 +109,10 @@ class HotSet:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def same(self, other: "HotSet") -> bool:
+        """Whether another set has the same keys in the same order, with the same shifts."""
+        return np.array_equal(self.keys, other.keys) and np.array_equal(self.shifts, other.shifts)
+
     @property
     def scale(self) -> NDArray[np.float64]:
         """float64[k]: 2^shifts."""
@@ -109,6 +120,22 @@ class HotSet:
 
 
 EMPTY = HotSet(0, np.zeros(0, np.uint64))
+
+
+def following(version: int) -> int:
+    """The version after one; 0 stays the empty set's."""
+    return version % 0xFFFF + 1
+
+
+def forget(known: dict[int, Any], version: int) -> None:
+    """Drop what belongs to hot sets that were prepared before the one of ``version``, which is in use: nobody goes back to them.
+    The empty set stays.
+    """
+    for old in list(known):
+        if old == version:
+            break
+        if old != EMPTY.version:
+            del known[old]
 
 
 def fixed(version: int, keys: U64, shift: int = DEFAULT_SHIFT) -> HotSet:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32, store32
 from inanet.proto.engine import tag_of
+from inanet.proto.zebra.serial import SERIAL, low
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.zebra import (
@@ -34,7 +35,7 @@ _TYPE, _JOB, _TAG, _CHECK = (
     int(Drop.BAD_TAG),
     int(Drop.BAD_CHECKSUM),
 )
-_END, _NEWS, _LAST = int(Flag.END), int(Kind.NEWS), int(Kind.ACK)
+_END, _NEWS, _LAST = int(Flag.END), int(Kind.NEWS), int(max(Kind))
 _HEAD, _EMPTY, _NEXT, _CHECK_BYTES = HEADER_BYTES, EMPTY_BYTES, NEXT_BYTES, CHECKSUM_BYTES
 _FIRST_MAGIC = MAGIC_VERSION
 _INLINE = {"cache": True, "nogil": True, "_nrt": False, "inline": "always"}
@@ -256,7 +257,7 @@ class Sheaf:
         header["kind"] = kind
         header["job"], header["sender"], header["version"] = head.job, head.sender, head.version
         header["iteration"], header["width"], header["flags"] = head.iteration, head.width, head.flags
-        header["sequence"] = base + np.arange(total)
+        header["sequence"] = base + np.arange(total) & SERIAL
         header["pairs"][: len(counts)] = counts
         packet = np.repeat(np.arange(len(counts)), counts)
         place = np.arange(len(packet)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -300,7 +301,7 @@ class Sheaf:
 
 
 class Head:
-    """What the headers of a stream's packets have in common; ``key`` is the job's."""
+    """What the headers of a stream's packets have in common; ``key`` is the job's. Of ``iteration`` they have the low half."""
 
     __slots__ = ("flags", "iteration", "job", "key", "sender", "version", "width")
 
@@ -308,11 +309,11 @@ class Head:
         self, job: int, key: int, sender: int, version: int, iteration: int, width: int, flags: int = 0
     ) -> None:
         self.job, self.key, self.sender, self.version = job, key, sender, version
-        self.iteration, self.width, self.flags = iteration, width, flags
+        self.iteration, self.width, self.flags = low(iteration), width, flags
 
 
-def acknowledgements(judged: Judged, which: I64, head: Head) -> list[Transmission]:
-    """ACKs for packets of a batch, to where each came from. ``head.sender`` says who acknowledges."""
+def acknowledgements(judged: Judged, which: I64, head: Head, life: int = 0) -> list[Transmission]:
+    """ACKs for packets of a batch, to where each came from. ``head.sender`` says who acknowledges, ``life`` in which life."""
     if not len(which):
         return []
     stride = EMPTY_BYTES
@@ -329,7 +330,8 @@ def acknowledgements(judged: Judged, which: I64, head: Head) -> list[Transmissio
     header["version"] = columns[:, Column.VERSION]
     header["iteration"] = columns[:, Column.ITERATION]
     header["sequence"] = columns[:, Column.SEQUENCE]
-    header["flags"] = columns[:, Column.KIND] << KIND_SHIFT
+    header["flags"] = columns[:, Column.KIND] << KIND_SHIFT | columns[:, Column.FLAGS] >> KIND_SHIFT
+    header["pairs"] = life
     arena = frames.view(np.uint8).reshape(-1)
     offsets = np.arange(len(order), dtype=np.int64) * stride
     seal(arena, offsets, np.full(len(order), stride, np.int64), head.key)

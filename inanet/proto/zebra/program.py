@@ -25,9 +25,10 @@ from inanet.proto.program import Action, Verdicts
 from inanet.proto.zebra.layout import Layout, by_heat
 from inanet.proto.zebra.ledger import Ledger
 from inanet.proto.zebra.logsum import TABLE_BYTES, TABLES
-from inanet.proto.zebra.membership import EMPTY, HotSet, Job
+from inanet.proto.zebra.membership import EMPTY, MOST_PASSES, HotSet, Job, forget
 from inanet.proto.zebra.packets import Column, Judged, seal
 from inanet.proto.zebra.registers import Registers, empty, gather
+from inanet.proto.zebra.serial import ahead
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.switchcpu import SwitchCpu
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
@@ -50,7 +51,12 @@ class _Served:
     rank_of: dict[int, int]
     shard_of: dict[int, int]
     hot: HotSet = EMPTY
+    #: the open one, and whether a packet has said so
     iteration: int = 1
+    informed: bool = False
+    #: numbers of the processes that have taken the ranks' places, and how often one has taken another's
+    lives: dict[int, int] = field(default_factory=dict)
+    begun: int = 0
     #: hot sets that packets may ask for
     prepared: dict[int, HotSet] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=lambda: Ledger(1))
@@ -73,7 +79,7 @@ class ZebraProgram:
         *,
         budget: int = DEFAULT_BUDGET,
         timing: Timing | None = None,
-        most_passes: int = 255,
+        most_passes: int = MOST_PASSES,
         place: Place = by_heat,
         life: int = 0,
     ) -> None:
@@ -132,13 +138,18 @@ class ZebraProgram:
         """
         served = self._served[number]
         needed = self._bytes(served.job, len(hot))
-        others = sum(self._bytes(one.job, len(one.hot)) for one in self._served.values() if one is not served)
+        others = sum(self._claimed(one) for one in self._served.values() if one is not served)
         if needed + others > self.budget:
             raise ValueError(
                 f"job {number}: {len(hot)} hot parameters need {needed} B of registers, {self.budget - others} B are left; "
                 "make the hot set smaller"
             )
+        served.prepared.pop(hot.version, None)
         served.prepared[hot.version] = hot
+
+    def _claimed(self, served: _Served) -> int:
+        """What a job's largest hot set needs, in place or ready."""
+        return max(self._bytes(served.job, len(hot)) for hot in (served.hot, *served.prepared.values()))
 
     def _bytes(self, job: Job, count: int) -> int:
         layout = self._place(count, job.registers)
@@ -167,8 +178,9 @@ class ZebraProgram:
             mark=np.full(served.layout.registers, -1, np.int64),
             several=np.zeros(served.layout.registers, np.int64),
         )
-        # a worker may be on its way back from an older set, never to it
-        served.prepared = {version: one for version, one in served.prepared.items() if version != hot.version}
+        # a worker may be on its way from an older set, never back to it
+        forget(served.prepared, hot.version)
+        served.prepared.pop(hot.version, None)
 
     def updates(self, number: int) -> tuple[U64, I64]:
         """Hot keys, and how often each was updated since this was last asked: what online identification gathers."""
@@ -199,6 +211,7 @@ class ZebraProgram:
     def _serve(self, served: _Served, batch: PacketBatch, verdicts: Verdicts) -> None:
         job = served.job
         judged = Judged(batch, job.number, job.key)
+        self._joining(served, judged, verdicts)
         self._gradients(served, judged, verdicts)
         for sort, shard_says in ((Kind.NEWS, False), (Kind.ACK, True)):
             for index in judged.of(sort).tolist():
@@ -224,32 +237,41 @@ class ZebraProgram:
         sound = judged[Column.WIDTH] == job.width
         sound &= (judged[Column.FLAGS] & Flag.FLOAT != 0) == job.floats
         judged.refuse(which[~sound[which]], Drop.BAD_TYPE)
-        newest = int(judged[Column.ITERATION][which[judged.reason[which] == 0]].max(initial=0))
-        if newest > served.iteration:
-            self._catch_up(served, newest)
+        self._catch_up(served, judged[Column.ITERATION][which[judged.reason[which] == 0]])
         # an ACK is owed to whatever has been taken
-        ahead = judged[Column.ITERATION] - served.iteration
-        live = (judged.reason[which] == 0) & (ahead[which] == 0)
+        early = ahead(judged[Column.ITERATION], served.iteration)
+        live = (judged.reason[which] == 0) & (early[which] == 0)
         self._agree(served, judged, which[live])
         live &= judged.reason[which] == 0
         self._fold(served, judged, which[live], ranks[live], verdicts)
-        late = which[(judged.reason[which] == 0) & (ahead[which] < 0)]
+        late = which[(judged.reason[which] == 0) & (early[which] < 0)]
         judged.reason[late] = Drop.STALE_ROUND
+        questions = late[judged[Column.FLAGS][late] & Flag.END != 0]
+        served.cpu.asked(judged[Column.ITERATION][questions], self._now)
         repeated = (judged.reason[which] == Drop.DUPLICATE) | (judged.reason[which] == Drop.STALE_ROUND)
-        self._answer(job, self.life, batch, which[(judged.reason[which] == 0) | repeated], verdicts)
+        self._answer(served, batch, which[(judged.reason[which] == 0) | repeated], verdicts)
         if served.ledger.complete:
             self._finish(served)
 
-    def _catch_up(self, served: _Served, iteration: int) -> None:
-        """A worker has begun an iteration that this switch does not know: it was another life that took part in the last ones.
+    def _catch_up(self, served: _Served, iterations: I64) -> None:
+        """If a worker has begun an iteration that this switch does not know, it was another life that took part in the last ones.
 
-        All before are finished, or the worker would not have begun it; what is here of them is of no use to anybody.
+        All before are finished, or the worker would not have begun it; what is here of them is of no use to anybody. A new life
+        believes the first packet, whatever its number.
         """
-        assert served.registers is not None
-        empty(served.registers, served.job.floats)
-        served.ledger.clear()
-        self.skipped += iteration - served.iteration
-        served.iteration = iteration
+        if not len(iterations):
+            return
+        if not served.informed:
+            served.informed, most = True, int(iterations[0])
+            self.skipped += most - served.iteration
+            served.iteration = most
+        most = int(ahead(iterations, served.iteration).max())
+        if most > 0:
+            assert served.registers is not None
+            empty(served.registers, served.job.floats)
+            served.ledger.clear()
+            self.skipped += most
+            served.iteration += most
 
     def _agree(self, served: _Served, judged: Judged, which: I64) -> None:
         """Refuse gradients of another hot set; a new one that is ready is put in place while the registers are empty."""
@@ -288,16 +310,41 @@ class ZebraProgram:
         self.contributions += int(columns[folded, Column.PAIRS].sum())
         np.add.at(self.passes, np.minimum(passes[folded & (columns[:, Column.PAIRS] > 0)], 255), 1)
 
-    @staticmethod
-    def _answer(job: Job, life: int, batch: PacketBatch, which: I64, verdicts: Verdicts) -> None:
+    def _answer(self, served: _Served, batch: PacketBatch, which: I64, verdicts: Verdicts) -> None:
         """Turn packets into their acknowledgements."""
-        ats = batch.offsets[which]
-        batch.arena[ats + 19] = int(Kind.HOT) << KIND_SHIFT | batch.arena[ats + 19] >> KIND_SHIFT
+        ats, life = batch.offsets[which], (self.life + served.begun) & 0xFFFF
+        batch.arena[ats + 19] = batch.arena[ats + 1] << KIND_SHIFT | batch.arena[ats + 19] >> KIND_SHIFT
         batch.arena[ats + 1] = Kind.ACK
         batch.arena[ats + 16], batch.arena[ats + 17] = life >> 8, life & 0xFF
         verdicts.length[which] = EMPTY_BYTES
-        seal(batch.arena, ats, np.full(len(ats), EMPTY_BYTES, np.int64), job.key)
+        seal(batch.arena, ats, np.full(len(ats), EMPTY_BYTES, np.int64), served.job.key)
         verdicts.action[which] = Action.REPLY
+
+    def _joining(self, served: _Served, judged: Judged, verdicts: Verdicts) -> None:
+        """Processes take the ranks' places. One in the place of another means that the job begins anew: what is here is of the
+        one before, or, if shards refuse that process, is sent again by the others, as to another life of this switch.
+        """
+        taken = []
+        for index in judged.of(Kind.JOIN).tolist():
+            rank = served.rank_of.get(int(judged.batch.sources[index]))
+            if rank is None:
+                judged.reason[index] = Drop.FOREIGN_HOST
+                continue
+            life = int(judged[Column.ITERATION][index])
+            if served.lives.setdefault(rank, life) != life:
+                self._begin_anew(served)
+                served.lives[rank] = life
+            taken.append(index)
+        self._answer(served, judged.batch, np.array(taken, np.int64), verdicts)
+
+    def _begin_anew(self, served: _Served) -> None:
+        assert served.registers is not None
+        empty(served.registers, served.job.floats)
+        served.ledger.clear()
+        served.cpu = SwitchCpu(served.job, self._timing)
+        served.lives.clear()
+        served.informed = False
+        served.begun += 1
 
     def _finish(self, served: _Served) -> None:
         """Everything of an iteration is in: hand the sums to the CPU."""
@@ -315,12 +362,7 @@ class ZebraProgram:
         sources = judged.batch.sources[which]
         for address in np.unique(sources).tolist():
             mine = sources == address
-            served.cpu.acknowledged(
-                served.shard_of[int(address)],
-                columns[mine, Column.ITERATION],
-                columns[mine, Column.SEQUENCE],
-                self._now,
-            )
+            served.cpu.acknowledged(served.shard_of[int(address)], columns[mine], self._now)
 
     # ------------------------------------------------------------ the rest
 
@@ -377,4 +419,4 @@ class ZebraProgram:
 
 def _known(judged: Judged) -> NDArray[np.bool_]:
     """Packets of kinds that concern a switch."""
-    return np.isin(judged[Column.KIND], (Kind.HOT, Kind.NEWS))
+    return np.isin(judged[Column.KIND], (Kind.HOT, Kind.NEWS, Kind.JOIN))

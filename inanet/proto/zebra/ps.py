@@ -3,24 +3,33 @@
 An iteration is finished when every worker's END and all its packets, and the switch's, are in (R12). Gradients are kept until
 then and added in the order of ranks and sequence numbers, in float64: what comes out does not depend on when packets
 came. Then every worker gets the new values of hot parameters (NEWS), and its END: the iteration is over.
+
+With a journal (:mod:`~inanet.proto.zebra.state`) another life of the shard goes on where one has ended. It has finished what the
+journal says, tells the workers of the last iteration again, and has nothing of the open one: workers and the switch keep what
+they have sent until an iteration is over, learn from the life in acknowledgements that it is another one, and send all of
+the open iteration again. A shard that has lost iterations says so to every worker that knows of them.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.events import PeerSilent
+from inanet.proto.zebra import state
 from inanet.proto.zebra.keyindex import KeyIndex
 from inanet.proto.zebra.layout import in_sequence
 from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
-from inanet.proto.zebra.membership import EMPTY, HotSet, Job
+from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
 from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, by_length
+from inanet.proto.zebra.piles import Pile, added
+from inanet.proto.zebra.serial import ahead
 from inanet.proto.zebra.store import Initial, Optimiser, Store, Sum, zeros
 from inanet.proto.zebra.stream import Path, Stream, Timing
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
-from inanet.wire.zebra import KIND_SHIFT, Flag, Kind
+from inanet.wire.zebra import KIND_SHIFT, Flag, Kind, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,26 +45,17 @@ class IterationFinished:
 
 PsEvent = IterationFinished | PeerSilent
 
+#: kinds that a shard takes
+_TAKEN = [int(kind) for kind in (Kind.COLD, Kind.AGGREGATE, Kind.PULL, Kind.ACK, Kind.JOIN)]
 
-@dataclass(slots=True)
-class _Pile:
-    """Gradients of the open iteration: parts with the order they count in, keys or ranks, and words."""
 
-    order: list[I64] = field(default_factory=list)
-    names: list[U64] = field(default_factory=list)
-    words: list[NDArray[np.uint32]] = field(default_factory=list)
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last iteration that is finished: ``keys`` that it has changed, its hot set, and the next one's."""
 
-    def add(self, order: I64, names: U64, words: NDArray[np.uint32]) -> None:
-        self.order.append(order)
-        self.names.append(names)
-        self.words.append(words)
-
-    def sorted(self, width: int) -> tuple[U64, NDArray[np.uint32]]:
-        """Names and words in their order."""
-        if not self.order:
-            return np.zeros(0, np.uint64), np.zeros((0, width), np.uint32)
-        place = np.argsort(np.concatenate(self.order), kind="stable")
-        return np.concatenate(self.names)[place], np.concatenate(self.words)[place]
+    keys: U64
+    version: int
+    following: int
 
 
 class ParameterShard:
@@ -63,6 +63,9 @@ class ParameterShard:
 
     Iterations are numbered from 1. A hot set is known to all machines (:meth:`prepare`) before it is announced, at shard 0
     (:meth:`announce`): the END of the next iteration's NEWS tells all workers to use it from then on.
+
+    ``life`` is a number that no other life of this shard had lately, up to 65535. ``journal`` keeps what another life needs to go
+    on (:meth:`restore`).
     """
 
     def __init__(
@@ -72,9 +75,18 @@ class ParameterShard:
         optimiser: Optimiser | None = None,
         initial: Initial = zeros,
         timing: Timing | None = None,
+        *,
+        life: int = 0,
+        journal: state.Journal | None = None,
     ) -> None:
+        if not 0 <= life <= 0xFFFF:
+            raise ValueError(f"the number of a shard's life has 16 bits, {life} does not fit")
         self.job = job
         self.number = number
+        self.life = life
+        self._journal = journal
+        #: numbers of the processes that have taken the ranks' places
+        self._lives: dict[int, int] = {}
         self.store = Store(job.width, optimiser or Sum(), initial)
         self.timing = timing or Timing()
         self.finished = 0
@@ -87,9 +99,10 @@ class ParameterShard:
         self._version = self._next = EMPTY.version
         self._workers = Ledger(len(job.workers))
         self._switch = Ledger(1)
-        self._cold, self._sums = _Pile(), _Pile()
+        self._cold, self._sums = Pile(), Pile()
         self._path = Path(self.timing)
         self._news: Stream | None = None
+        self._last = _Last(np.zeros(0, np.uint64), EMPTY.version, EMPTY.version)
         self._out: list[Transmission] = []
         self._events: list[PsEvent] = []
         self._since = 0.0
@@ -99,7 +112,22 @@ class ParameterShard:
     # ------------------------------------------------------------- hot sets
 
     def prepare(self, hot: HotSet) -> None:
-        """Know a hot set, so that sums can come under its ranks."""
+        """Know a hot set, so that sums can come under its ranks; until one that was prepared later is in use.
+
+        Raises ``ValueError`` for another set under the number of the one that the state file says is in use.
+        """
+        known = self._hot.get(hot.version)
+        if known is not None and hot.version == self._version and not known.same(hot):
+            raise ValueError(
+                f"job {self.job.number}, shard {self.number}: hot set {hot.version} is in use, and was another one"
+            )
+        if known is None or not known.same(hot):
+            self._know(hot)
+            self._write(state.prepared(hot))
+
+    def _know(self, hot: HotSet) -> None:
+        for known in (self._hot, self._ranks):
+            known.pop(hot.version, None)
         self._hot[hot.version] = hot
         self._ranks[hot.version] = KeyIndex(hot.keys)
 
@@ -110,7 +138,9 @@ class ParameterShard:
         """
         if version not in self._hot:
             raise KeyError(f"hot set {version} of job {self.job.number} has not been prepared")
-        self._next = version
+        if version != self._next:
+            self._next = version
+            self._write(state.announced(version))
 
     def updates(self) -> tuple[U64, I64]:
         """Keys, and contributions to them that came to this shard by themselves, since this was last asked."""
@@ -126,18 +156,20 @@ class ParameterShard:
         kinds = judged[Column.KIND]
         from_switch = batch.sources == np.uint64(self.job.switch)
         judged.refuse(np.where(kinds == Kind.AGGREGATE, ~from_switch, ranks < 0), Drop.FOREIGN_HOST)
-        taken = (kinds == Kind.COLD) | (kinds == Kind.AGGREGATE) | (kinds == Kind.PULL) | (kinds == Kind.ACK)
-        judged.refuse(~taken, Drop.BAD_TYPE)
+        judged.refuse(~np.isin(kinds, _TAKEN), Drop.BAD_TYPE)
         judged.refuse((kinds != Kind.ACK) & (judged[Column.WIDTH] != self.job.width), Drop.BAD_TYPE)
+        floats = judged[Column.FLAGS] & Flag.FLOAT != 0
+        judged.refuse((kinds == Kind.AGGREGATE) & (floats != self.job.floats), Drop.BAD_TYPE)
         if not self._workers.begun and not self._switch.begun:
             self._since = now
         acked = [
             self._gradients(judged, Kind.COLD, self._workers, ranks, self._cold),
             self._gradients(judged, Kind.AGGREGATE, self._switch, np.zeros(len(batch), np.int64), self._sums),
+            self._joining(judged, ranks),
         ]
         head = self._head(0)
         for which in acked:
-            self._out += acknowledgements(judged, which, head)
+            self._out += acknowledgements(judged, which, head, self.life)
         self._acknowledged(judged, ranks, now)
         if self._workers.complete and (not self.job.switch or self._switch.complete):
             self._finish()
@@ -148,18 +180,24 @@ class ParameterShard:
         job = self.job
         return Head(job.number, job.key, self.number, version, self.finished, job.width)
 
-    def _gradients(self, judged: Judged, kind: Kind, ledger: Ledger, sources: I64, pile: _Pile) -> I64:
+    def _gradients(self, judged: Judged, kind: Kind, ledger: Ledger, sources: I64, pile: Pile) -> I64:
         """Enter gradients of the open iteration; gives the packets to acknowledge."""
         which = judged.of(kind)
         if not len(which):
             return which
-        ahead = judged[Column.ITERATION][which] - (self.finished + 1)
-        judged.refuse(which[ahead > 0], Drop.NOT_OPEN)
-        judged.refuse(
-            which[~np.isin(judged[Column.VERSION][which], list(self._hot)) & (ahead == 0)], Drop.FUTURE_PLAN
-        )
-        late = which[ahead < 0]
-        live = which[(ahead == 0) & (judged.reason[which] == 0)]
+        early = ahead(judged[Column.ITERATION][which], self.finished + 1)
+        versions = judged[Column.VERSION][which]
+        judged.refuse(which[early > 0], Drop.NOT_OPEN)
+        if kind == Kind.COLD:
+            self._refuse(judged, which[early > 0], Refusal.LOST)
+        judged.refuse(which[~np.isin(versions, list(self._hot)) & (early == 0)], Drop.FUTURE_PLAN)
+        late = which[early < 0]
+        live = which[(early == 0) & (judged.reason[which] == 0)]
+        if len(live):
+            if not self._waiting():
+                self._version = int(judged[Column.VERSION][live[0]])
+            judged.refuse(live[judged[Column.VERSION][live] != self._version], Drop.STALE_PLAN)
+            live = live[judged.reason[live] == 0]
         columns = judged.columns[live]
         ends = columns[:, Column.FLAGS] & Flag.END != 0
         how = ledger.enter(sources[live], columns[:, Column.SEQUENCE], ends)
@@ -169,7 +207,6 @@ class ParameterShard:
         fresh = live[how == FRESH]
         if len(fresh):
             columns = judged.columns[fresh]
-            self._version = int(columns[0, Column.VERSION])
             names, words = judged.entries(fresh)
             place = sources[fresh] << 32 | columns[:, Column.SEQUENCE]
             pile.add(np.repeat(place, columns[:, Column.PAIRS]), names, words)
@@ -179,7 +216,7 @@ class ParameterShard:
         which = judged.of(Kind.ACK)
         columns = judged.columns[which]
         ours = (columns[:, Column.FLAGS] >> KIND_SHIFT == Kind.NEWS) & (
-            columns[:, Column.ITERATION] == self.finished
+            ahead(columns[:, Column.ITERATION], self.finished) == 0
         )
         judged.reason[which[~ours]] = Drop.STALE_ROUND
         if self._news is None:
@@ -193,57 +230,52 @@ class ParameterShard:
     def _finish(self) -> None:
         """Add up, change parameters, tell the workers."""
         job, hot = self.job, self._hot[self._version]
-        keys, words = self._cold.sorted(job.width)
-        ranks, sums = self._sums.sorted(job.width)
-        at = ranks.astype(np.int64)
-        values = words.view(np.float32).astype(np.float64)
-        if job.floats:
-            totals = sums.view(np.float32).astype(np.float64)
-        else:
-            totals = sums.view(np.int32) / hot.scale[at][:, None] if len(at) else np.zeros((0, job.width))
-        every, place = np.unique(np.concatenate([keys, hot.keys[at]]), return_inverse=True)
-        gradients = np.zeros((len(every), job.width), np.float32)
-        both = np.concatenate([values, totals])
-        for column in range(job.width):
-            gradients[:, column] = np.bincount(place, weights=both[:, column], minlength=len(every))
-        updates = np.bincount(place[: len(keys)], minlength=len(every)).astype(np.int64)
-        changed = self.store.apply(every, gradients, updates)
+        keys, gradients, updates = added(job, hot, self._cold, self._sums)
+        changed = self.store.apply(keys, gradients, updates)
+        cold = int(updates.sum())
         self.finished += 1
-        self.cold += len(keys)
-        self._events.append(IterationFinished(job.number, self.finished, self.number, len(every), len(keys)))
-        self._tell(every, changed)
+        self.cold += cold
+        self._events.append(IterationFinished(job.number, self.finished, self.number, len(keys), cold))
+        self._last = _Last(keys, self._version, self._next if self.number == 0 else self._version)
         self._workers.clear()
         self._switch.clear()
-        self._cold, self._sums = _Pile(), _Pile()
+        self._cold, self._sums = Pile(), Pile()
         self._told = False
+        # whoever is told may forget the iteration, so it is written down first
+        self._write(self._parameters(state.Record.STEP, keys))
+        self._tell(changed)
 
-    def _tell(self, keys: U64, values: NDArray[np.float32]) -> None:
-        job = self.job
-        ranks = self._ranks[self._version].find(keys)
+    def _tell(self, values: F32) -> None:
+        """Tell the workers of the last iteration: its keys have ``values`` now."""
+        job, last = self.job, self._last
+        ranks = self._ranks[last.version].find(last.keys)
         hot = np.flatnonzero(ranks >= 0)
         hot = hot[np.argsort(ranks[hot])]
         sheaf = Sheaf(
             Kind.NEWS,
-            self._head(self._version),
+            self._head(last.version),
             in_sequence(len(hot), job.capacity(Kind.NEWS)),
             ranks[hot].astype(np.uint64),
             np.ascontiguousarray(values[hot]).view(np.uint32),
-            next_version=self._next if self.number == 0 else self._version,
+            next_version=last.following,
         )
         if self._news is not None:
             self._sent += self._news.sent
             self._repeated += self._news.repeated
         self._news = Stream(sheaf, job.workers, self._path, group=job.switch or None)
+        forget(self._hot, last.version)
+        forget(self._ranks, last.version)
 
     def _answer(self, judged: Judged) -> None:
-        """Answer pulls of finished iterations."""
+        """Answer pulls after the last iteration."""
         which = judged.of(Kind.PULL)
         if not len(which):
             return
-        ahead = judged[Column.ITERATION][which] - self.finished
-        judged.reason[which[ahead > 0]] = Drop.NOT_OPEN
-        judged.reason[which[ahead < 0]] = Drop.STALE_ROUND
-        live = which[ahead == 0]
+        early = ahead(judged[Column.ITERATION][which], self.finished)
+        judged.reason[which[early > 0]] = Drop.NOT_OPEN
+        self._refuse(judged, which[early > 0], Refusal.LOST)
+        judged.reason[which[early < 0]] = Drop.STALE_ROUND
+        live = which[early == 0]
         sources = judged.batch.sources
         live = live[np.argsort(sources[live], kind="stable")]
         keys, _ = judged.entries(live)
@@ -253,9 +285,102 @@ class ParameterShard:
         counts = np.ascontiguousarray(columns[:, Column.PAIRS])
         sheaf = Sheaf(Kind.VALUES, self._head(self._version), counts, None, words, end=False)
         sheaf.number(columns[:, Column.SEQUENCE], self.job.key)
-        for source in np.unique(sources[live]).tolist():
-            mine = sources[live] == source
+        self._send_back(sheaf, sources[live])
+
+    def _send_back(self, sheaf: Sheaf, sources: NDArray[np.uint64]) -> None:
+        """Packets to where those came from that they answer."""
+        for source in np.unique(sources).tolist():
+            mine = sources == source
             self._out += by_length(int(source), sheaf.arena, sheaf.offsets[mine], sheaf.lengths[mine])
+
+    # ------------------------------------------------- who takes part, and who cannot
+
+    def _joining(self, judged: Judged, ranks: I64) -> I64:
+        """Let processes take their ranks' places; gives the packets to acknowledge."""
+        taken = []
+        for index in judged.of(Kind.JOIN).tolist():
+            rank, life = int(ranks[index]), int(judged[Column.ITERATION][index])
+            if rank not in self._lives and not self.finished and not self._workers.heard(rank):
+                self._lives[rank] = life
+                self._write(state.joined(rank, life))
+            if self._lives.get(rank) == life:
+                taken.append(index)
+            else:
+                judged.reason[index] = Drop.REFUSED
+                self._refuse(judged, np.array([index]), Refusal.TAKEN)
+        return np.array(taken, np.int64)
+
+    def _refuse(self, judged: Judged, which: I64, why: Refusal) -> None:
+        """Tell workers what packets can never be taken; once each for a batch."""
+        _, first = np.unique(judged.batch.sources[which], return_index=True)
+        which = which[first]
+        if not len(which):
+            return
+        head = self._head(int(why))
+        sheaf = Sheaf(Kind.REFUSAL, head, np.zeros(len(which), np.int64), None, None, end=False)
+        sheaf.number(judged[Column.ITERATION][which], self.job.key)
+        self._send_back(sheaf, judged.batch.sources[which])
+
+    # --------------------------------------------------------------- lives
+
+    @property
+    def _whose(self) -> str:
+        job = self.job
+        return (
+            f"job {job.number}, shard {self.number} of {len(job.shards)} by {job.sharding}, {len(job.workers)} workers, "
+            f"{job.width} values per key, {self.store.kind}"
+        )
+
+    def _write(self, record: bytes) -> None:
+        if self._journal is not None and self._journal.append(record):
+            self._journal.rewrite(self.snapshot())
+
+    def _parameters(self, kind: state.Record, keys: U64 | None) -> bytes:
+        last, found = self._last, self.store.whole(keys)
+        return state.parameters(kind, self.finished, last.version, last.following, *found)
+
+    def snapshot(self) -> bytes:
+        """Records that say all that another life needs, in place of all before."""
+        parts = [state.born(self._whose, self.life)]
+        parts += [state.joined(*member) for member in self._lives.items()]
+        parts += [state.prepared(hot) for version, hot in self._hot.items() if version != EMPTY.version]
+        parts.append(self._parameters(state.Record.WHOLE, None))
+        if self.finished:
+            parts.append(self._parameters(state.Record.STEP, self._last.keys))
+        return b"".join([*parts, state.announced(self._next)])
+
+    def restore(self, entries: Iterable[state.Entry], *, anew: bool = False) -> None:
+        """Begin a life: go on where the one ended whose journal this is, or, ``anew``, with its model only, as a job of other
+        processes. Without entries it is the first.
+
+        Raises :class:`~inanet.proto.zebra.state.BadState` for the journal of another shard.
+        """
+        values: F32 | None = None
+        for entry in entries:
+            if entry.kind == state.Record.BORN:
+                if entry.text != self._whose:
+                    raise state.BadState(f"it is of {entry.text}; this is {self._whose}")
+                self.life = (entry.following + 1) & 0xFFFF
+            elif entry.hot is not None:
+                self._know(entry.hot)
+            elif entry.kind == state.Record.JOINED:
+                self._lives[entry.version] = entry.following
+            elif entry.kind == state.Record.NEXT:
+                self._next = entry.version
+            else:
+                self.store.put(entry.keys, entry.values, entry.states)
+                self.finished, self._version, values = entry.iteration, entry.version, entry.values
+                self._last = _Last(entry.keys, entry.version, entry.following)
+        if anew:
+            self.finished, self._version, self._next = 0, EMPTY.version, EMPTY.version
+            self._last = _Last(self._last.keys[:0], EMPTY.version, EMPTY.version)
+            self._lives, self._hot, self._ranks = {}, {EMPTY.version: EMPTY}, {EMPTY.version: KeyIndex()}
+            if self._journal is not None:
+                self._journal.rewrite(self.snapshot())
+            return
+        self._write(state.born(self._whose, self.life))
+        if self.finished and values is not None:
+            self._tell(values)
 
     # ------------------------------------------------------------ contract
 

@@ -8,9 +8,11 @@ from inanet.proto.zebra.cache import HotCache
 from inanet.proto.zebra.layout import in_sequence
 from inanet.proto.zebra.membership import F32, Job
 from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf
+from inanet.proto.zebra.serial import beyond
 from inanet.proto.zebra.stream import Path, Stream
-from inanet.wire.batch import I64, U64
+from inanet.wire.batch import I64, U64, Transmission
 from inanet.wire.drops import Drop
+from inanet.wire.endpoint import show
 from inanet.wire.zebra import Kind
 
 
@@ -36,6 +38,7 @@ class Pulling:
         #: sequence numbers that shards have seen, so that a late answer is not taken for one to another pull
         self._asked = [0] * len(job.shards)
         self.cached = 0
+        self._sent = self._repeated = 0
 
     def ask(self, pull: Pull, cache: HotCache, iteration: int) -> None:
         """Begin: values are to be those after ``iteration``."""
@@ -61,6 +64,41 @@ class Pulling:
         """Whether every answer is in."""
         return all(stream is None or stream.done for stream in self.streams)
 
+    def end(self) -> None:
+        """The pull is over."""
+        for shard, stream in enumerate(self.streams):
+            if stream is not None:
+                self._sent += stream.sent
+                self._repeated += stream.repeated
+                self.streams[shard] = None
+
+    def transmit(self, now: float) -> list[Transmission]:
+        """What is to be sent."""
+        return [t for stream in self.streams if stream is not None for t in stream.transmit(now)]
+
+    def timer(self) -> float | None:
+        """When something is to be sent again."""
+        times = [stream.timer() for stream in self.streams if stream is not None]
+        return min((at for at in times if at is not None), default=None)
+
+    def waiting(self) -> list[str]:
+        """Who has not answered what."""
+        return [
+            f"shard {shard} ({show(stream.receivers[0])}) has not answered {stream.outstanding} pulls"
+            for shard, stream in enumerate(self.streams)
+            if stream is not None and not stream.done
+        ]
+
+    @property
+    def sent(self) -> int:
+        """Packets sent, without repetitions."""
+        return self._sent + sum(stream.sent for stream in self.streams if stream is not None)
+
+    @property
+    def repeated(self) -> int:
+        """Packets sent again."""
+        return self._repeated + sum(stream.repeated for stream in self.streams if stream is not None)
+
     def take(self, judged: Judged, shards: I64, pull: Pull | None, now: float) -> bool:
         """Take answers out of a batch, whose packets come from ``shards`` int64[n]; whether there was anything new."""
         which = judged.of(Kind.VALUES)
@@ -76,7 +114,7 @@ class Pulling:
 
     def _fill(self, judged: Judged, mine: I64, stream: Stream, pull: Pull, shard: int, now: float) -> bool:
         most = self._job.capacity(Kind.PULL)
-        place = judged[Column.SEQUENCE][mine] - stream.base
+        place = beyond(judged[Column.SEQUENCE][mine], stream.base)
         wanted = np.minimum(len(pull.places[shard]) - place * most, most)
         judged.reason[mine[judged[Column.PAIRS][mine] != wanted]] = Drop.UNMATCHED
         sound = judged.reason[mine] == 0

@@ -1,5 +1,6 @@
 """A PS shard's parameters and what it does with a sum of gradients."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -147,12 +148,32 @@ class Store:
         rows = self._rows(keys)
         values = self._values[rows]
         states = [state[rows] for state in self._states]
-        self._optimiser.apply(values, gradients, states)
+        # a sum or a value beyond float32 is infinite, as it would be anywhere
+        with np.errstate(over="ignore", invalid="ignore"):
+            self._optimiser.apply(values, gradients, states)
         self._values[rows] = values
         for state, changed in zip(self._states, states, strict=True):
             state[rows] = changed
         self._updates[rows] += updates
         return values
+
+    @property
+    def kind(self) -> str:
+        """What the states belong to: the optimiser's name."""
+        return type(self._optimiser).__name__
+
+    def put(self, keys: U64, values: F32, states: Sequence[F32]) -> None:
+        """Set distinct keys: ``values`` and each of ``states`` float32[n, width]."""
+        rows = self._rows(keys)
+        self._values[rows] = values
+        for state, found in zip(self._states, states, strict=True):
+            state[rows] = found
+
+    def whole(self, keys: U64 | None = None) -> tuple[U64, F32, list[F32]]:
+        """Known keys, all of them by default, with their values and states, as :meth:`put` takes them."""
+        keys = self._index.keys() if keys is None else keys
+        rows = self._index.find(keys)
+        return keys, self._values[rows], [state[rows] for state in self._states]
 
     def updates(self) -> tuple[U64, I64]:
         """All keys and their contributions since this was last asked."""

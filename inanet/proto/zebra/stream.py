@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.zebra.packets import Sheaf, by_length
+from inanet.proto.zebra.serial import beyond
 from inanet.wire.batch import I64, Transmission
 
 #: A packet is taken for lost, once, when one that was sent this much after it has been answered.
@@ -88,9 +89,9 @@ class Stream:
         self._acked: NDArray[np.bool_] = np.zeros((len(self.receivers), count), np.bool_)
         self._sent_at: NDArray[np.float64] = np.full(count, np.inf)
         self._times: I64 = np.zeros(count, np.int64)
-        #: the last packet that each receiver has answered
         #: when an answer came last: what is behind it in a queue is not lost
         self._progress = float("-inf")
+        #: the last packet that each receiver has answered
         self._heard: I64 = np.full(len(self.receivers), -1, np.int64)
         #: first packet that somebody lacks, first that has not been sent
         self._low = self._next = 0
@@ -111,8 +112,8 @@ class Stream:
 
     def acknowledge(self, sequences: I64, receiver: int, now: float) -> NDArray[np.bool_]:
         """Enter answers of a receiver, by its place; says which of them are news, bool[n]."""
-        index = sequences - self.base
-        known = np.flatnonzero((index >= 0) & (index < self._next))
+        index = beyond(sequences, self.base)
+        known = np.flatnonzero(index < self._next)
         candidates = known[~self._acked[receiver, index[known]]]
         _, first = np.unique(index[candidates], return_index=True)
         fresh: NDArray[np.bool_] = np.zeros(len(index), np.bool_)

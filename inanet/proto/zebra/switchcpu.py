@@ -1,6 +1,7 @@
 """The CPU beside the pipeline (Zebra_s): keeps sums that left the registers until their PS has them (section III-F).
 
-The pipeline need not wait for an answer before it uses the registers again; the copies here are what is repeated.
+The pipeline need not wait for an answer before it uses the registers again; the copies here are what is repeated. They are kept
+until the next iteration's, since a PS shard that is restarted has lost what it had acknowledged: then all are sent again.
 """
 
 from collections.abc import Sequence
@@ -10,10 +11,12 @@ from numpy.typing import NDArray
 
 from inanet.proto.zebra.layout import in_sequence
 from inanet.proto.zebra.membership import Job
-from inanet.proto.zebra.packets import Head, Sheaf
+from inanet.proto.zebra.packets import Column, Head, Sheaf
+from inanet.proto.zebra.serial import ahead
+from inanet.proto.zebra.standing import Standing
 from inanet.proto.zebra.stream import Path, Stream, Timing
 from inanet.wire.batch import I64, Transmission
-from inanet.wire.zebra import Flag, Kind
+from inanet.wire.zebra import KIND_SHIFT, Flag, Kind
 
 
 class SwitchCpu:
@@ -23,7 +26,10 @@ class SwitchCpu:
         self._job = job
         self._paths = [Path(timing) for _ in job.shards]
         self._streams: list[Stream | None] = [None] * len(job.shards)
+        # workers ask first, so that a question may be passed on when it comes
+        self._standing = [Standing(timing.ask / 2) for _ in job.shards]
         self._iteration = 0
+        self._out: list[Transmission] = []
         self.sent = self.repeated = 0
 
     def keep(self, version: int, iteration: int, shards: I64, ranks: I64, words: NDArray[np.uint32]) -> None:
@@ -36,18 +42,38 @@ class SwitchCpu:
         flags = Flag.FLOAT if job.floats else Flag.NONE
         head = Head(job.number, job.key, 0, version, iteration, job.width, flags)
         self._iteration = iteration
-        self._count()
         for shard, address in enumerate(job.shards):
+            self._count(shard)
             mine = np.flatnonzero(shards == shard)
             counts = in_sequence(len(mine), job.capacity(Kind.AGGREGATE))
             sheaf = Sheaf(Kind.AGGREGATE, head, counts, ranks[mine].astype(np.uint64), words[mine])
+            self._standing[shard].begin()
             self._streams[shard] = Stream(sheaf, [address], self._paths[shard])
 
-    def acknowledged(self, shard: int, iterations: I64, sequences: I64, now: float) -> None:
-        """A shard has these packets."""
-        stream = self._streams[shard]
-        if stream is not None:
-            stream.acknowledge(sequences[iterations == self._iteration], 0, now)
+    def acknowledged(self, shard: int, columns: I64, now: float) -> None:
+        """A shard has acknowledged packets, whose acknowledgements' headers are ``columns`` int64[n, 8]."""
+        stream, standing = self._streams[shard], self._standing[shard]
+        if stream is None:
+            return
+        mine = columns[
+            (ahead(columns[:, Column.ITERATION], self._iteration) == 0)
+            & (columns[:, Column.FLAGS] == (Kind.AGGREGATE << KIND_SHIFT | standing.attempt))
+        ]
+        if standing.restarted(mine[:, Column.PAIRS]):
+            self._count(shard)
+            self._streams[shard] = stream.anew(stream.sheaf.attempted(standing.attempt, self._job.key))
+            return
+        stream.acknowledge(mine[:, Column.SEQUENCE], 0, now)
+        if stream.done:
+            standing.satisfied(now)
+
+    def asked(self, iteration: I64, now: float) -> None:
+        """Workers wait for the end of iterations, int64[n]. If these sums are of one: ask shards whether they still have them."""
+        if not (ahead(iteration, self._iteration) == 0).any():
+            return
+        for stream, standing in zip(self._streams, self._standing, strict=True):
+            if stream is not None and stream.done and standing.asks(now):
+                self._out += stream.last()
 
     @property
     def kept(self) -> int:
@@ -56,7 +82,8 @@ class SwitchCpu:
 
     def transmit(self, now: float) -> list[Transmission]:
         """Sums that leave, for the first time or again."""
-        return [t for stream in self._streams if stream is not None for t in stream.transmit(now)]
+        out, self._out = self._out, []
+        return out + [t for stream in self._streams if stream is not None for t in stream.transmit(now)]
 
     def timer(self) -> float | None:
         """When sums are to be sent again."""
@@ -68,13 +95,14 @@ class SwitchCpu:
         return {
             "cpu_sent": self.sent + sum(stream.sent for stream in live),
             "cpu_repeated": self.repeated + sum(stream.repeated for stream in live),
+            "shard_restarts": sum(standing.restarts for standing in self._standing),
         }
 
-    def _count(self) -> None:
-        for stream in self._streams:
-            if stream is not None:
-                self.sent += stream.sent
-                self.repeated += stream.repeated
+    def _count(self, shard: int) -> None:
+        stream = self._streams[shard]
+        if stream is not None:
+            self.sent += stream.sent
+            self.repeated += stream.repeated
 
 
 def earliest(streams: Sequence[Stream | None]) -> float | None:

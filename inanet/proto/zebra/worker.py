@@ -11,18 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.zebra.cache import HotCache
-from inanet.proto.zebra.layout import in_sequence, orchestrate
-from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
-from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job
-from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements
+from inanet.proto.zebra.gradients import divided
+from inanet.proto.zebra.joining import Joining
+from inanet.proto.zebra.ledger import BEYOND, FRESH, MOST, SEEN, Ledger
+from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
+from inanet.proto.zebra.packets import Column, Head, Judged, acknowledgements
 from inanet.proto.zebra.pulling import Pull, Pulling
-from inanet.proto.zebra.standing import Standing
-from inanet.proto.zebra.stream import Path, Stream, Timing
-from inanet.proto.zebra.switchcpu import earliest
+from inanet.proto.zebra.pushing import Pushing
+from inanet.proto.zebra.serial import ahead, low
+from inanet.proto.zebra.stream import Path, Timing
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.endpoint import show
-from inanet.wire.zebra import HEADER_BYTES, KIND_SHIFT, NEXT_BYTES, Flag, Kind
+from inanet.wire.zebra import HEADER_BYTES, NEXT_BYTES, Flag, Kind, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,24 @@ class Stalled:
     waiting_for: tuple[str, ...]
 
 
-WorkerEvent = IterationDone | Pulled | Stalled
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The worker has stopped: ``shard`` will never take what it has sent, ``reason`` says why and what to do. Nothing that was
+    asked for and is not done will be.
+    """
+
+    job: int
+    rank: int
+    iteration: int
+    shard: int
+    reason: str
+
+
+WorkerEvent = IterationDone | Pulled | Stalled | Refused
+
+
+#: kinds that a worker takes
+_TAKEN = [int(kind) for kind in (Kind.NEWS, Kind.VALUES, Kind.ACK, Kind.REFUSAL)]
 
 
 @dataclass(slots=True)
@@ -67,9 +85,11 @@ class _Push:
 
 
 class ZebraWorker:
-    """Worker ``rank`` of a job."""
+    """Worker ``rank`` of a job. ``life`` is a number that no other process in this rank's place has, of 32 bits; it may be left
+    out where another process cannot be (see :mod:`~inanet.proto.zebra.joining`).
+    """
 
-    def __init__(self, job: Job, rank: int, timing: Timing | None = None) -> None:
+    def __init__(self, job: Job, rank: int, timing: Timing | None = None, life: int | None = None) -> None:
         self.job = job
         self.rank = rank
         self.timing = timing or Timing()
@@ -82,25 +102,29 @@ class ZebraWorker:
         self._current: _Push | Pull | None = None
         self._begun = 0
         shards = len(job.shards)
-        self._shard_at = {address: shard for shard, address in enumerate(job.shards)}
-        self._paths = [Path(self.timing) for _ in range(shards + 1)]
-        #: gradients to the shards, and last to the switch
-        self._pushes: list[Stream | None] = [None] * (shards + 1)
-        self._pulling = Pulling(job, rank, self._paths)
+        #: the switch comes behind the shards
+        self._place_at = {
+            address: place for place, address in enumerate((*job.shards, job.switch)) if address
+        }
+        paths = [Path(self.timing) for _ in range(shards + 1)]
+        self._joining = Joining(job, rank, life, paths)
+        self._pushing = Pushing(job, paths, self.timing.ask)
+        self._pulling = Pulling(job, rank, paths)
         self._news = Ledger(shards)
-        self._switch = Standing(self.timing.ask)
         self._share = (0, 0)
+        #: why the worker has stopped
+        self.refused = ""
         self._tickets = 0
         self._out: list[Transmission] = []
         self._events: list[WorkerEvent] = []
         self._moved = 0.0
         self._told = False
-        self._sent = self._repeated = 0
 
     # ------------------------------------------------------------ hot sets
 
     def prepare(self, hot: HotSet) -> None:
-        """Know a hot set, so that an iteration can use it."""
+        """Know a hot set, so that an iteration can use it. It is known until one that was prepared later is in use."""
+        self._known.pop(hot.version, None)
         self._known[hot.version] = hot
 
     def start(self, version: int) -> None:
@@ -120,8 +144,8 @@ class ZebraWorker:
         """Take part in the next iteration with gradients ``values`` float32[n, width] of distinct ``keys`` uint64[n]; both
         may be empty. :class:`IterationDone` tells of its end.
 
-        Raises ``ValueError`` for arrays that do not fit together, keys that come twice and numbers that are not finite: then
-        the worker has not taken part, and the others wait.
+        Raises ``ValueError`` for arrays that do not fit together, keys that come twice, numbers that are not finite and too
+        many keys: then the worker has not taken part, and the others wait. Raises ``RuntimeError`` once it was refused.
         """
         keys = np.ascontiguousarray(keys, np.uint64)
         values = np.ascontiguousarray(values, np.float32)
@@ -135,23 +159,45 @@ class ZebraWorker:
         if not np.isfinite(values).all():
             place = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
             raise ValueError(f"{self._who()}: the gradient of key {int(keys[place])} is not finite")
-        self._queue.append(_Push(keys, values))
-        self._turn(now)
+        packets = -(-len(keys) // self.job.capacity(Kind.COLD))
+        if packets >= MOST:
+            raise ValueError(
+                f"{self._who()}: {len(keys)} keys make {packets} packets, a push has fewer than {MOST}"
+            )
+        # whoever calls may use the arrays again before this push begins
+        self._ask(_Push(keys.copy(), values.copy()) if self._busy else _Push(keys, values), now)
 
     def pull(self, keys: U64, now: float) -> int:
-        """Ask for the values of ``keys`` (uint64[n], repetitions allowed); a :class:`Pulled` with this ticket brings them."""
-        keys = np.ascontiguousarray(keys, np.uint64)
+        """Ask for the values of ``keys`` (uint64[n], repetitions allowed); a :class:`Pulled` with this ticket brings them.
+
+        Raises ``RuntimeError`` once the worker was refused.
+        """
+        # whoever calls may use the array again before the answers come
+        keys = np.array(keys, np.uint64)
         self._tickets += 1
-        self._queue.append(Pull(self._tickets, keys, np.zeros((len(keys), self.job.width), np.float32)))
-        self._turn(now)
+        self._ask(Pull(self._tickets, keys, np.zeros((len(keys), self.job.width), np.float32)), now)
         return self._tickets
+
+    def _ask(self, what: "_Push | Pull", now: float) -> None:
+        """Put an operation behind the others."""
+        if self.refused:
+            raise RuntimeError(f"{self._who()}: {self.refused}")
+        if self._current is None and not self._queue:
+            self._moved, self._told = now, False
+        self._queue.append(what)
+        self._turn(now)
+
+    @property
+    def _busy(self) -> bool:
+        """Whether what is asked for now has to wait."""
+        return self._current is not None or not self._joining.done
 
     def _who(self) -> str:
         return f"job {self.job.number}, rank {self.rank}, iteration {self._begun + 1}"
 
     def _turn(self, now: float) -> None:
         """Carry out what can be carried out."""
-        while self._current is None and self._queue:
+        while self._queue and not self._busy:
             self._current = self._queue.popleft()
             self._moved, self._told = now, False
             if isinstance(self._current, _Push):
@@ -160,86 +206,53 @@ class ZebraWorker:
                 self._pulling.ask(self._current, self._cache, self.done)
                 self._end_pull()
 
+    def _stop(self, shard: int, reason: str) -> None:
+        """Nothing that was asked for can be done any more."""
+        self.refused = reason
+        self._joining.end()
+        self._pushing.end()
+        self._pulling.end()
+        self._current = None
+        self._queue.clear()
+        self._events.append(Refused(self.job.number, self.rank, self._begun, shard, reason))
+
     # --------------------------------------------------------------- pushes
 
     def _begin(self, push: _Push) -> None:
         job = self.job
         if self._wanted != self._cache.hot.version:
             if self._wanted not in self._known:
-                raise RuntimeError(
-                    f"{self._who()}: shard 0 has announced hot set {self._wanted}, which this worker was not given; "
-                    "prepare() it everywhere before announce()"
+                self._stop(
+                    0,
+                    f"shard 0 has announced hot set {self._wanted}, which this worker was not given; prepare() it everywhere "
+                    "before announce()",
                 )
+                return
             self._cache.adopt(self._known[self._wanted])
+            forget(self._known, self._wanted)
         self._begun += 1
         self._news.clear()
-        self._switch.begin()
-        ranks = self._cache.ranks(push.keys)
-        words, fits = self._quantised(push.values, ranks)
-        hot = ranks >= 0
-        self.misfits += int((hot & ~fits).sum())
-        hot &= fits
-        self._share = (len(push.keys), int(hot.sum()))
-        self.hot_pairs += int(hot.sum())
-        self.cold_pairs += int((~hot).sum())
-        if job.switch:
-            self._send_hot(ranks[hot], words[hot])
-        cold = np.flatnonzero(~hot)
-        shards = job.shard_of(push.keys[cold])
-        for shard, address in enumerate(job.shards):
-            mine = cold[shards == shard]
-            sheaf = Sheaf(
-                Kind.COLD,
-                self._head(),
-                in_sequence(len(mine), job.capacity(Kind.COLD)),
-                push.keys[mine],
-                push.values[mine].view(np.uint32),
-            )
-            self._pushes[shard] = Stream(sheaf, [address], self._paths[shard])
-
-    def _head(self) -> Head:
-        job = self.job
-        return Head(job.number, job.key, self.rank, self._cache.hot.version, self._begun, job.width)
-
-    def _quantised(self, values: F32, ranks: I64) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Words of all values for the switch, and which keys' fit; those that do not go to the PS as they are (R1)."""
-        if self.job.floats or not len(self._cache.hot):
-            return values.view(np.uint32), np.ones(len(values), np.bool_)
-        scaled = np.rint(values.astype(np.float64) * self._cache.hot.scale[ranks][:, None])
-        fits: NDArray[np.bool_] = np.asarray((np.abs(scaled) <= self.job.limit).all(axis=1))
-        scaled[~fits] = 0
-        return scaled.astype(np.int32).view(np.uint32), fits
-
-    def _send_hot(self, ranks: I64, words: NDArray[np.uint32]) -> None:
-        job = self.job
-        heat = np.argsort(ranks)
-        ranks, words = ranks[heat], words[heat]
-        order, counts = orchestrate(self._cache.layout.register[ranks], job.registers, job.capacity(Kind.HOT))
-        head = self._head()
-        head.flags = Flag.FLOAT if job.floats else Flag.NONE
-        sheaf = Sheaf(Kind.HOT, head, counts, ranks[order].astype(np.uint64), words[order])
-        self._pushes[-1] = Stream(sheaf, [job.switch], self._paths[-1])
+        head = Head(job.number, job.key, self.rank, self._cache.hot.version, self._begun, job.width)
+        parts = divided(job, self._cache, head, push.keys, push.values)
+        self.misfits += parts.misfits
+        self.hot_pairs += parts.hot
+        self.cold_pairs += len(push.keys) - parts.hot
+        self._share = (len(push.keys), parts.hot)
+        self._pushing.begin(parts.sheaves)
 
     def _finish(self) -> None:
         """Every shard has finished the iteration, so everything of it has arrived, whatever was acknowledged."""
-        self._drop(self._pushes)
+        self._pushing.end()
         self.done = self._begun
         self._events.append(IterationDone(self.job.number, self.rank, self.done, *self._share))
         self._current = None
-
-    def _drop(self, streams: list[Stream | None]) -> None:
-        for place, stream in enumerate(streams):
-            if stream is not None:
-                self._sent += stream.sent
-                self._repeated += stream.repeated
-                streams[place] = None
 
     def _end_pull(self) -> None:
         """Report the pull if every answer is in."""
         pull = self._current
         if isinstance(pull, Pull) and self._pulling.done:
             self._cache.learn_keys(pull.keys, pull.out)
-            self._drop(self._pulling.streams)
+            self._pulling.end()
             self._events.append(Pulled(self.job.number, self.rank, pull.ticket, pull.out))
             self._current = None
 
@@ -248,60 +261,73 @@ class ZebraWorker:
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take a batch."""
         judged = Judged(batch, self.job.number, self.job.key)
-        shards = np.array([self._shard_at.get(source, -1) for source in batch.sources.tolist()], np.int64)
+        places = np.array([self._place_at.get(source, -1) for source in batch.sources.tolist()], np.int64)
         kinds = judged[Column.KIND]
+        switch = len(self.job.shards)
+        judged.refuse(places < 0, Drop.FOREIGN_HOST)
         # the switch replicates NEWS, in the shard's name or in its own; the header says which shard's they are
-        through_switch = (kinds == Kind.NEWS) & (batch.sources == np.uint64(self.job.switch))
-        from_switch = (kinds == Kind.ACK) & (batch.sources == np.uint64(self.job.switch))
-        judged.refuse((shards < 0) & ~through_switch & ~from_switch, Drop.FOREIGN_HOST)
-        judged.refuse((kinds != Kind.NEWS) & (kinds != Kind.VALUES) & (kinds != Kind.ACK), Drop.BAD_TYPE)
-        moved = self._acknowledged(judged, shards, now)
+        judged.refuse((places == switch) & (kinds != Kind.NEWS) & (kinds != Kind.ACK), Drop.FOREIGN_HOST)
+        judged.refuse(~np.isin(kinds, _TAKEN), Drop.BAD_TYPE)
+        wide = (kinds == Kind.NEWS) | (kinds == Kind.VALUES)
+        judged.refuse(wide & (judged[Column.WIDTH] != self.job.width), Drop.BAD_TYPE)
+        moved = self._joining.acknowledged(judged, places, now)
+        moved |= self._pushing.acknowledged(judged, places, self._begun, now)
         pull = self._current if isinstance(self._current, Pull) else None
-        moved |= self._pulling.take(judged, shards, pull, now)
+        moved |= self._pulling.take(judged, places, pull, now)
         self._end_pull()
         moved |= self._told_news(judged)
+        self._refusals(judged, places)
         if moved:
             self._moved, self._told = now, False
         self._turn(now)
         np.add.at(self.drops, judged.reason, 1)
 
-    def _acknowledged(self, judged: Judged, shards: I64, now: float) -> bool:
-        which = judged.of(Kind.ACK)
-        columns = judged.columns[which]
-        live = columns[:, Column.ITERATION] == self._begun
-        judged.reason[which[~live]] = Drop.STALE_ROUND
-        hot = columns[:, Column.FLAGS] >> KIND_SHIFT == Kind.HOT
-        moved = False
-        current = live & hot & (columns[:, Column.FLAGS] & 0x0F == self._switch.attempt)
-        if self._pushes[-1] is not None and self._switch.restarted(columns[current, Column.PAIRS]):
-            self._send_again(self._pushes[-1])
-            current[:], moved = False, True
-        for place, stream in enumerate(self._pushes):
-            if stream is None:
-                continue
-            at_switch = place == len(self._pushes) - 1
-            mine = current if at_switch else live & ~hot & (shards[which] == place)
-            if mine.any():
-                moved |= bool(stream.acknowledge(columns[mine, Column.SEQUENCE], 0, now).any())
-                if at_switch and stream.done:
-                    self._switch.satisfied(now)
-        return moved
+    def _refusals(self, judged: Judged, places: I64) -> None:
+        """Take refusals of what is being done now; of anything else they are late."""
+        for index in judged.of(Kind.REFUSAL).tolist():
+            columns, shard = judged.columns[index].tolist(), int(places[index])
+            finished, what = columns[Column.ITERATION], columns[Column.SEQUENCE]
+            at = show(self.job.shards[shard])
+            if self.refused:
+                judged.reason[index] = Drop.STALE_ROUND
+            elif (
+                columns[Column.VERSION] == Refusal.TAKEN
+                and not self._joining.done
+                and what == self._joining.life
+            ):
+                self._stop(
+                    shard,
+                    f"another process has had the place of this rank at shard {shard} ({at}), which has finished iteration "
+                    f"{finished}: what that one sent of the next is not known. Begin the job anew; shards keep the model with --anew",
+                )
+            elif (
+                columns[Column.VERSION] == Refusal.LOST
+                and self._current is not None
+                and what == low(self._last)
+            ):
+                self._stop(
+                    shard,
+                    f"shard {shard} ({at}) has been restarted and knows the model of iteration {finished} only, this rank "
+                    f"that of {self.done}: what is between is lost. Begin the job anew, from a checkpoint; shards that are served "
+                    "with --state lose nothing",
+                )
+            else:
+                judged.reason[index] = Drop.STALE_ROUND
 
-    def _send_again(self, stream: Stream) -> None:
-        """The switch has been restarted and has lost what it had acknowledged."""
-        self._sent += stream.sent
-        self._repeated += stream.repeated
-        self._pushes[-1] = stream.anew(stream.sheaf.attempted(self._switch.attempt, self.job.key))
+    @property
+    def _last(self) -> int:
+        """The iteration that packets of the running operation name."""
+        return self._begun if isinstance(self._current, _Push) else self.done
 
     def _told_news(self, judged: Judged) -> bool:
         which = judged.of(Kind.NEWS)
         if not len(which):
             return False
         columns = judged.columns[which]
-        ahead = columns[:, Column.ITERATION] - self._begun
-        judged.reason[which[ahead > 0]] = Drop.NOT_OPEN
+        early = ahead(columns[:, Column.ITERATION], self._begun)
+        judged.reason[which[early > 0]] = Drop.NOT_OPEN
         judged.refuse(which[columns[:, Column.SENDER] >= len(self.job.shards)], Drop.UNKNOWN_SHARD)
-        late = ahead < 0 if isinstance(self._current, _Push) else ahead <= 0
+        late = early < 0 if isinstance(self._current, _Push) else early <= 0
         judged.refuse(which[late], Drop.STALE_ROUND)
         live = which[judged.reason[which] == 0]
         columns = judged.columns[live]
@@ -342,39 +368,31 @@ class ZebraWorker:
     def transmit(self, now: float) -> list[Transmission]:
         """What is to be sent."""
         out, self._out = self._out, []
-        for stream in (*self._pushes, *self._pulling.streams):
-            if stream is not None:
-                out += stream.transmit(now)
-        at_switch = self._pushes[-1]
-        if at_switch is not None and at_switch.done and self._switch.asks(now):
-            out += at_switch.last()
+        out += self._joining.transmit(now)
+        out += self._pulling.transmit(now)
+        if isinstance(self._current, _Push):
+            out += self._pushing.transmit(now, self._news.missing())
         return out
 
     def timer(self) -> float | None:
         """Next deadline."""
-        times = [earliest(self._pushes), earliest(self._pulling.streams)]
-        if self._pushes[-1] is not None and self._pushes[-1].done:
-            times.append(self._switch.due)
-        if self._current is not None and not self._told:
+        times = [self._joining.timer(), self._pulling.timer()]
+        if isinstance(self._current, _Push):
+            times.append(self._pushing.timer(self._news.missing()))
+        if self._waiting and not self._told:
             times.append(self._moved + self.timing.silent)
         return min((at for at in times if at is not None), default=None)
 
+    @property
+    def _waiting(self) -> bool:
+        return self._current is not None or bool(self._queue)
+
     def on_timer(self, now: float) -> None:
         """Tell of a standstill; what is late is sent by :meth:`transmit`."""
-        if self._current is None or self._told or now < self._moved + self.timing.silent:
+        if not self._waiting or self._told or now < self._moved + self.timing.silent:
             return
         self._told = True
-        waiting = [
-            f"{'the switch' if place == len(self.job.shards) else f'shard {place}'} "
-            f"({show(stream.receivers[0])}) has not acknowledged {stream.outstanding} packets"
-            for place, stream in enumerate(self._pushes)
-            if stream is not None and not stream.done
-        ]
-        waiting += [
-            f"shard {shard} ({show(stream.receivers[0])}) has not answered {stream.outstanding} pulls"
-            for shard, stream in enumerate(self._pulling.streams)
-            if stream is not None and not stream.done
-        ]
+        waiting = [*self._joining.waiting(), *self._pushing.waiting(), *self._pulling.waiting()]
         if isinstance(self._current, _Push):
             waiting += [f"shard {shard} has not finished the iteration" for shard in self._news.missing()]
         self._events.append(
@@ -393,14 +411,14 @@ class ZebraWorker:
 
     def stats(self) -> dict[str, int]:
         """Counters; drops by reason as ``drop_<reason>``."""
-        live = [stream for stream in (*self._pushes, *self._pulling.streams) if stream is not None]
+        pushing, pulling = self._pushing, self._pulling
         return {
             "iterations": self.done,
             "hot_pairs": self.hot_pairs,
             "cold_pairs": self.cold_pairs,
             "misfits": self.misfits,
-            "cached": self._pulling.cached,
-            "sent": self._sent + sum(stream.sent for stream in live),
-            "repeated": self._repeated + sum(stream.repeated for stream in live),
-            "restarts": self._switch.restarts,
+            "cached": pulling.cached,
+            "sent": pushing.sent + pulling.sent,
+            "repeated": pushing.repeated + pulling.repeated,
+            "restarts": pushing.restarts,
         } | {f"drop_{Drop(i).label}": int(n) for i, n in enumerate(self.drops) if i and n}

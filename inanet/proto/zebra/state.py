@@ -1,0 +1,196 @@
+"""What a PS shard writes down so that another process can go on where it ended: a journal of records.
+
+A shard appends a record before it tells anybody that an iteration is finished. Whoever has been told may drop its gradients, and
+whoever has not keeps them, so that a shard that ends at any moment and begins again from its records loses nothing and adds
+nothing twice. A record of an iteration has the new values of what has changed, not the changes: reading one twice does no harm.
+
+Records are **little-endian**: a header, then arrays. One that is cut off at the end was never told of, and counts for nothing.
+
+====== ==== ========== ==============================================================================================
+offset size field      meaning
+====== ==== ========== ==============================================================================================
+0      4    magic      "ZPS1"
+4      4    crc        CRC-32 of everything behind it
+8      2    kind       :class:`Record`
+10     2    width      values of a key
+12     2    states     arrays of the optimiser's state
+14     2    version    of a hot set: STEP, WHOLE: the iteration's; HOT, NEXT: the one meant; JOINED: the rank
+16     4    following  STEP, WHOLE: version for the next iteration; JOINED, BORN: number of the life
+20     8    iteration  STEP, WHOLE: the last one that is in the values
+28     8    count      keys; BORN: bytes of the text
+36     ...  arrays     STEP, WHOLE: keys u8[count], values f4[count, width], states f4[states, count, width]; HOT: keys u8[count],
+                       shifts i2[count]; BORN: whose state this is, UTF-8
+====== ==== ========== ==============================================================================================
+"""
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.zebra.membership import F32, HotSet
+from inanet.wire.batch import U64
+
+MAGIC = int.from_bytes(b"ZPS1", "little")
+HEADER = np.dtype(
+    [
+        ("magic", "<u4"),
+        ("crc", "<u4"),
+        ("kind", "<u2"),
+        ("width", "<u2"),
+        ("states", "<u2"),
+        ("version", "<u2"),
+        ("following", "<u4"),
+        ("iteration", "<u8"),
+        ("count", "<u8"),
+    ]
+)
+_CHECKED = 8
+
+
+class Record(IntEnum):
+    """What a record is of."""
+
+    #: a life of the shard begins
+    BORN = 1
+    #: a worker's process has taken its rank's place
+    JOINED = 2
+    #: a hot set is known
+    HOT = 3
+    #: a hot set was announced
+    NEXT = 4
+    #: an iteration is finished: what has changed
+    STEP = 5
+    #: all keys
+    WHOLE = 6
+
+
+class Journal(Protocol):
+    """Where a shard's records go."""
+
+    def append(self, record: bytes) -> bool:
+        """Keep a record; when this returns a process may be killed. Whether the journal has become long: then
+        :meth:`rewrite` is called with records that say the same.
+        """
+        ...
+
+    def rewrite(self, records: bytes) -> None:
+        """Keep these instead of all before; all or nothing."""
+        ...
+
+
+class BadState(ValueError):
+    """A state that cannot be used: damaged, or of another shard."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record, read. ``text`` is BORN's, ``hot`` HOT's; the arrays are those of STEP and WHOLE."""
+
+    kind: Record
+    version: int
+    following: int
+    iteration: int
+    text: str = ""
+    hot: HotSet | None = None
+    keys: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
+    values: F32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    states: tuple[F32, ...] = ()
+
+
+def _record(kind: Record, count: int, arrays: bytes, **fields: int) -> bytes:
+    header = np.zeros((), HEADER)
+    header["magic"], header["kind"], header["count"] = MAGIC, kind, count
+    for name, value in fields.items():
+        header[name] = value
+    rest = header.tobytes()[_CHECKED:] + arrays
+    return np.array([MAGIC, zlib.crc32(rest)], "<u4").tobytes() + rest
+
+
+def born(whose: str, life: int) -> bytes:
+    """A life of a shard begins; ``whose`` describes the shard."""
+    text = whose.encode()
+    return _record(Record.BORN, len(text), text, following=life)
+
+
+def joined(rank: int, life: int) -> bytes:
+    """A worker's process has joined."""
+    return _record(Record.JOINED, 0, b"", version=rank, following=life)
+
+
+def prepared(hot: HotSet) -> bytes:
+    """A hot set is known."""
+    arrays = hot.keys.astype("<u8").tobytes() + hot.shifts.astype("<i2").tobytes()
+    return _record(Record.HOT, len(hot), arrays, version=hot.version)
+
+
+def announced(version: int) -> bytes:
+    """A hot set is the next one."""
+    return _record(Record.NEXT, 0, b"", version=version)
+
+
+def parameters(
+    kind: Record, iteration: int, version: int, following: int, keys: U64, values: F32, states: list[F32]
+) -> bytes:
+    """What has changed in an iteration, or all: ``values`` and each of ``states`` float32[n, width] of ``keys`` uint64[n]."""
+    parts = [keys.astype("<u8").tobytes(), *(part.astype("<f4").tobytes() for part in (values, *states))]
+    return _record(
+        kind,
+        len(keys),
+        b"".join(parts),
+        width=values.shape[1],
+        states=len(states),
+        version=version,
+        following=following,
+        iteration=iteration,
+    )
+
+
+def records(data: bytes | memoryview) -> Iterator[tuple[int, Entry]]:
+    """Records and where each ends, as far as they are whole. Raises :class:`BadState` for damage that is not at the end."""
+    at, view = 0, memoryview(data)
+    while len(view) - at >= HEADER.itemsize:
+        head = np.frombuffer(view, HEADER, 1, at)[0]
+        size = HEADER.itemsize + _array_bytes(head)
+        if int(head["magic"]) != MAGIC or (
+            at + size <= len(view) and zlib.crc32(view[at + _CHECKED : at + size]) != int(head["crc"])
+        ):
+            raise BadState(f"the record at byte {at} is damaged; {len(view) - at} B follow")
+        if at + size > len(view):
+            return
+        yield at + size, _read(head, view[at + HEADER.itemsize : at + size])
+        at += size
+
+
+def _array_bytes(head: NDArray[np.void]) -> int:
+    count, kind = int(head["count"]), int(head["kind"])
+    if kind in (Record.STEP, Record.WHOLE):
+        return count * (8 + 4 * int(head["width"]) * (1 + int(head["states"])))
+    return {int(Record.HOT): 10 * count, int(Record.BORN): count}.get(kind, 0)
+
+
+def _read(head: NDArray[np.void], body: memoryview) -> Entry:
+    count, width = int(head["count"]), int(head["width"])
+    try:
+        kind = Record(int(head["kind"]))
+    except ValueError:
+        raise BadState(f"a record of kind {int(head['kind'])}: the state is of a later version") from None
+    basic = kind, int(head["version"]), int(head["following"]), int(head["iteration"])
+    if kind == Record.BORN:
+        return Entry(*basic, text=bytes(body).decode())
+    if kind == Record.HOT:
+        keys = np.frombuffer(body, "<u8", count).astype(np.uint64)
+        return Entry(
+            *basic, hot=HotSet(basic[1], keys, np.frombuffer(body, "<i2", count, 8 * count).astype(np.int16))
+        )
+    if kind not in (Record.STEP, Record.WHOLE):
+        return Entry(*basic)
+    rows = np.frombuffer(body, "<f4", offset=8 * count).astype(np.float32)
+    values, *states = rows.reshape(1 + int(head["states"]), count, width)
+    return Entry(
+        *basic, keys=np.frombuffer(body, "<u8", count).astype(np.uint64), values=values, states=tuple(states)
+    )
