@@ -66,6 +66,8 @@ def find_ways(
             way_of[i] = -1
             if reason[i] == _OK:
                 tally[ABSORBED] += 1
+                # its values are in a slot already: it cannot be undone, but it is told
+                tally[OVER] += made > most_passes
             else:
                 drops[reason[i]] += 1
         elif made > most_passes:

@@ -97,6 +97,7 @@ def admit(registration: Registration, job: Job) -> None:
     registration.uplinks.update(dict.fromkeys(job.workers, job.ps))
     if job.ps:
         registration.uplinks.setdefault(job.ps, 0)
+    registration.users[job.number] = (*job.workers, job.ps)
     registration.groups[job.number] = job.workers
 
 
@@ -115,11 +116,7 @@ def dismiss(registration: Registration, job: Job) -> None:
     """Have a program forget a job: its slots are free, and nothing is taken from its workers any more."""
     registration.program.remove_job(job.number)
     del registration.groups[job.number]
-    around = registration.users.pop(job.number, ())
-    # other jobs have the same switches beside them
+    around = registration.users.pop(job.number)
+    # other jobs have the same PS or switches beside them, or an address that was this job's before
     for neighbour in set(around).difference(*registration.users.values()):
         registration.uplinks.pop(neighbour, None)
-    for worker in job.workers:
-        registration.uplinks.pop(worker, None)
-    if job.ps not in registration.uplinks.values():
-        registration.uplinks.pop(job.ps, None)

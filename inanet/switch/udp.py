@@ -195,7 +195,12 @@ class UdpSwitch:
         """See :class:`~inanet.switch.port.Switch`."""
         registration = self._registration(program)
         admit(registration, job)
-        self.attach(registration)
+        try:
+            self.attach(registration)
+        except OSError:
+            # nobody will dismiss a job that was refused: its slots and its number would be gone for good
+            self.dismiss(program, job, lambda _port: None)
+            raise
 
     def dismiss(self, program: str, job: Job, leave: Callable[[SwitchPort], None]) -> None:
         """See :class:`~inanet.switch.port.Switch`."""

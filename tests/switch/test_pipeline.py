@@ -181,6 +181,17 @@ def test_passes_beyond_the_limit_are_dropped_and_counted() -> None:
     assert pipeline.drops_by_reason() == {Drop.TOO_MANY_PASSES.label: 2}
 
 
+def test_passes_beyond_the_limit_are_told_of_absorbed_packets_too() -> None:
+    """The program has added them already, which the hardware would not have done."""
+    adder = Adder(WORKERS, passes=1)
+    pipeline = pipeline_of(adder, hardware=Hardware(recirculations=2))
+    adder.passes = 4
+    assert through(pipeline, [packet(1, 0, 1, ONES)] * 2, WORKERS[0]) == []
+    stats = pipeline.stats()
+    assert (stats["absorbed"], stats["over_the_limit"]) == (1, 1)
+    assert pipeline.drops_by_reason() == {Drop.DUPLICATE.label: 1}
+
+
 def test_recirculation_takes_the_loopback_ports_bandwidth_before_anything_is_added() -> None:
     adder = Adder(WORKERS[:2], passes=3)
     # 1 MB/s, room for three packets' second and third passes

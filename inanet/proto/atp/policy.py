@@ -140,7 +140,6 @@ def claim(r: Registers, slot: int, job: int, key: int, priority: int, now: float
 @numba.njit(types.void(REGISTERS, _INT, _ARENA, _INT, VARIANT), **_INLINE)
 def load_sum(r: Registers, slot: int, arena: Any, at: int, v: Variant) -> None:
     """Emit: values, bitmap and marks of a slot into a packet of its fragment."""
-    r.accesses[VALUES] += 1
     copy_out(r.values, slot, arena, at + v.head)
     store32(arena, at, r.bitmap[slot])
     if r.ecn[slot]:
@@ -182,10 +181,15 @@ def answer(r: Registers, t: Bindings, arena: Any, at: int, slot: int, key: int, 
         if not held:
             return -UNMATCHED
         arena[at + _FLAGS] = 0
+        r.accesses[VALUES] += 1
         load_sum(r, slot, arena, at, v)
         release(r, slot)
         return REPLY
     if held:
+        r.accesses[MARKS] += 1
+        # a slot is held longest after its sum has left: who collided with it since is told to its job by the answer
+        if v.marks and r.col[slot]:
+            arena[at + _MARK] |= np.uint8(COL)
         release(r, slot)
     return GROUP
 
@@ -193,6 +197,7 @@ def answer(r: Registers, t: Bindings, arena: Any, at: int, slot: int, key: int, 
 @numba.njit(types.void(REGISTERS, _ARENA, _INT, _INT, types.uint32, types.int64[::1], VARIANT), **_OPTIONS)
 def flush(r: Registers, arena: Any, at: int, slot: int, bitmap: int, counts: Any, v: Variant) -> None:
     """A packet takes what its slot holds along to the PS; it is added only if it is not in there already."""
+    r.accesses[BITMAP] += 1
     if not bitmap & r.bitmap[slot]:
         counts[FOLDED] += 1
         add_in(r.values, slot, arena, at + v.head)
@@ -201,6 +206,7 @@ def flush(r: Registers, arena: Any, at: int, slot: int, bitmap: int, counts: Any
         # some of a rack's workers are in the slot: neither can be taken out, so they go one by one
         return
     counts[FLUSHED] += 1
+    r.accesses[VALUES] += 1
     load_sum(r, slot, arena, at, v)
     release(r, slot)
 
@@ -280,9 +286,12 @@ def fold(
         if not r.complete[slot]:
             return -DUPLICATE
         counts[ANSWERED] += 1
+        r.accesses[VALUES] += 1
         load_sum(r, slot, arena, at, v)
         return UNICAST
     counts[FOLDED] += 1
+    # one access, also where a sum has just been evicted: what was there comes out as this goes in
+    r.accesses[VALUES] += 1
     if r.bitmap[slot] == 0:
         counts[FIRST] += 1
         copy_in(r.values, slot, arena, at + v.head)
@@ -290,7 +299,6 @@ def fold(
         add_in(r.values, slot, arena, at + v.head)
     r.bitmap[slot] |= bitmap
     if r.bitmap[slot] != t.full[job]:
-        r.accesses[VALUES] += 1
         return DROP
     r.complete[slot] = 1
     counts[COMPLETED] += 1
@@ -354,7 +362,11 @@ def run(
             if verdict == GROUP:
                 target[i] = t.group[job]
             elif flags & PASSING:
-                target[i] = t.source[job, min(lowest(bitmap), np.int64(31))]
+                worker = lowest(bitmap)
+                if worker == 32 or t.source[job, worker] < 0:
+                    verdict = -FOREIGN_HOST
+                else:
+                    target[i] = t.source[job, worker]
         elif flags & PASSING:
             verdict = UNICAST
         else:

@@ -159,6 +159,13 @@ class ParameterServer(Answering):
         low = frames["seq"].astype(np.int64) | (frames["app"].astype(np.int64) >> 8) << 16
         half = 1 << (SEQUENCE_BITS - 1)
         numbers = running.expected + ((low - running.expected + half) & (2 * half - 1)) - half
+        # nobody is two windows ahead of what has come: this is older than the horizon, and would take a live fragment's place
+        near = numbers <= running.expected + 2 * running.job.window
+        if not near.all():
+            self.drops[Drop.BAD_FRAGMENT] += int(np.count_nonzero(~near))
+            frames, ats, numbers = frames[near], ats[near], numbers[near]
+            if not len(frames):
+                return
         flags = frames["flags"]
         col = frames[self._mark] & _COL if self._mark == "col" else np.zeros(len(frames), np.uint8)
         sums = Sums(

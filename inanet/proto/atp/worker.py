@@ -72,6 +72,7 @@ class AtpWorker(Worker):
         layout = Layout(VALUES, self.frame_type.itemsize, fields["values"][1], SEQUENCE_BITS)
         super().__init__(member, layout, window, pace or AtpPace(initial, window), timing)
         self._table = SlotTable(member.job, window, slots)
+        self._slots = slots
         self._head_type = head_type(self.frame_type)
 
     def _heads(self, batch: PacketBatch, index: Index) -> NDArray[np.void]:
@@ -122,7 +123,8 @@ class AtpWorker(Worker):
 
     def _learn(self, numbers: Index, answers: Answers, new: Mask) -> None:
         instead = answers.instead[new]
-        moved = instead >= 0
+        # a slot that there is not would be refused by the switch, fragment after fragment
+        moved = (instead >= 0) & (instead < self._slots)
         if moved.any():
             self._table.use(numbers[moved], instead[moved])
 

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Index = NDArray[np.int64]
+_NONE: Index = np.zeros(0, np.int64)
 #: windows of answers to repeated fragments alone after which the timeout stays doubled
 UNCLEAR = 4
 
@@ -59,8 +60,10 @@ class Window:
         self._unclear = 0
         #: when the timeout was doubled last: what was sent before that is no reason to double it again
         self._doubled = -inf
-        #: when the oldest unanswered fragment was sent; None when that has to be found again
-        self._oldest: float | None = None
+        #: no unanswered fragment was sent before this; finding out which was first is not worth it for every answer
+        self._oldest = inf
+        #: something has been answered since gaps were looked for
+        self._news = False
         self.resent_by_gap = self.resent_by_time = 0
 
     # ---------------------------------------------------------------- sending
@@ -74,13 +77,17 @@ class Window:
         self._sent_at[places] = now
         self._times_sent[places] = 1
         self._beside[places] = stop - self.base
-        if self._oldest is not None:
-            self._oldest = min(self._oldest, now) if len(numbers) else self._oldest
+        if len(numbers):
+            self._oldest = now if self.base == self.next else min(self._oldest, now)
         self.next = stop
         return numbers
 
     def lost(self, now: float) -> Index:
         """Numbers to send again; they count as sent at ``now``."""
+        gaps = self._news and self.base + self.timing.reorder <= self._highest
+        if not gaps and (self.base == self.next or self._oldest + self.timeout > now):
+            return _NONE
+        self._news = False
         waiting = self._waiting()
         places = waiting % self._size
         gap = self._overtaken(waiting) & (self._times_sent[places] == 1)
@@ -93,9 +100,9 @@ class Window:
                 self._backoff += 1
                 self._doubled = now
         numbers: Index = waiting[gap | late]
-        self._oldest = None
         self._sent_at[numbers % self._size] = now
         self._times_sent[numbers % self._size] += 1
+        self._oldest = float(self._sent_at[places].min(initial=inf))
         return numbers
 
     def _overtaken(self, waiting: Index) -> NDArray[np.bool_]:
@@ -126,7 +133,7 @@ class Window:
             return new
         places = accepted % self._size
         self._answered[places] = True
-        self._oldest = None
+        self._news = True
         self._highest = max(self._highest, int(accepted.max()))
         measured = places[self._times_sent[places] == 1]
         self._unclear = 0 if len(measured) else self._unclear + len(places)
@@ -158,11 +165,12 @@ class Window:
         return min(estimate, self.timing.timeout_max)
 
     def timer(self) -> float | None:
-        """When the oldest unanswered fragment is late; None while nothing is in flight."""
-        if self._oldest is None:
-            waiting = self._waiting()
-            self._oldest = float(self._sent_at[waiting % self._size].min()) if len(waiting) else inf
-        return self._oldest + self.timeout if self._oldest < inf else None
+        """When the oldest unanswered fragment is late, or before that; None while nothing is in flight."""
+        return self._oldest + self.timeout if self.base < self.next else None
+
+    def look(self) -> None:
+        """Find out which unanswered fragment is the oldest: :meth:`timer` says when it is late, and not before."""
+        self._oldest = float(self._sent_at[self._waiting() % self._size].min(initial=inf))
 
     def _waiting(self) -> Index:
         numbers: Index = np.arange(self.base, self.next)

@@ -349,6 +349,7 @@ class Worker:
 
     def on_timer(self, now: float) -> None:
         """Report silence; what is due leaves with the next :meth:`transmit`."""
+        self.window.look()
         if self._streams and self._heard is not None and now - self._heard >= self.timing.silent:
             self._events.append(PeerSilent(self.member.job, "switch", now - self._heard))
             self._heard = now

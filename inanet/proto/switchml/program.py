@@ -6,6 +6,7 @@ from numpy.typing import NDArray
 from inanet.proto.program import Verdicts
 from inanet.proto.switched.program import SwitchProgram
 from inanet.proto.switched.registers import DEFAULT_BUDGET, RegisterFile
+from inanet.proto.switched.tenants import Tenant
 from inanet.proto.switchml import policy
 from inanet.wire.batch import PacketBatch
 from inanet.wire.switchml import MAX_SLOTS, SIZES
@@ -34,6 +35,17 @@ class SwitchMLProgram(SwitchProgram):
         file = RegisterFile(values, budget=budget, sets=2, limit=MAX_SLOTS)
         super().__init__(file, age=age, values_per_pass=values_per_pass)
         self._code = SIZES[values]
+
+    def add_job(self, tenant: Tenant) -> None:
+        """Serve a job from now on. Raises as :meth:`SwitchProgram.add_job`, and ``ValueError`` for a member that stands for
+        several workers: packets say nothing of who is in a sum, so a switch below is one member.
+        """
+        for bits in tenant.members.values():
+            if bits & (bits - 1):
+                raise ValueError(
+                    f"job {tenant.job}: SwitchML's packets have no bitmap; give a switch below one bit, not {bits:#x}"
+                )
+        super().add_job(tenant)
 
     def _run(self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float) -> None:
         policy.run(
