@@ -1,15 +1,12 @@
 """Who this program is: its version, and what a bug report needs."""
 
+#: The version of this source, installed or not; the distribution takes its own from here (``tool.hatch.version``).
+VERSION = "0.1.0"
+
 
 def version() -> str:
-    """Version of the installed distribution; ``"unknown"`` when run from a source tree."""
-    # imported here because every command imports this module and few ask for the version
-    from importlib import metadata
-
-    try:
-        return metadata.version("inanet")
-    except metadata.PackageNotFoundError:
-        return "unknown"
+    """Version of what is running: a source tree has the same as what is built of it."""
+    return VERSION
 
 
 def bug_hint() -> str:

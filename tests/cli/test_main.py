@@ -9,6 +9,7 @@ import pytest
 
 from inanet.cli import main as front
 from inanet.cli.main import COMMANDS, Entry, main
+from inanet.control.about import VERSION
 from inanet.control.exits import Failure
 
 ROOT = Path(__file__).parents[2]
@@ -88,7 +89,7 @@ def test_a_command_that_cannot_be_imported_breaks_only_itself(capsys: pytest.Cap
     ("arguments", "code", "says"),
     [
         (["--help"], 0, "Exit codes: 0 ok, 1 failed"),
-        (["--version"], 0, "ina "),
+        (["--version"], 0, f"ina {VERSION}\n"),
         (["doctr"], 2, "No such command 'doctr'. Did you mean 'doctor'?"),
         (["qqqq"], 2, "No such command 'qqqq'."),
         (["check"], 2, "Missing argument 'CONFIG'"),
