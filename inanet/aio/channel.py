@@ -22,7 +22,7 @@ import structlog
 from inanet.control.codec import ControlError, Decoder, encode
 from inanet.control.exits import Failure
 from inanet.control.messages import Message
-from inanet.control.trust import HANDSHAKE_SECONDS, Certified, Keys, certified
+from inanet.control.trust import HANDSHAKE_SECONDS, Certified, KeyFileError, Keys, certified
 
 #: A peer that lets this many bytes pile up does not read; the connection is given up.
 WRITE_LIMIT = 8 << 20
@@ -102,6 +102,8 @@ class Channel:
             self.certificate = certified(writer.get_extra_info("peercert"))
         #: whose list of revoked certificates ends this connection when the peer's is on it
         self.keys: Keys | None = None
+        #: anything at all
+        self._heard = False
         self._reader = reader
         self._writer = writer
         self._decoder = Decoder()
@@ -155,10 +157,17 @@ class Channel:
         try:
             data = await self._reader.read(_READ_BYTES)
         except OSError as error:
-            raise ChannelClosed(f"connection to {self.peer} broke: {error}") from None
+            raise ChannelClosed(f"connection to {self.peer} broke: {_reason(error)}") from None
         if not data:
             cut = f" in the middle of a message ({self._decoder.pending} B)" if self._decoder.pending else ""
+            if self.certificate is not None and not self._heard:
+                # with TLS 1.3 a client's certificate is judged after the handshake has ended here
+                cut = (
+                    " without a word: perhaps it does not take this node's certificate; 'ina keys show' says whose it is "
+                    "and until when it is good, 'ina keys issue' makes another"
+                )
             raise ChannelClosed(f"{self.peer} closed the connection{cut}")
+        self._heard = True
         if self.keys is not None and (why := self.keys.withdrawn(self.certificate)):
             self.abort()
             raise ChannelClosed(f"connection to {self.peer} given up: {why}")
@@ -244,6 +253,10 @@ async def connect(
                     channel.abort()
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
+                if tls is not None and keys is not None:
+                    # the files may be others by now; while there are none, it is tried with what they were
+                    with suppress(KeyFileError):
+                        tls = keys.client()
     except TimeoutError:
         raise DeadlineError(f"connecting to {address}", seconds, reason) from None
 

@@ -11,6 +11,7 @@ from inanet.aio.channel import Channel, ChannelClosed, ControlServer, parse_addr
 from inanet.aio.reaching import send_probe
 from inanet.control import events
 from inanet.control.addresses import is_loopback
+from inanet.control.codec import ControlError
 from inanet.control.coordinator import Coordinator
 from inanet.control.exits import Exit, Failure
 from inanet.control.member import Member
@@ -22,6 +23,8 @@ from inanet.proto.formats import make_format
 
 #: peer number of the node in this process
 LOCAL = 0
+#: seconds between looks at the list of revoked certificates, for those who say nothing
+RECHECK_SECONDS = 1.0
 _log: Any = structlog.get_logger("inanet.coordinator")
 
 
@@ -59,6 +62,7 @@ class Coordination:
         self._next_peer = LOCAL + 1
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._rechecking: asyncio.TimerHandle | None = None
         self._server: ControlServer | None = None
         self.jobs_running = 0
         self.address = ""
@@ -91,6 +95,8 @@ class Coordination:
         if self._local is not None:
             self.coordinator.connected(LOCAL, self._loop.time())
             self._local.connected()
+        if self._keys is not None and self._keys.revoked is not None:
+            self.recheck()
         self.pump()
 
     async def _connection(self, channel: Channel) -> None:
@@ -100,27 +106,40 @@ class Coordination:
         self.coordinator.connected(peer, self._loop.time(), channel.certificate)
         why = "its connection closed"
         try:
-            self._recheck(peer, channel)
+            self._check(channel)
+            # who has just come has a deadline, too
+            self._arm()
             while True:
                 message = await channel.receive()
-                self._recheck(peer, channel)
+                self._check(channel)
                 self.coordinator.receive(peer, message, self._loop.time())
                 for more in channel.take():
                     self.coordinator.receive(peer, more, self._loop.time())
                 self.pump()
-        except ChannelClosed as error:
+        except (ChannelClosed, ControlError) as error:
             why = str(error)
+            if isinstance(error, ControlError):
+                raise
         finally:
             self._channels.pop(peer, None)
             self.coordinator.disconnected(peer, self._loop.time(), why)
             self.pump()
 
-    def _recheck(self, peer: int, channel: Channel) -> None:
-        """Turn a peer out whose certificate has been revoked: every few seconds it answers a ping, and gets here."""
-        why = self._keys.withdrawn(channel.certificate) if self._keys is not None else ""
-        if why:
-            self.coordinator.expel(peer, why, self._loop.time())
-            self.pump()
+    def _check(self, channel: Channel) -> None:
+        """What comes from somebody whose certificate has been revoked is not heard."""
+        if self._keys is not None and self._keys.withdrawn(channel.certificate):
+            self.recheck()
+
+    def recheck(self) -> None:
+        """Turn out everybody whose certificate has been revoked, those who keep silent included, and change what they know.
+        By itself every :data:`RECHECK_SECONDS`.
+        """
+        assert self._keys is not None
+        if self._rechecking is not None:
+            self._rechecking.cancel()
+        self._rechecking = self._loop.call_later(RECHECK_SECONDS, self.recheck)
+        self.coordinator.recheck(self._keys.withdrawn, self._loop.time())
+        self.pump()
 
     def pump(self) -> None:
         """Carry messages both ways until nobody has anything to say, then arm the timer."""
@@ -201,6 +220,10 @@ class Coordination:
                 epoch=event.epoch,
                 reason=event.reason,
             )
+        elif isinstance(event, events.KeyChanged):
+            _log.warning(
+                "job goes on under another key", job=event.name, epoch=event.epoch, reason=event.reason
+            )
         elif isinstance(event, events.PlanRepeated):
             _log.warning(
                 "plan sent again", job=event.name, peer=event.node, held=event.held, version=event.version
@@ -240,7 +263,8 @@ class Coordination:
         """Tell everybody, then close all connections."""
         self.coordinator.stop(reason)
         self.pump()
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in (self._timer, self._rechecking):
+            if timer is not None:
+                timer.cancel()
         if self._server is not None:
             await self._server.close()

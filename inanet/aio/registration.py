@@ -22,6 +22,8 @@ from inanet.control.trust import KeyFileError, Keys
 #: Seconds for which a connection is tried before the next attempt is logged, and pauses after a refusal.
 ATTEMPT_SECONDS = 60.0
 REFUSED_SECONDS = 10.0
+#: and after a connection that ended before anything was said on it
+LOST_SECONDS = 1.0
 _log: Any = structlog.get_logger("inanet.registration")
 
 
@@ -85,6 +87,8 @@ class Registration:
                     _log.warning("not registered", node=self._card.name, reason=refused)
             except (DeadlineError, ChannelClosed, ControlError) as error:
                 _log.info("registration lost", node=self._card.name, reason=str(error))
+                # whoever closes connections as soon as they stand is not asked all the time
+                pause = 0.0 if self.registered else LOST_SECONDS
             finally:
                 self.registered = False
                 await channel.close()

@@ -9,10 +9,12 @@ import structlog
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
 from inanet.control.codec import ControlError
 from inanet.control.member import Failed, Member
-from inanet.control.trust import Keys
+from inanet.control.trust import KeyFileError, Keys
 
 #: seconds a coordinator may take to answer a Hello
 WELCOME_SECONDS = 10.0
+#: seconds between attempts that the other end, or a file, has put an end to
+PAUSE_SECONDS = 1.0
 _log: Any = structlog.get_logger("inanet.uplink")
 
 
@@ -75,7 +77,7 @@ class Uplink:
         while self.member.failed is None and not self._left:
             started = loop.time()
             try:
-                self._channel = await connect(self.address, patience, keys=self._keys)
+                self._channel = await self._reach(patience)
             except DeadlineError as error:
                 self._give_up("coordinator_lost", str(error))
                 return
@@ -84,6 +86,9 @@ class Uplink:
             except (DeadlineError, ChannelClosed, ControlError) as error:
                 if not self._left:
                     _log.warning("control connection lost", node=self.member.identity.name, reason=str(error))
+                if not self._left and not self.member.welcomed:
+                    # whoever closes connections as soon as they stand is not asked all the time
+                    await asyncio.sleep(PAUSE_SECONDS)
             finally:
                 await self._drop()
             if not self.member.disconnected() and not self._left:
@@ -100,6 +105,24 @@ class Uplink:
                     text = f"no welcome from {self.address} within {self._join:g} s{why}"
                     self._give_up("coordinator_lost", text)
                     return
+
+    async def _reach(self, seconds: float) -> Channel:
+        """A connection. Raises :class:`DeadlineError`: also files with keys that are gone are waited for, since they may be
+        about to be replaced.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        told = ""
+        while True:
+            try:
+                return await connect(self.address, max(0.0, deadline - loop.time()), keys=self._keys)
+            except KeyFileError as error:
+                if loop.time() + PAUSE_SECONDS > deadline:
+                    raise DeadlineError(f"connecting to {self.address}", seconds, str(error)) from None
+                if str(error) != told:
+                    told = str(error)
+                    _log.warning("not connected yet", node=self.member.identity.name, reason=told)
+            await asyncio.sleep(PAUSE_SECONDS)
 
     async def _talk(self, channel: Channel) -> None:
         member = self.member

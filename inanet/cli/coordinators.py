@@ -14,6 +14,7 @@ from inanet.control.config import AggConfig, PsConfig, WorkerConfig, load
 from inanet.control.config_file import SYSTEM_DIRECTORY
 from inanet.control.config_manager import ManagerConfig
 from inanet.control.exits import Exit, Failure
+from inanet.control.revocation import Revocations
 from inanet.control.standing import Overview
 from inanet.control.trust import Keys
 
@@ -89,6 +90,11 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--key-file", type=path, help="With --address: this node's certificate and key, for TLS."
         ),
+        click.option(
+            "--revoked-file",
+            type=path,
+            help="With --ca-file: certificates that are no longer good, the coordinator's perhaps.",
+        ),
         click.option("--insecure", is_flag=True, help="With --address: show the token to whoever listens."),
         click.option(
             "--timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds."
@@ -104,13 +110,12 @@ def target(
     token_file: str | None = None,
     ca_file: str | None = None,
     key_file: str | None = None,
+    revoked_file: str | None = None,
     insecure: bool = False,
 ) -> Target:
     """Whom to ask. Raises :class:`NoCoordinator`, and what reading files raises."""
     if address is not None:
-        if (ca_file is None) != (key_file is None):
-            raise NoCoordinator("--ca-file and --key-file belong together: 'ina keys' makes both")
-        keys = Keys(ca_file, key_file) if ca_file is not None and key_file is not None else None
+        keys = _keys(ca_file, key_file, revoked_file)
         if keys is None and token_file is not None and not insecure and not _stays_here(address):
             raise NoCoordinator(
                 f"{address} is another machine, and the token would go there for everybody on the way to read: give "
@@ -127,6 +132,22 @@ def target(
             )
         config = str(found[0])
     return _of_file(config)
+
+
+def _keys(ca_file: str | None, key_file: str | None, revoked_file: str | None) -> Keys | None:
+    """The files for TLS, if they were given. Raises :class:`NoCoordinator` if some of them are of no use."""
+    if (ca_file is None) != (key_file is None):
+        raise NoCoordinator("--ca-file and --key-file belong together: 'ina keys' makes both")
+    if ca_file is None or key_file is None:
+        if revoked_file is not None:
+            raise NoCoordinator("--revoked-file is about certificates: give --ca-file and --key-file as well")
+        return None
+    if revoked_file is None:
+        return Keys(ca_file, key_file)
+    try:
+        return Keys(ca_file, key_file, Revocations(revoked_file))
+    except ValueError as error:
+        raise NoCoordinator(f"{revoked_file}: {error}") from None
 
 
 def _stays_here(address: str) -> bool:

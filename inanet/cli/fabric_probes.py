@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Iterator
 from pathlib import Path
 
-from inanet.cli import coordinators, figures, peer_probes
+from inanet.cli import certificate_probe, coordinators, figures, peer_probes
 from inanet.cli.findings import Finding
 from inanet.control.exits import Failure
 from inanet.control.standing import Overview
@@ -38,8 +38,8 @@ def clock() -> Iterator[Finding]:
 
 
 def fabric() -> Iterator[Finding]:
-    """Whether the coordinator that a file in /etc/inanet names answers, and misses nobody, whether names and ranks are used
-    once, and whether multicast gets here from it; nothing without a file.
+    """Whether this node's certificate is good, the coordinator that a file in /etc/inanet names answers and misses nobody,
+    names and ranks are used once, and multicast gets here from it; nothing without a file.
     """
     try:
         asked = coordinators.target()
@@ -50,6 +50,7 @@ def fabric() -> Iterator[Finding]:
             "fabric", "FAIL", str(error).replace("\n", "; "), "correct the file; 'ina check' reads it"
         )
         return
+    yield from certificate_probe.certificate(asked)
     try:
         seen = asked.ask(SECONDS)
     except Failure as error:

@@ -1,10 +1,17 @@
 """``ina keys``: certificates for control connections over TLS."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from inanet.control.exits import Exit
+from inanet.control.trust import ROLES, STATUS
+
+if TYPE_CHECKING:
+    from inanet.control.revoking import Revoked
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 #: Days for which what is made is valid, if nothing else is said: a lab's lifetime.
@@ -13,7 +20,7 @@ DAYS = 3650
 
 @click.group()
 def keys() -> None:
-    """Certificates for control connections over TLS, so that nodes are known by name.
+    """Certificates for control connections over TLS, so that nodes are known by name, and are what they may be.
 
     'init' makes an authority, once, on a machine you trust; 'issue' a certificate for every node. A node gets ca.pem
     and its own file, as control.ca_file and control.key_file; ca.key stays where it is. 'revoke' takes them back.
@@ -32,16 +39,34 @@ def init(directory: Path, days: int) -> None:
     click.echo(f"{key}  for nobody: it makes certificates")
 
 
+def _roles(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Roles of all options, several in one if there are commas between them."""
+    found = tuple(dict.fromkeys(role.strip() for text in given for role in text.split(",")))
+    for role in found:
+        if role not in ROLES:
+            raise click.BadParameter(f"{role!r} is none of {', '.join(ROLES)}")
+    return found
+
+
 @keys.command()
 @DIRECTORY
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.option(
+    "--role",
+    "roles",
+    multiple=True,
+    metavar="ROLE[,ROLE]",
+    callback=_roles,
+    help=f"What they may be: {', '.join(ROLES)}. {STATUS!r} is to ask the coordinator what there is, as 'ina status' and "
+    f"'ina doctor' do. Default: worker,{STATUS}; with --coordinator: ps,{STATUS}.",
+)
 @click.option("--coordinator", is_flag=True, help="They may coordinate: for ina-manager, or a PS that does.")
 @click.option(
     "--job",
     "jobs",
     multiple=True,
     metavar="PATTERN",
-    help="Only jobs like this; may be repeated. Default: all.",
+    help="Only jobs like this, for workers; may be repeated. Default: all.",
 )
 @click.option(
     "--days", type=click.IntRange(1), default=DAYS, show_default=True, help="How long they are valid."
@@ -51,6 +76,7 @@ def issue(
     context: click.Context,
     directory: Path,
     names: tuple[str, ...],
+    roles: tuple[str, ...],
     coordinator: bool,
     jobs: tuple[str, ...],
     days: int,
@@ -58,9 +84,17 @@ def issue(
     """Make DIRECTORY/NAME.pem, certificate and key of a node, for every NAME."""
     from inanet.control import authority
 
+    if not roles:
+        # a coordinator decides what everybody does: that it may be the PS beside it as well takes nothing from anybody
+        roles = ("worker" if not coordinator else "ps", STATUS)
+        if jobs and not coordinator:
+            # a guest does not see the others' jobs
+            roles = ("worker",)
     for name in names:
         try:
-            file = authority.issue(directory, name, coordinator=coordinator, jobs=jobs, days=days)
+            file = authority.issue(
+                directory, name, roles=roles, coordinator=coordinator, jobs=jobs, days=days
+            )
         except ValueError as error:
             click.echo(str(error), err=True)
             context.exit(Exit.USAGE)
@@ -69,23 +103,56 @@ def issue(
 
 @keys.command()
 @DIRECTORY
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="[NAME]...", nargs=-1)
+@click.option(
+    "--certificate",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The certificate in this file.",
+)
+@click.option(
+    "--serial", "serials", multiple=True, metavar="HEX", help="The certificate with this serial number."
+)
+@click.option(
+    "--fingerprint",
+    "fingerprints",
+    multiple=True,
+    metavar="HEX",
+    help="The one with this SHA-256 fingerprint.",
+)
 @click.pass_context
-def revoke(context: click.Context, directory: Path, names: tuple[str, ...]) -> None:
-    """Take back the certificates of every NAME: whoever has them is turned away, and turned out where connected.
+def revoke(
+    context: click.Context,
+    directory: Path,
+    names: tuple[str, ...],
+    files: tuple[Path, ...],
+    serials: tuple[str, ...],
+    fingerprints: tuple[str, ...],
+) -> None:
+    """Take back the certificates of every NAME, or single ones: whoever has them is turned away, and turned out where
+    connected.
 
     The list is DIRECTORY/revoked.txt. Copy it to where control.revoked_file of the coordinator, and of other nodes, says;
     it is read again within seconds. New certificates can then be issued under the same names.
     """
-    from inanet.control import authority
+    from inanet.control import authority, revoking
 
-    for name in names:
+    actions: list[Callable[[], Revoked]] = [
+        *(partial(revoking.by_name, directory, name) for name in names),
+        *(partial(revoking.by_file, directory, file) for file in files),
+        *(partial(revoking.by_serial, directory, number) for number in serials),
+        *(partial(revoking.by_fingerprint, directory, digits) for digits in fingerprints),
+    ]
+    if not actions:
+        raise click.UsageError("whose? Give a NAME, --certificate, --serial or --fingerprint")
+    for action in actions:
         try:
-            fresh = authority.revoke(directory, name)
+            done = action()
         except ValueError as error:
             click.echo(str(error), err=True)
             context.exit(Exit.USAGE)
-        click.echo(f"{name}: {f'{fresh} revoked' if fresh else 'was revoked before'}")
+        click.echo(f"{done.name}: {f'{done.count} revoked' if done.count else 'was revoked before'}")
     click.echo(f"{directory / authority.REVOKED}  for the coordinator and all nodes, as control.revoked_file")
 
 
@@ -99,3 +166,5 @@ def show(file: Path) -> None:
     for name in issued.names or ("nothing: it is an authority's",):
         click.echo(name)
     click.echo(f"until {issued.until:%Y-%m-%d}")
+    click.echo(f"serial {issued.serial}")
+    click.echo(f"sha256 fingerprint {issued.fingerprint}")

@@ -1,15 +1,15 @@
 """``ina status``: nodes, jobs and trees of a fabric, or the metrics of a single daemon, once."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from inanet.cli import figures
 from inanet.cli.coordinators import options, target
+from inanet.cli.scraping import scrape
 from inanet.control.exits import Exit, Failure
 from inanet.control.standing import JobState, Overview
 
@@ -100,26 +100,11 @@ def walk(root: str, parents: Mapping[str, str]) -> Iterator[tuple[int, str]]:
 
 
 def _one_daemon(where: str, seconds: float, as_json: bool) -> None:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    url = where if "://" in where else f"http://{where}/metrics"
-    try:
-        with urllib.request.urlopen(url, timeout=seconds) as answer:
-            text = answer.read(16 << 20).decode()
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        raise Failure(
-            f"no metrics from {url} ({reason}): is metrics.listen set, and the daemon running?"
-        ) from None
-    found = [
-        {"name": sample.name, "labels": dict(sample.labels), "value": sample.value}
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.name.startswith("inanet_")
-    ]
+    found = scrape(where, seconds)
     if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, "ok": True, "address": url, "metrics": found}))
+        metrics = [asdict(value) for value in found.values]
+        click.echo(json.dumps({"schema": SCHEMA, "ok": True, "address": found.url, "metrics": metrics}))
         return
-    for one in found:
-        labels = " ".join(f"{key}={value}" for key, value in one["labels"].items())
-        click.echo(f"{one['value']:>16.6g}  {one['name']}{f'  {labels}' if labels else ''}")
+    for one in found.values:
+        labels = " ".join(f"{key}={value}" for key, value in one.labels.items())
+        click.echo(f"{one.value:>16.6g}  {one.name}{f'  {labels}' if labels else ''}")

@@ -2,19 +2,23 @@
 
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
 
 from inanet.cli import figures
-from inanet.cli.coordinators import Target, options, target
+from inanet.cli.coordinators import options, target
+from inanet.cli.scraping import Scraped, pulse, scrape
 from inanet.control.exits import Failure
 from inanet.control.standing import JobState, Overview
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+L = TypeVar("L")
 
 SCHEMA = 1
 #: Columns where there is no terminal that has some: a node's line fits.
@@ -25,16 +29,24 @@ FILE_WIDTH = 120
 @options
 @click.option("--interval", type=click.FloatRange(0.2), default=1.0, show_default=True, help="Seconds.")
 @click.option("--count", type=click.IntRange(1), help="End after so many looks. Default: at Ctrl-C.")
+@click.option("--metrics", metavar="HOST:PORT", help="Instead: a single daemon, by its [metrics] listen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line for every look.")
-def top(as_json: bool, count: int | None, interval: float, timeout: float, **whom: Any) -> None:
+def top(
+    as_json: bool, count: int | None, interval: float, timeout: float, metrics: str | None, **whom: Any
+) -> None:
     """Show trees, rates, losses, the share added up in the network, and slots, live. (ui extra)
 
     Asks the fabric's manager, or the PS that coordinates it. Rates and losses are since the look before.
     """
-    asked = target(**whom)
+    source: _Source[Any]
+    if metrics is not None:
+        source = _Source(lambda: scrape(metrics, timeout), one_plain, one_picture)
+    else:
+        asked = target(**whom)
+        source = _Source(lambda: asked.ask(timeout), plain, partial(picture, asked.address))
     if as_json:
-        for before, seen, seconds in looks(asked, interval, count, timeout):
-            click.echo(json.dumps(plain(before, seen, seconds)))
+        for look in looks(source.ask, interval, count):
+            click.echo(json.dumps(source.plain(*look)))
         return
     from rich.console import Console
     from rich.live import Live
@@ -43,40 +55,77 @@ def top(as_json: bool, count: int | None, interval: float, timeout: float, **who
     if not console.is_terminal:
         # one look after the other: nothing can be drawn over in a file
         console.width = max(console.width, FILE_WIDTH)
-        for before, seen, seconds in looks(asked, interval, count, timeout):
-            console.print(picture(asked.address, before, seen, seconds))
+        for look in looks(source.ask, interval, count):
+            console.print(source.picture(*look))
         return
     with Live(console=console, screen=count is None, auto_refresh=False) as live:
         try:
-            for before, seen, seconds in looks(asked, interval, count, timeout):
-                live.update(picture(asked.address, before, seen, seconds), refresh=True)
+            for look in looks(source.ask, interval, count):
+                live.update(source.picture(*look), refresh=True)
         except KeyboardInterrupt:
             return
 
 
-def looks(
-    asked: Target, interval: float, count: int | None, timeout: float
-) -> Iterator[tuple[Overview | None, Overview, float]]:
+@dataclass(frozen=True, slots=True)
+class _Source(Generic[L]):
+    """Whom to look at, and what its looks are shown as."""
+
+    ask: Callable[[], L]
+    plain: Callable[[L | None, L, float], dict[str, object]]
+    picture: Callable[[L | None, L, float], "RenderableType"]
+
+
+def looks(ask: Callable[[], L], interval: float, count: int | None) -> Iterator[tuple[L | None, L, float]]:
     """(the look before, this look, seconds between them), one every ``interval`` seconds.
 
-    Raises :class:`Failure` if the coordinator does not answer the first time; later it is waited for.
+    Raises :class:`Failure` if nobody answers the first time; later it is waited for.
     """
-    before: Overview | None = None
+    before: L | None = None
     at = 0.0
     made = 0
     while count is None or made < count:
         began = time.monotonic()
         try:
-            seen = asked.ask(timeout)
+            seen = ask()
         except Failure:
             if before is None:
                 raise
+            # a refusal comes at once
+            time.sleep(interval)
             continue
         yield before, seen, began - at
         before, at = seen, began
         made += 1
         if count is None or made < count:
             time.sleep(max(0.0, interval - (time.monotonic() - began)))
+
+
+def one_plain(before: Scraped | None, now: Scraped, seconds: float) -> dict[str, object]:
+    """A look at a single daemon as one JSON object."""
+    return {"schema": SCHEMA, "ok": True, "address": now.url, **asdict(pulse(before, now, seconds))}
+
+
+def one_picture(before: Scraped | None, now: Scraped, seconds: float) -> "RenderableType":
+    """The same for a terminal."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    seen = pulse(before, now, seconds)
+    table = Table("role", box=None, header_style="bold")
+    for title in ("jobs", "sends", "receives", "sums/s", "loss", "slots"):
+        table.add_column(title, justify="right")
+    table.add_row(
+        seen.role or "-",
+        str(seen.jobs),
+        figures.rate(seen.send_bps),
+        figures.rate(seen.receive_bps),
+        "-" if seen.summed is None else f"{seen.summed:.0f}",
+        figures.part(seen.loss),
+        figures.part(seen.slots),
+    )
+    dropped = ", ".join(f"{count} {reason}" for reason, count in seen.dropped.items())
+    return Group(Text(now.url), table, *([Text(f"dropped: {dropped}", style="yellow")] if dropped else []))
 
 
 def plain(before: Overview | None, seen: Overview, seconds: float) -> dict[str, object]:

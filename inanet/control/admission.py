@@ -137,7 +137,6 @@ class Admission:
             left = max(0.0, job.deadline - now)
             welcome = Welcome(
                 job=job.number,
-                key=job.key,
                 silence=silence,
                 deadline=left,
                 epoch=job.epoch,
@@ -284,8 +283,9 @@ class Admission:
             self.receivers,
             next_nonce,
             pending.epoch,
-            renewal if self._settings.elastic and chosen.switched is None else None,
+            renewal if chosen.switched is None else None,
             reschedule if chosen.publish is not None else None,
+            elastic=self._settings.elastic,
         )
         self._jobs[number] = job
         return job
@@ -328,6 +328,11 @@ class Admission:
     def _workers(self, pending: Forming | Resuming) -> list[Peer]:
         found = [self._peers.worker(pending.number, name) for name in pending.members.hellos]
         return [peer for peer in found if peer is not None]
+
+    @property
+    def keys(self) -> set[int]:
+        """Of jobs that resume: their members know them."""
+        return set(self._resuming)
 
     def pending(self) -> Iterator[tuple[Forming | Resuming, tuple[str, ...]]]:
         """Jobs that do not run yet, and what each waits for."""

@@ -5,7 +5,7 @@ Needs the ``tls`` extra; daemons do not: they only read what is made here.
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +16,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from inanet.control.config_fields import check_name
 from inanet.control.exits import Failure
-from inanet.control.revocation import parse
-from inanet.control.trust import COORDINATOR, JOB, NODE
+from inanet.control.trust import COORDINATOR, JOB, NODE, ROLE, ROLES, STATUS
 
 #: Files of an authority: its certificate, which every node gets, and its key, which stays where it is.
 CERTIFICATE, KEY = "ca.pem", "ca.key"
@@ -33,10 +32,12 @@ class AuthorityError(Failure):
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """What a certificate is for, and until when."""
+    """What a certificate is for, and until when; ``serial`` and the SHA-256 ``fingerprint`` in hexadecimal digits."""
 
     names: tuple[str, ...]
     until: datetime.datetime
+    serial: str
+    fingerprint: str
 
 
 def initialise(directory: Path, days: int) -> tuple[Path, Path]:
@@ -59,14 +60,37 @@ def initialise(directory: Path, days: int) -> tuple[Path, Path]:
     return directory / CERTIFICATE, directory / KEY
 
 
-def issue(directory: Path, name: str, *, coordinator: bool, jobs: Sequence[str], days: int) -> Path:
-    """Make certificate and key, in one file, for a node. Raises :class:`AuthorityError`, and ``ValueError`` for a name
-    that no node can have.
+def issue(
+    directory: Path,
+    name: str,
+    *,
+    roles: Collection[str],
+    coordinator: bool = False,
+    jobs: Sequence[str] = (),
+    days: int,
+) -> Path:
+    """Make certificate and key, in one file, for a node that may be all of ``roles``, of
+    :data:`~inanet.control.trust.ROLES`. Raises :class:`AuthorityError`, and ``ValueError`` for a name that no node can
+    have, a role that there is not, and for ``jobs`` of a node that would serve every job.
     """
+    for role in roles:
+        if role not in ROLES:
+            raise ValueError(f"{role!r} is no role; allowed: {', '.join(ROLES)}")
+    if not roles and not coordinator:
+        raise ValueError(f"a certificate without a role is of no use; allowed: {', '.join(ROLES)}")
+    if jobs and (coordinator or not {*roles} <= {"worker", STATUS}):
+        raise ValueError(
+            "jobs are for workers: a coordinator, and a node that is anything else, serves every job; issue two certificates"
+        )
     check_name(name)
     authority, key = _load(directory)
     own = ec.generate_private_key(ec.SECP256R1())
-    names = [f"{NODE}{name}", *([COORDINATOR] if coordinator else []), *(f"{JOB}{job}" for job in jobs)]
+    identities = [
+        f"{NODE}{name}",
+        *(f"{ROLE}{role}" for role in ROLES if role in roles),
+        *([COORDINATOR] if coordinator else []),
+        *(f"{JOB}{job}" for job in jobs),
+    ]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if coordinator else [])]
     certificate = (
@@ -75,7 +99,7 @@ def issue(directory: Path, name: str, *, coordinator: bool, jobs: Sequence[str],
         .add_extension(_usage(authority=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         .add_extension(
-            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(text) for text in names]),
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(text) for text in identities]),
             critical=False,
         )
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
@@ -83,53 +107,39 @@ def issue(directory: Path, name: str, *, coordinator: bool, jobs: Sequence[str],
     )
     file = directory / f"{name}.pem"
     _write(file, certificate.public_bytes(serialization.Encoding.PEM) + _private(own), 0o600)
-    _note(directory / ISSUED, name, [certificate.serial_number])
+    note(directory / ISSUED, serial(certificate), name, f"sha256 {fingerprint(certificate)}")
     return file
 
 
-def revoke(directory: Path, name: str) -> int:
-    """Put every certificate that was issued for a node on the list of those that are no longer good, and remove its file,
-    so that another can be issued. Returns how many were added: 0 if all were there already.
-
-    Raises :class:`AuthorityError` if none was ever issued.
-    """
-    _certificate(directory / CERTIFICATE)
-    check_name(name)
-    issued = [serial for serial, whose in _listed(directory / ISSUED).items() if whose == name]
-    if not issued:
-        raise AuthorityError(
-            f"{directory / ISSUED} has no certificate of {name!r}: nothing was issued under that name"
-        )
-    known = _listed(directory / REVOKED)
-    fresh = [int(serial, 16) for serial in issued if serial not in known]
-    _note(directory / REVOKED, name, fresh)
-    (directory / f"{name}.pem").unlink(missing_ok=True)
-    return len(fresh)
-
-
-def _listed(file: Path) -> dict[str, str]:
-    try:
-        return parse(file.read_text("utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise AuthorityError(f"{file}: {error}") from None
-
-
-def _note(file: Path, name: str, serials: Sequence[int]) -> None:
+def note(file: Path, serial: str, name: str, remark: str = "") -> None:
+    """Add a line to a list of certificates: :mod:`inanet.control.revocation`."""
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), "a") as target:
-        target.writelines(f"{serial:X} {name}\n" for serial in serials)
+        target.write(f"{serial} {name}{f'  # {remark}' if remark else ''}\n")
 
 
 def show(file: Path) -> Issued:
     """What the certificate in a file is for. Raises :class:`AuthorityError`."""
-    certificate = _certificate(file)
+    found = certificate_in(file)
+    return Issued(names(found), found.not_valid_after_utc, serial(found), fingerprint(found))
+
+
+def names(certificate: x509.Certificate) -> tuple[str, ...]:
+    """The names in a certificate: :mod:`inanet.control.trust`."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        names = tuple(found.value.get_values_for_type(x509.UniformResourceIdentifier))
     except x509.ExtensionNotFound:
-        names = ()
-    return Issued(names, certificate.not_valid_after_utc)
+        return ()
+    return tuple(found.value.get_values_for_type(x509.UniformResourceIdentifier))
+
+
+def serial(certificate: x509.Certificate) -> str:
+    """Its serial number, hexadecimal, as lists have it."""
+    return f"{certificate.serial_number:X}"
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """SHA-256 of all of it, hexadecimal: what ``openssl x509 -fingerprint -sha256`` prints, without colons."""
+    return certificate.fingerprint(hashes.SHA256()).hex().upper()
 
 
 def _builder(
@@ -178,19 +188,19 @@ def _write(path: Path, data: bytes, mode: int) -> None:
         target.write(data)
 
 
-def _certificate(file: Path) -> x509.Certificate:
+def certificate_in(file: Path) -> x509.Certificate:
+    """The certificate in a PEM file, the first if there are several. Raises :class:`AuthorityError`."""
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except ValueError:
         raise AuthorityError(f"{file} holds no certificate") from None
     except FileNotFoundError:
-        raise AuthorityError(
-            f"there is no {file}: 'ina keys init {file.parent}' makes an authority"
-        ) from None
+        hint = f": 'ina keys init {file.parent}' makes an authority" if file.name == CERTIFICATE else ""
+        raise AuthorityError(f"there is no {file}{hint}") from None
 
 
 def _load(directory: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    certificate = _certificate(directory / CERTIFICATE)
+    certificate = certificate_in(directory / CERTIFICATE)
     try:
         key = serialization.load_pem_private_key((directory / KEY).read_bytes(), None)
     except FileNotFoundError:

@@ -23,6 +23,7 @@ from inanet.control.events import (
 from inanet.control.groups import probing_group
 from inanet.control.job import Job
 from inanet.control.joining import Refused
+from inanet.control.keyholders import Keyholders
 from inanet.control.messages import (
     Hello,
     Leave,
@@ -76,6 +77,7 @@ class Coordinator:
         if settings.negotiate:
             multicast = settings.downlink != "unicast"
             self._negotiation = Negotiation(multicast=multicast, threshold=settings.loss_threshold)
+        self._keyholders = Keyholders()
         self._generation = 0
         self._refusals = Refusals()
         #: (job, aggregator) for those that are left out because they are busy
@@ -96,12 +98,18 @@ class Coordinator:
             self._gone(found, why, now)
             self._settle(now)
 
-    def expel(self, peer: int, reason: str, now: float) -> None:
-        """Turn out a peer that was let in, or has just come; nothing if it is gone already."""
-        found = self._peers.get(peer)
-        if found is not None:
-            self.reject(found, Refused(reason), now)
-            self._settle(now)
+    def recheck(self, withdrawn: Callable[[Certified | None], str], now: float) -> None:
+        """Turn out every peer whose certificate is no longer good, as ``withdrawn`` says with a reason, and have jobs whose
+        key such a one knows go on under another.
+        """
+        for peer in self._peers:
+            if self._peers.get(peer.id) is not None and (why := withdrawn(peer.certificate)):
+                self.reject(peer, Refused(why), now)
+        for job in self.jobs.values():
+            whys = (withdrawn(one) for one in self._keyholders.of(job.planner.key))
+            if why := next(filter(None, whys), ""):
+                job.change_key(why, now)
+        self._settle(now)
 
     def receive(self, peer: int, message: Message, now: float) -> None:
         """One message from a peer. What a node must not send is answered with a Reject."""
@@ -152,6 +160,7 @@ class Coordinator:
 
     def send(self, peer: Peer, message: Message) -> None:
         """Put a message into :meth:`outgoing`."""
+        self._keyholders.told(peer.certificate, message)
         self._outgoing.append((peer.id, message))
 
     def say(self, event: ControlEvent) -> None:
@@ -163,6 +172,7 @@ class Coordinator:
             self.send(peer, Pong(nonce=message.nonce))
         elif isinstance(message, Hello):
             self._admission.hello(peer, message, now)
+            self._keyholders.brought(peer.certificate, message)
             if message.role != "worker":
                 self._renew(now)
             if self._negotiation is not None:
@@ -381,6 +391,7 @@ class Coordinator:
             del self.jobs[job.number]
             self._spared = {(number, name) for number, name in self._spared if number != job.number}
             self._admission.remember(job.planner.key, job.verdict)
+            self._keyholders.keep({j.planner.key for j in self.jobs.values()} | self._admission.keys)
             self._admission.groups.withdraw(job.number)
             for peer in self._peers:
                 if peer.job == job.number:

@@ -1,4 +1,4 @@
-"""The door of a coordinator: the same protocol, the right token, a certificate for the name that is used."""
+"""The door of a coordinator: the same protocol, the right token, a certificate for the name and the role that are used."""
 
 import hmac
 from ipaddress import IPv4Address
@@ -6,7 +6,7 @@ from ipaddress import IPv4Address
 from inanet.control.joining import Refused
 from inanet.control.messages import PROTOCOL, Hello
 from inanet.control.standing import Query, Register
-from inanet.control.trust import Certified
+from inanet.control.trust import STATUS, Certified
 
 
 def check_entry(message: Hello | Register | Query, token: str, certificate: Certified | None) -> None:
@@ -23,12 +23,18 @@ def check_entry(message: Hello | Register | Query, token: str, certificate: Cert
         )
     if not hmac.compare_digest(message.token.encode(), token.encode()):
         raise Refused(f"{who} has another token than this coordinator; use the same on all nodes")
-    if certificate is not None and not isinstance(message, Query):
-        job = message.job if isinstance(message, Hello) else ""
-        if refusal := certificate.refusal(message.name, job):
-            raise Refused(
-                f"{message.role} {message.name!r} is refused: {refusal}; issue it with 'ina keys issue'"
-            )
+    if certificate is None:
+        return
+    if isinstance(message, Query):
+        if refusal := certificate.looks:
+            raise Refused(f"{refusal}; 'ina keys issue --role {STATUS}' makes one that does")
+        return
+    job = message.job if isinstance(message, Hello) else ""
+    if refusal := certificate.refusal(message.name, message.role, job):
+        raise Refused(
+            f"{message.role} {message.name!r} is refused: {refusal}; issue it with "
+            f"'ina keys issue --role {message.role}'"
+        )
 
 
 def check_endpoint(hello: Hello) -> None:

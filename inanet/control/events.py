@@ -87,6 +87,16 @@ class MembershipChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyChanged:
+    """A job goes on with all its ranks under another key, in a new ``epoch``."""
+
+    job: int
+    name: str
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class PlanRepeated:
     """A node followed an old version although it had been sent a newer one, and was sent that again."""
 
@@ -156,6 +166,7 @@ ControlEvent = (
     | PlanChosen
     | PlanChanged
     | MembershipChanged
+    | KeyChanged
     | PlanRepeated
     | RootMissed
     | RoundLost

@@ -2,9 +2,10 @@
 
 Hosts are asked to begin no round from a certain one on. When all have said that they hold, and everything
 begun is finished and confirmed, the plan may change as if the job started. Hosts must not be held for long:
-if the moment does not come soon, they go on, and it is tried again later.
+if the moment does not come soon, they go on, and it is tried again later; unless what waits for it insists.
 """
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -37,6 +38,8 @@ class Holding:
         self._ledger = ledger
         self._seconds = seconds
         self._names: set[str] = set()
+        #: those of them that are not to be tried again later
+        self._insists: set[str] = set()
         self._attempt: _Attempt | None = None
         self._not_before = 0.0
         self._nonce = 0
@@ -45,9 +48,17 @@ class Holding:
         """An aggregator would like to come back."""
         self._names.add(name)
 
+    def insist(self, name: str) -> None:
+        """Something that has to be done first, and for which hosts hold as long as it takes."""
+        if name not in self._insists:
+            self._insists.add(name)
+            self._names.add(name)
+            self.cancel()
+
     def discard(self, name: str) -> None:
         """It is gone again."""
         self._names.discard(name)
+        self._insists.discard(name)
 
     def number(self) -> int:
         """A nonce for whoever else asks hosts to hold."""
@@ -57,6 +68,8 @@ class Holding:
     def cancel(self) -> None:
         """Hosts have been sent a plan and hold no longer."""
         self._attempt = None
+        if self._insists:
+            self._not_before = 0.0
 
     def propose(self, now: float) -> Mark | None:
         """Start an attempt if one is due: what to ask the hosts."""
@@ -65,7 +78,8 @@ class Holding:
         self.number()
         self._not_before = now + _PAUSE * self._seconds
         mark = Mark(self._nonce, self._ledger.newest + 1)
-        self._attempt = _Attempt(tuple(sorted(self._names)), mark, now + self._seconds)
+        deadline = math.inf if self._insists else now + self._seconds
+        self._attempt = _Attempt(tuple(sorted(self._names)), mark, deadline)
         return mark
 
     def held(self, host: str, nonce: int, hosts: Collection[str]) -> Mark | None:
@@ -87,6 +101,10 @@ class Holding:
             return ()
         self._attempt = None
         self._names -= set(attempt.names)
+        if self._insists & set(attempt.names):
+            # it was no attempt of theirs that others would have to wait after
+            self._insists -= set(attempt.names)
+            self._not_before = 0.0
         return attempt.names
 
     def is_late(self, now: float) -> bool:
@@ -96,5 +114,5 @@ class Holding:
     def timer(self, idle: bool) -> float | None:
         """When the attempt is late; if ``idle``, when the next one is due."""
         if self._attempt is not None:
-            return self._attempt.deadline
+            return self._attempt.deadline if math.isfinite(self._attempt.deadline) else None
         return self._not_before if idle and self._names else None

@@ -28,7 +28,7 @@ from inanet.control.messages import (
     Message,
     Refuse,
 )
-from inanet.control.renewing import REARRANGED, Renewing
+from inanet.control.renewing import REARRANGED, REKEYED, Renewing
 from inanet.control.sentences import clip, show_ranks
 from inanet.control.topology import Topology
 from inanet.control.trees import Performance
@@ -66,7 +66,7 @@ class Job(Renewing):
         host = name in self.hosts
         if isinstance(message, Begin) and host:
             self.collectives.begin(name, message, now)
-            if self.collectives.farewell and self._renewal is not None and self._shrinking is None:
+            if self.collectives.farewell and self._elastic and self._shrinking is None:
                 # somebody has left in good order, and the others are not done
                 self._shrink(self.collectives.farewell, self.collectives.ledger.newest, [])
         elif isinstance(message, Refuse) and host:
@@ -130,7 +130,7 @@ class Job(Renewing):
         open_ = [round_.number for round_ in self.collectives.ledger if round_.failure is None]
         where = f" in round {open_[0]}" if open_ else ""
         text = f"{show_ranks(ranks)} (host {name}) was lost{where}: {why}"
-        if self._renewal is not None and len(self.hosts) > 1 and self._ending is None:
+        if self._elastic and len(self.hosts) > 1 and self._ending is None:
             newest = self.collectives.ledger.newest
             self._shrink(text, newest, self.collectives.part(name, f"{text}; {_GOES_ON}"))
             return
@@ -249,6 +249,15 @@ class Job(Renewing):
             self._send_plan(host)
 
     def _enter(self, names: tuple[str, ...]) -> None:
+        if REKEYED in names:
+            # whoever else has waited comes in the next such moment, under the new key
+            for name in {*names} - {REKEYED}:
+                self._holding.add(name)
+            if self._vacancies:
+                self._holding.insist(REKEYED)
+            else:
+                self._renew(self._compromised, None)
+            return
         if self._reschedule is not None:
             found = self._reschedule(self.hosts, self._avoided, True)
             if found is None:
@@ -305,6 +314,17 @@ class Job(Renewing):
         self._wanted = topology
         self._holding.add(REARRANGED)
         self._guard(now, lambda: None)
+
+    # ---------- another key
+
+    def change_key(self, reason: str, now: float) -> None:
+        """Somebody who must not take part any more knows the job's key: have it go on under another, in the next moment in
+        which no round is on its way. Hosts begin none until then, however long it takes: what is under way ends in time.
+        """
+        if self._renewal is not None and self._shrinking is None:
+            self._compromised = reason
+            self._holding.insist(REKEYED)
+            self._guard(now, lambda: None)
 
     # ---------- time and the end
 

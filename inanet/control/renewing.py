@@ -1,11 +1,12 @@
-"""A job that goes on in another epoch: without workers that are gone (R13), or over other switches.
+"""A job that goes on in another epoch: without workers that are gone (R13), over other switches, or because somebody knows
+its key who was sent away.
 
 Everything is told anew under another key, so nothing counts that was sent before; when the moment for that has come,
 :mod:`inanet.control.shrinking` says.
 """
 
 from inanet.control.collectives import JobLost
-from inanet.control.events import MembershipChanged, PlanChosen
+from inanet.control.events import KeyChanged, MembershipChanged, PlanChosen
 from inanet.control.messages import JobEnded, Judge, Judged
 from inanet.control.rounds import Round
 from inanet.control.sentences import clip
@@ -13,8 +14,8 @@ from inanet.control.settling import Settling
 from inanet.control.shrinking import Shrinking
 from inanet.control.versions import Rescheduled, Versions
 
-#: Waits for a quiet moment like an aggregator; no node is called that.
-REARRANGED = "*"
+#: Wait for a quiet moment like an aggregator; no node is called that.
+REARRANGED, REKEYED = "*", "#"
 
 
 class Renewing(Versions):
@@ -62,6 +63,7 @@ class Renewing(Versions):
             self.dismiss(name, "the job goes on in a new epoch")
         planner = self.planner
         ranks = sum(len(host.ranks) for host in self.hosts.values())
+        fewer = ranks < planner.ranks
         if found is not None:
             self.epoch, self.topology, self.planner = found.epoch, found.topology, found.planner
             self.hellos.update(found.hellos)
@@ -77,8 +79,12 @@ class Renewing(Versions):
         self._gate, self._attach, self._performances, self._wanted = set(), {}, {}, None
         self._quiet = self._held_back = False
         self._holding.discard(REARRANGED)
-        if found is None:
+        self._holding.discard(REKEYED)
+        self._compromised = ""
+        if found is None and fewer:
             self.log.append(MembershipChanged(self.number, self.name, ranks, self.epoch, reason))
+        elif found is None:
+            self.log.append(KeyChanged(self.number, self.name, self.epoch, reason))
         self._advance(f"{reason}; {ranks} ranks go on", {})
 
     def _replan(self, name: str, reason: str) -> None:

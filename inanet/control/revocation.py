@@ -1,7 +1,9 @@
 """Certificates that are no longer good: a list that ``ina keys revoke`` writes and that all who check certificates re-read.
 
-One line for each, ``SERIAL NAME``, the serial number in hexadecimal digits; ``#`` begins a remark. The list is no secret
-and needs no signature: who can write where a node's list is can replace its authority's certificate as well.
+One line for each, ``SERIAL NAME``, the serial number in hexadecimal digits; ``#`` begins a remark. Serial numbers and not
+fingerprints: a signature by an elliptic curve can be written in two ways, so whoever has a certificate can make another of
+it, with the same number and another fingerprint. The list is no secret and needs no signature: who can write where a node's
+list is can replace its authority's certificate as well.
 """
 
 import os

@@ -4,6 +4,7 @@ A certificate of the fabric's own authority (``ina keys init``) has URIs as its 
 
 ======================== ===============================================================================
 ``inanet:node:NAME``     the node of this name
+``inanet:role:ROLE``     what it may be: one of :data:`ROLES`; without any, nothing
 ``inanet:coordinator``   may be connected to as a coordinator: a manager, or the PS of a fabric without one
 ``inanet:job:PATTERN``   the jobs that a node may join (``*`` stands for anything); without any, every job
 ======================== ===============================================================================
@@ -23,7 +24,11 @@ from inanet.control.revocation import Revocations
 #: Seconds that a handshake may take.
 HANDSHAKE_SECONDS = 10.0
 #: How names in certificates start.
-NODE, COORDINATOR, JOB = "inanet:node:", "inanet:coordinator", "inanet:job:"
+NODE, ROLE, COORDINATOR, JOB = "inanet:node:", "inanet:role:", "inanet:coordinator", "inanet:job:"
+#: Who asks for an overview, and is no node by that.
+STATUS = "status"
+#: What a certificate may let its owner be.
+ROLES = ("worker", "aggregator", "ps", "switch", STATUS)
 
 
 class KeyFileError(Failure):
@@ -35,27 +40,54 @@ class Certified:
     """What a peer's certificate says it is."""
 
     nodes: frozenset[str] = frozenset()
+    roles: frozenset[str] = frozenset()
     jobs: tuple[str, ...] = ()
     coordinator: bool = False
     #: hexadecimal
     serial: str = ""
 
-    def refusal(self, name: str, job: str = "") -> str:
-        """Why the peer cannot be node ``name`` in ``job``; empty if it can."""
+    @property
+    def owner(self) -> str:
+        """Whose it is, for people."""
+        return ", ".join(sorted(self.nodes)) or "no node"
+
+    def refusal(self, name: str, role: str, job: str = "") -> str:
+        """Why the peer cannot be node ``name`` in ``role``, and a worker of ``job``; empty if it can."""
         if name not in self.nodes:
-            known = ", ".join(sorted(self.nodes)) or "no node"
-            return f"its certificate is that of {known}, not of {name!r}"
+            return f"its certificate is that of {self.owner}, not of {name!r}"
+        if role not in self.roles:
+            return f"its certificate {self._may}, not to be {role}"
+        if self.jobs and role != "worker":
+            return f"its certificate is for the jobs {', '.join(self.jobs)}, and a node that is {role} serves all"
         if job and self.jobs and not any(fnmatchcase(job, pattern) for pattern in self.jobs):
             return f"its certificate is for the jobs {', '.join(self.jobs)}, not for {job!r}"
         return ""
+
+    @property
+    def looks(self) -> str:
+        """Why the peer cannot have an overview; empty if it can. Whoever may coordinate sees everything anyway."""
+        if self.coordinator or STATUS in self.roles:
+            return ""
+        return f"the certificate of {self.owner} {self._may}, not to look ({STATUS})"
+
+    @property
+    def _may(self) -> str:
+        if not self.roles:
+            return "names no role, as those that older versions issued"
+        return f"lets it be {', '.join(sorted(self.roles))}"
 
 
 def certified(certificate: Mapping[str, Any] | None) -> Certified:
     """What a certificate says, as :meth:`ssl.SSLSocket.getpeercert` gives it; nothing without one."""
     names = [str(value) for kind, value in (certificate or {}).get("subjectAltName", ()) if kind == "URI"]
+
+    def those(prefix: str) -> list[str]:
+        return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+
     return Certified(
-        nodes=frozenset(name.removeprefix(NODE) for name in names if name.startswith(NODE)),
-        jobs=tuple(name.removeprefix(JOB) for name in names if name.startswith(JOB)),
+        nodes=frozenset(those(NODE)),
+        roles=frozenset(those(ROLE)),
+        jobs=tuple(those(JOB)),
         coordinator=COORDINATOR in names,
         serial=str((certificate or {}).get("serialNumber", "")),
     )
@@ -75,8 +107,7 @@ class Keys:
         """Why a peer's certificate is no longer good, by the list as it is now; empty if it is."""
         if certificate is None or self.revoked is None or not self.revoked.holds(certificate.serial):
             return ""
-        who = ", ".join(sorted(certificate.nodes)) or "no node"
-        return f"the certificate of {who} was revoked: 'ina keys issue' makes another"
+        return f"the certificate of {certificate.owner} was revoked: 'ina keys issue' makes another"
 
     def server(self) -> ssl.SSLContext:
         """For a coordinator: TLS 1.3 only, and clients must have a certificate. Raises :class:`KeyFileError`."""

@@ -69,7 +69,7 @@ class Versions:
     message).
 
     ``hellos`` has every member's Hello; ``next_nonce(name)`` is the number of the next ping that member will be sent.
-    ``renewal`` makes the job elastic, ``reschedule`` has it go on without a switch.
+    ``renewal`` has it go on in another epoch, also without workers if it is ``elastic``; ``reschedule`` without a switch.
     """
 
     def __init__(
@@ -86,6 +86,8 @@ class Versions:
         epoch: int = 0,
         renewal: Renewal | None = None,
         reschedule: Reschedule | None = None,
+        *,
+        elastic: bool = False,
     ) -> None:
         self.name = name
         self.epoch = epoch
@@ -107,6 +109,9 @@ class Versions:
         self._receivers = receivers
         self._next_nonce = next_nonce
         self._renewal = renewal
+        self._elastic = elastic and renewal is not None
+        #: why the job needs another key, if it does
+        self._compromised = ""
         self._reschedule = reschedule
         #: switches that a job is to do without, though they may be connected
         self._avoided: set[str] = set()

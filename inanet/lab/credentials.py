@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from inanet.control.config import Role
+from inanet.control.trust import STATUS
 
 #: Days for which a lab's certificates are valid: longer than any run.
 _DAYS = 30
+#: What certificates call a daemon, where its program has another name.
+_CALLED = {"agg": "aggregator"}
 
 
 def prepare(directory: Path, nodes: Mapping[str, Role], *, insecure: bool = False) -> None:
@@ -26,7 +29,8 @@ def prepare(directory: Path, nodes: Mapping[str, Role], *, insecure: bool = Fals
 
     authority.initialise(_keys(directory), _DAYS)
     for name, role in nodes.items():
-        authority.issue(_keys(directory), name, coordinator=role == "ps", jobs=(), days=_DAYS)
+        roles = (_CALLED.get(role, role), STATUS)
+        authority.issue(_keys(directory), name, roles=roles, coordinator=role == "ps", days=_DAYS)
 
 
 def section(directory: Path, name: str, *, insecure: bool = False) -> dict[str, Any]:

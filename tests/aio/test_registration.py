@@ -1,6 +1,7 @@
 """Registration, questions and TLS over real connections on the loopback, in one event loop."""
 
 import asyncio
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,12 +11,15 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from inanet.aio.asking import QueryRefused, ask
+from inanet.aio.asking import QueryRefused, ask, overview_of
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
 from inanet.aio.coordination import Coordination, InsecureListener
 from inanet.aio.reaching import reach
 from inanet.aio.registration import Registration
+from inanet.aio.uplink import Uplink
 from inanet.control import authority
+from inanet.control.identity import Identity
+from inanet.control.member import Member
 from inanet.control.messages import PROTOCOL, Hello, Pong, Reject, Welcome
 from inanet.control.observe.machine import Machine
 from inanet.control.revocation import Revocations
@@ -23,6 +27,7 @@ from inanet.control.settings import Settings
 from inanet.control.standing import Query
 from inanet.control.topology import Topology
 from inanet.control.trust import KeyFileError, Keys
+from inanet.proto.node import Node
 from inanet.wire.endpoint import endpoint
 
 PATIENCE = 20.0
@@ -34,11 +39,13 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with an authority and some certificates, and another authority beside it."""
     directory = tmp_path_factory.mktemp("keys")
     authority.initialise(directory, 1)
-    authority.issue(directory, "manager", coordinator=True, jobs=(), days=1)
-    authority.issue(directory, "w0", coordinator=False, jobs=("train*",), days=1)
-    authority.issue(directory, "ps", coordinator=False, jobs=(), days=1)
+    authority.issue(directory, "manager", roles=(), coordinator=True, days=1)
+    authority.issue(directory, "w0", roles=("worker", "status"), jobs=("train*",), days=1)
+    authority.issue(directory, "ps", roles=("ps", "status"), days=1)
+    authority.issue(directory, "a0", roles=("aggregator",), days=1)
+    authority.issue(directory, "late", roles=("worker", "status"), days=0)
     authority.initialise(directory / "other", 1)
-    authority.issue(directory / "other", "w0", coordinator=True, jobs=(), days=1)
+    authority.issue(directory / "other", "w0", roles=("worker", "status"), coordinator=True, days=1)
     return directory
 
 
@@ -47,8 +54,10 @@ def of(directory: Path, name: str) -> Keys:
 
 
 @asynccontextmanager
-async def coordinating(keys: Keys | None = None, token: str = "") -> AsyncIterator[Coordination]:
-    settings = Settings(FABRIC, token, heartbeat=0.05, expected=("w0", "s0"))
+async def coordinating(
+    keys: Keys | None = None, token: str = "", **more: float
+) -> AsyncIterator[Coordination]:
+    settings = Settings(FABRIC, token, heartbeat=0.05, expected=("w0", "s0"), **more)  # type: ignore[arg-type]
     coordination = Coordination(settings, None, keys=keys)
     await coordination.start("127.0.0.1:0")
     try:
@@ -158,11 +167,39 @@ async def _certificates_say_who_somebody_is(keys: Path) -> None:
         for found, text in (
             (await said("w1", own), "its certificate is that of w0, not of 'w1'"),
             (await said("ps", own, role="ps"), "its certificate is that of w0, not of 'ps'"),
+            (await said("w0", own, role="aggregator"), "lets it be status, worker, not to be aggregator"),
             (await said("w0", own, job="steal"), "its certificate is for the jobs train*, not for 'steal'"),
         ):
             assert isinstance(found, Reject)
             assert text in found.reason
-            assert "'ina keys issue'" in found.reason
+            assert "'ina keys issue --role" in found.reason
+        with pytest.raises(QueryRefused, match=r"the certificate of a0 lets it be aggregator, not to look"):
+            await ask(address, "", of(keys, "a0"), PATIENCE)
+
+
+async def _what_is_no_message_is_cut_off(keys: Path) -> None:
+    """By somebody with a certificate, too; and while nobody else gives the coordinator anything to do."""
+    for hello, frame, text in (
+        (0.1, (1 << 19).to_bytes(4, "big") + b"x" * 1000, "no hello within 0.1 s"),
+        (PATIENCE, ((1 << 20) + 1).to_bytes(4, "big"), "frame of 1048577 B announced, allowed are 1048576"),
+    ):
+        async with asyncio.timeout(PATIENCE), coordinating(of(keys, "manager"), hello=hello) as coordination:
+            channel = await connect(coordination.address, PATIENCE, keys=of(keys, "w0"))
+            with capture_logs() as logs:
+                channel._writer.write(frame)
+                async for message in channel:
+                    assert isinstance(message, Reject)
+            await channel.close()
+        assert [entry for entry in logs if entry["reason"].endswith(text)], logs
+
+
+async def _a_certificate_that_has_expired_is_none(keys: Path) -> None:
+    async with coordinating(of(keys, "manager")) as coordination:
+        with pytest.raises(
+            (ChannelClosed, DeadlineError), match=r"perhaps it does not take this node's certificate|broke"
+        ):
+            await ask(coordination.address, "", of(keys, "late"), 5.0)
+        assert coordination._next_peer == 1
 
 
 async def _strangers_do_not_get_in(keys: Path) -> None:
@@ -178,7 +215,15 @@ async def _strangers_do_not_get_in(keys: Path) -> None:
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("body", [_certificates_say_who_somebody_is, _strangers_do_not_get_in])
+@pytest.mark.parametrize(
+    "body",
+    [
+        _certificates_say_who_somebody_is,
+        _what_is_no_message_is_cut_off,
+        _a_certificate_that_has_expired_is_none,
+        _strangers_do_not_get_in,
+    ],
+)
 def test_tls(
     keys: Path,
     loop: Callable[[], asyncio.AbstractEventLoop],
@@ -243,6 +288,76 @@ async def test_who_is_revoked_is_turned_out_and_away(keys: Path, tmp_path: Path)
             await channel.receive(PATIENCE)
 
 
+async def test_whoever_is_silent_when_it_is_revoked_is_cut_off(keys: Path, tmp_path: Path) -> None:
+    """It answers nothing; the second has not even said who it is."""
+    listed = tmp_path / "revoked.txt"
+    listed.write_text("")
+    knowing = Keys(str(keys / "ca.pem"), str(keys / "manager.pem"), Revocations(str(listed)))
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating(knowing))
+        channels = [
+            await connect(coordination.address, PATIENCE, keys=of(keys, name)) for name in ("w0", "ps")
+        ]
+        for channel in channels:
+            stack.push_async_callback(channel.close)
+        assert isinstance(await answer(channels[0], hello("w0")), Welcome)
+        await overview_of(channels[1], "", PATIENCE)
+        shutil.copy(keys / "issued.txt", listed)
+        coordination.recheck()
+        for channel in channels:
+            said = [message async for message in channel]
+            assert isinstance(said[-1], Reject)
+            assert "was revoked" in said[-1].reason
+
+
+async def test_an_uplink_waits_for_keys_that_are_not_there(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who was revoked connects again before its new certificate has come: that ends no daemon."""
+    monkeypatch.setattr("inanet.aio.uplink.PAUSE_SECONDS", 0.0)
+    own = tmp_path / "ps.pem"
+    looked = 0
+
+    class Late(Keys):
+        def client(self) -> ssl.SSLContext:
+            nonlocal looked
+            try:
+                return super().client()
+            except KeyFileError:
+                looked += 1
+                if looked == 3:
+                    own.write_bytes((keys / "ps.pem").read_bytes())
+                raise
+
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating(of(keys, "manager")))
+        member = Member(Node("ps", 16), Identity("ps", "ps", "", endpoint("127.0.0.1", 9001), 100))
+        late = Late(str(keys / "ca.pem"), str(own))
+        link = Uplink(
+            member, coordination.address, join=PATIENCE, resume=PATIENCE, wake=lambda: None, keys=late
+        )
+        with capture_logs() as logs:
+            running = asyncio.create_task(link.run())
+            await link.until(lambda: member.welcomed, "Welcome", PATIENCE)
+        await link.leave("the test is over")
+        await running
+    (warned,) = [entry for entry in logs if entry["event"] == "not connected yet"]
+    assert f"cannot read {own}" in warned["reason"]
+    assert member.failed is None
+
+
+async def test_but_not_for_ever(keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("inanet.aio.uplink.PAUSE_SECONDS", 0.01)
+    member = Member(Node("ps", 16), Identity("ps", "ps", "", endpoint("127.0.0.1", 9001), 100))
+    gone = Keys(str(keys / "ca.pem"), str(tmp_path / "gone.pem"))
+    link = Uplink(member, "127.0.0.1:9", join=0.02, resume=0.02, wake=lambda: None, keys=gone)
+    await link.run()
+    assert member.failed is not None
+    assert member.failed.cause == "coordinator_lost"
+    assert "connecting to 127.0.0.1:9: nothing within 0.02 s (cannot read " in member.failed.message
+    assert "gone.pem" in member.failed.message
+
+
 async def test_questions_need_the_token_too() -> None:
     async with coordinating(token="the right one 123") as coordination:
         assert (await ask(coordination.address, "the right one 123", None, PATIENCE)).nodes == ()
@@ -266,10 +381,15 @@ def test_an_authority_is_made_once_and_its_key_is_nobody_elses(keys: Path) -> No
     with pytest.raises(authority.AuthorityError, match="exists already"):
         authority.initialise(keys, 1)
     with pytest.raises(authority.AuthorityError, match="exists already"):
-        authority.issue(keys, "w0", coordinator=False, jobs=(), days=1)
+        authority.issue(keys, "w0", roles=("worker",), days=1)
     with pytest.raises(ValueError, match="is not a name"):
-        authority.issue(keys, "../w0", coordinator=False, jobs=(), days=1)
-    assert authority.show(keys / "w0.pem").names == ("inanet:node:w0", "inanet:job:train*")
+        authority.issue(keys, "../w0", roles=("worker",), days=1)
+    assert authority.show(keys / "w0.pem").names == (
+        "inanet:node:w0",
+        "inanet:role:worker",
+        "inanet:role:status",
+        "inanet:job:train*",
+    )
     for name, mode in (("ca.key", 0o600), ("w0.pem", 0o600), ("ca.pem", 0o644)):
         assert (keys / name).stat().st_mode & 0o777 & ~0o044 == mode & ~0o044
         assert mode == 0o644 or not (keys / name).stat().st_mode & 0o077

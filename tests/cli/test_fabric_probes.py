@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from inanet.aio.reaching import Reach
-from inanet.cli import address_probes, coordinators, fabric_probes, peer_probes
+from inanet.cli import address_probes, certificate_probe, coordinators, fabric_probes, peer_probes
 from inanet.cli.findings import Finding
-from inanet.control import addresses
+from inanet.control import addresses, authority
 from inanet.control.exits import Failure
 from inanet.control.standing import JobState, NodeState, Overview
+from inanet.control.trust import Keys
 
 
 @pytest.mark.parametrize(
@@ -174,3 +175,34 @@ def test_where_a_coordinator_listens(
     (tmp_path / "manager.toml").write_text("[fabric]\n[control]\nlisen = 1\n")
     (broken,) = address_probes.chosen()
     assert (broken.status, "did you mean 'listen'" in broken.detail) == ("FAIL", True)
+
+
+@pytest.mark.parametrize(
+    ("own", "roles", "days", "status", "detail"),
+    [
+        ("w0", ("worker", "status"), 99, "OK", "of w0, to be worker, status, until 20"),
+        ("w0", ("worker",), 7, "WARN", ": 6 days"),
+        ("w0", ("worker",), 0, "FAIL", "it has expired"),
+        ("w1", ("worker",), 99, "FAIL", "this node is 'w1'"),
+        ("", ("ps",), 99, "OK", "to be ps"),
+    ],
+)
+def test_the_certificate(
+    own: str, roles: tuple[str, ...], days: int, status: str, detail: str, tmp_path: Path
+) -> None:
+    authority.initialise(tmp_path, 100)
+    file = authority.issue(tmp_path, "w0", roles=roles, days=days)
+    (found,) = certificate_probe.certificate(
+        coordinators.Target("x", keys=Keys(str(tmp_path / "ca.pem"), str(file)), name=own)
+    )
+    assert (found.name, found.status) == ("certificate", status)
+    assert detail in found.detail
+    assert bool(found.fix) is (status != "OK")
+
+
+def test_a_certificate_that_is_not_there_or_not_used(tmp_path: Path) -> None:
+    assert list(certificate_probe.certificate(coordinators.Target("x"))) == []
+    (found,) = certificate_probe.certificate(
+        coordinators.Target("x", keys=Keys("ca", str(tmp_path / "no.pem")))
+    )
+    assert (found.status, "there is no " in found.detail) == ("FAIL", True)

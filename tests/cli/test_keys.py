@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from inanet.cli.main import main
+from inanet.control import authority
 from inanet.control.revocation import Revocations, parse
 from inanet.control.trust import Keys
 
@@ -21,9 +22,23 @@ def test_an_authority_and_its_nodes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["keys", "issue", str(directory), "no name"]) == 2
     capsys.readouterr()
     assert main(["keys", "show", str(directory / "w1.pem")]) == 0
-    assert capsys.readouterr().out.startswith("inanet:node:w1\ninanet:job:train*\nuntil ")
+    assert capsys.readouterr().out.startswith("inanet:node:w1\ninanet:role:worker\ninanet:job:train*\nuntil ")
     assert main(["keys", "show", str(directory / "manager.pem")]) == 0
-    assert "inanet:coordinator" in capsys.readouterr().out
+    assert capsys.readouterr().out.startswith(
+        "inanet:node:manager\ninanet:role:ps\ninanet:role:status\ninanet:coordinator\n"
+    )
+    assert main(["keys", "issue", str(directory), "a0", "--role", "aggregator,status", "--role", "ps"]) == 0
+    assert authority.show(directory / "a0.pem").names == (
+        "inanet:node:a0",
+        "inanet:role:aggregator",
+        "inanet:role:ps",
+        "inanet:role:status",
+    )
+    assert main(["keys", "issue", str(directory), "a1", "--role", "aggregator,king"]) == 2
+    assert "'king' is none of worker, aggregator, ps, switch, status" in capsys.readouterr().err
+    assert main(["keys", "issue", str(directory), "a1", "--role", "aggregator", "--job", "x"]) == 2
+    assert "jobs are for workers" in capsys.readouterr().err
+    assert not (directory / "a1.pem").exists()
     Keys(str(directory / "ca.pem"), str(directory / "w0.pem")).client()
     Keys(str(directory / "ca.pem"), str(directory / "manager.pem")).server()
     (directory / "ca.key").unlink()
@@ -53,6 +68,92 @@ def test_what_was_revoked_is_listed_and_can_be_issued_anew(
     assert len(parse(listed.read_text())) == 2
     assert main(["keys", "revoke", str(directory), "w7"]) == 1
     assert "nothing was issued under that name" in capsys.readouterr().err
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """An authority that has issued w0 and w1, before there was a list of what was issued."""
+    authority.initialise(tmp_path, 1)
+    for name in ("w0", "w1"):
+        authority.issue(tmp_path, name, roles=("worker",), days=1)
+    (tmp_path / "issued.txt").unlink()
+    return tmp_path
+
+
+def revoked(directory: Path) -> dict[str, str]:
+    return parse((directory / "revoked.txt").read_text())
+
+
+def colons(digits: str) -> str:
+    """As openssl prints them."""
+    padded = digits.rjust(len(digits) + len(digits) % 2, "0").lower()
+    return ":".join(padded[index : index + 2] for index in range(0, len(padded), 2))
+
+
+@pytest.mark.parametrize("way", ["name", "certificate", "serial", "fingerprint"])
+def test_what_no_list_knows_is_revoked_one_by_one(
+    way: str, directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    issued = authority.show(directory / "w0.pem")
+    own = tmp_path / "key.pem.of.the.node"
+    own.write_bytes((directory / "w0.pem").read_bytes())
+    given = {
+        "name": ["w0"],
+        "certificate": ["--certificate", str(own)],
+        "serial": ["--serial", colons(issued.serial)],
+        "fingerprint": ["--fingerprint", f"{colons(issued.fingerprint)}"],
+    }[way]
+    assert main(["keys", "revoke", str(directory), *given]) == 0
+    assert capsys.readouterr().out.startswith("w0: 1 revoked\n")
+    assert revoked(directory) == {issued.serial: "w0"}
+    # another can be issued under the name, and nobody else is touched
+    assert [file.name for file in sorted(directory.glob("*.pem"))] == ["ca.pem", "w1.pem"]
+    assert Revocations(str(directory / "revoked.txt")).holds(issued.serial.rjust(42, "0"))
+    if way in ("certificate", "serial"):
+        assert main(["keys", "revoke", str(directory), *given]) == 0
+        assert "was revoked before" in capsys.readouterr().out
+
+
+def test_a_serial_number_or_a_fingerprint_that_only_the_list_knows(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / "w0.pem").unlink()
+    authority.issue(directory, "w0", roles=("worker",), days=1)
+    issued = authority.show(directory / "w0.pem")
+    (directory / "w0.pem").unlink()
+    assert main(["keys", "revoke", str(directory), "--fingerprint", issued.fingerprint.lower()]) == 0
+    assert main(["keys", "revoke", str(directory), "--serial", "00aB"]) == 0
+    assert revoked(directory) == {issued.serial: "w0", "AB": "?"}
+    assert "?: 1 revoked" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "text"),
+    [
+        ([], 2, "whose? Give a NAME, --certificate, --serial or --fingerprint"),
+        (["--serial", "12 34"], 2, "is no number in hexadecimal digits"),
+        (["--serial", "-1"], 2, "is no number in hexadecimal digits"),
+        (["--serial", "CA"], 2, "is the authority itself"),
+        (["--fingerprint", "ab"], 2, "has 2 hexadecimal digits, a SHA-256 fingerprint has 64"),
+        (["--fingerprint", "ab" * 32], 1, "has this fingerprint: give --certificate FILE or --serial NUMBER"),
+        (["--certificate", "ca.pem"], 1, "is the authority itself"),
+        (["--certificate", "other/w9.pem"], 1, "was not issued by"),
+        (["--certificate", "revoked.txt"], 1, "holds no certificate"),
+        (["--certificate", "none.pem"], 1, "there is no "),
+    ],
+)
+def test_what_cannot_be_revoked_is_said(
+    given: list[str], code: int, text: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    authority.initialise(directory / "other", 1)
+    authority.issue(directory / "other", "w9", roles=("worker",), days=1)
+    if given[:1] == ["--certificate"]:
+        given = [given[0], str(directory / given[1])]
+    if given == ["--serial", "CA"]:
+        given = ["--serial", authority.show(directory / "ca.pem").serial]
+    assert main(["keys", "revoke", str(directory), *given]) == code
+    assert text in capsys.readouterr().err
+    assert revoked(directory) == {}
 
 
 def test_a_list_is_read_again_when_it_changes(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from inanet.aio.coordination import Coordination
 from inanet.aio.registration import Registration
 from inanet.cli import figures
 from inanet.cli.main import main
+from inanet.cli.scraping import Pulse, Scraped, Value, pulse
 from inanet.cli.status import lines, walk
 from inanet.cli.top import picture
 from inanet.control import authority
@@ -69,7 +70,7 @@ class Running:
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("keys")
     authority.initialise(directory, 1)
-    authority.issue(directory, "manager", coordinator=True, jobs=(), days=1)
+    authority.issue(directory, "manager", roles=("aggregator",), coordinator=True, days=1)
     (directory / "token").write_text(f"{TOKEN}\n")
     return directory
 
@@ -185,6 +186,24 @@ def test_top_looks_as_often_as_it_is_told(
     assert shown.count(" aggregator ") == 2
 
 
+def test_a_coordinator_whose_certificate_was_revoked_is_not_asked(
+    running: Running, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = tmp_path / "revoked.txt"
+    options = [*whom(running, keys), "--revoked-file", str(listed), "--timeout", "0.3"]
+    listed.write_text("AB somebody\n")
+    assert main(["status", *options, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["missing"] == ["a0", "ps"]
+    listed.write_text((keys / "issued.txt").read_text())
+    assert main(["status", *options]) == 1
+    assert "the certificate of manager was revoked" in capsys.readouterr().err
+    listed.write_text("no list\n")
+    assert main(["status", *options]) == 2
+    assert f"{listed}: line 1 is 'no list'" in capsys.readouterr().err
+    assert main(["status", "--address", running.address, "--revoked-file", str(listed)]) == 2
+    assert "--revoked-file is about certificates" in capsys.readouterr().err
+
+
 def test_one_who_asks_a_tls_coordinator_in_plain_text_is_told_what_to_give(
     running: Running, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,9 +242,61 @@ def test_a_single_daemon_by_its_metrics(capsys: pytest.CaptureFixture[str]) -> N
         report = json.loads(capsys.readouterr().out)
         assert main(["status", "--metrics", where]) == 0
         assert "inanet_packets_dropped_total  reason=short" in capsys.readouterr().out
+        options = ["top", "--metrics", where, "--interval", "0.2", "--count"]
+        assert main([*options, "2", "--json"]) == 0
+        looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert main([*options, "1"]) == 0
+        assert "sums/s" in capsys.readouterr().out
     assert {"name": "inanet_jobs", "labels": {}, "value": 3.0} in report["metrics"]
+    assert [(look["jobs"], look["loss"], look["slots"]) for look in looks] == [
+        (3, None, None),
+        (3, 0.0, None),
+    ]
     assert main(["status", "--metrics", where, "--timeout", "0.2"]) == 1
     assert "is metrics.listen set" in capsys.readouterr().err
+
+
+def scraped(**values: float) -> Scraped:
+    """A daemon's metrics; a label follows two underscores."""
+    return Scraped(
+        "url",
+        tuple(
+            Value(f"inanet_{name}", {"role": label, "reason": label} if label else {}, value)
+            for key, value in values.items()
+            for name, _, label in [key.partition("__")]
+        ),
+    )
+
+
+def test_a_single_daemon_between_two_looks() -> None:
+    before = scraped(
+        gradient_bytes_total__sent=1000,
+        gradient_bytes_total__received=0,
+        contributions_total__network=10,
+        packets_sent_total__fragment=100,
+        packets_sent_total__all=150,
+        retransmissions_total__requested=1,
+        packets_dropped_total__short=2,
+    )
+    after = scraped(
+        build_info__aggregator=1,
+        jobs=2,
+        gradient_bytes_total__sent=3000,
+        gradient_bytes_total__received=500,
+        contributions_total__network=30,
+        packets_sent_total__fragment=200,
+        packets_sent_total__all=900,
+        retransmissions_total__requested=6,
+        aggregator_slots__free=3,
+        aggregator_slots__taken=1,
+        packets_dropped_total__short=2,
+        packets_dropped_total__foreign_job=4,
+    )
+    assert pulse(before, after, 2.0) == Pulse("aggregator", 2, 8000, 2000, 10, 0.05, 0.25, {"foreign_job": 4})
+    # the first look, and one after a restart
+    for earlier in (None, scraped(packets_sent_total__fragment=10**6)):
+        found = pulse(earlier, after, 2.0)
+        assert (found.loss, found.slots) == (None, 0.25)
 
 
 def node(name: str, role: str, **counters: int) -> NodeState:

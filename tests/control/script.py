@@ -81,7 +81,7 @@ class Script:
     def join(self, *layouts: TensorLayout) -> list[Message]:
         """The whole way into the job, with tensors in it."""
         self.said()
-        self.hear(Welcome(job=JOB, key=KEY, silence=10.0), self.plan())
+        self.hear(Welcome(job=JOB, silence=10.0), self.plan())
         self._surroundings(layouts)
         return self.hear(*[Layout(job=JOB, layout=layout, last_round=0) for layout in layouts])
 

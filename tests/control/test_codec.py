@@ -81,7 +81,7 @@ TABLE: list[m.Message] = [
     m.Pong(nonce=1),
     m.Pong(nonce=2, plans=(m.Follows(job=7, key=1, version=3),)),
     m.Welcome(silence=10.0),
-    m.Welcome(job=7, key=(1 << 64) - 1, silence=10, deadline=3.5),
+    m.Welcome(job=7, silence=10, deadline=3.5),
     m.Waiting(joined=2, expected=4, missing=("rank 2", "aggregator a0")),
     m.Reject(reason="no", retry_after=3.0),
     m.Plan(plan=PLAN, attach=(0, 1)),

@@ -281,7 +281,7 @@ def test_shipped_files_work_and_tell_the_truth_about_defaults(
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
     (tmp_path / "token").write_text(TOKEN)
     authority.initialise(tmp_path, 1)
-    authority.issue(tmp_path, "key", coordinator=True, jobs=(), days=1)
+    authority.issue(tmp_path, "key", roles=("ps",), coordinator=True, days=1)
     everything = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
     full = load(written(tmp_path, everything))
     examples = {"token_file", "ca_file", "key_file", "revoked_file", "state_file", "allow_users", "cpus"}

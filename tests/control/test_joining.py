@@ -54,12 +54,12 @@ def test_the_same_plan_whatever_the_order() -> None:
     assert views[0] == views[1]
 
 
-def test_a_worker_is_welcomed_with_the_key_of_its_job() -> None:
+def test_a_worker_is_welcomed_with_the_number_of_its_job() -> None:
     nodes = Nodes(join=50.0, silence=9.0)
     nodes.join("w0")
     nodes.now += 5
     nodes.join("w1", "a0")
-    assert nodes.last("w1", Welcome) == Welcome(job=JOB, key=FIRST_KEY, silence=9.0, deadline=45.0, epoch=1)
+    assert nodes.last("w1", Welcome) == Welcome(job=JOB, silence=9.0, deadline=45.0, epoch=1)
     assert nodes.last("a0", Welcome) == Welcome(silence=9.0)
     assert PeerJoined(nodes.ids["a0"], "a0", "aggregator") in nodes.events
 

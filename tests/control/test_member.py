@@ -26,7 +26,7 @@ from inanet.control.messages import (
     Welcome,
 )
 from inanet.proto import events
-from tests.control.script import JOB, KEY, OTHER, SPEC, Script, layout_of
+from tests.control.script import JOB, OTHER, SPEC, Script, layout_of
 
 
 class TestJoining:
@@ -45,7 +45,7 @@ class TestJoining:
         assert (hello.endpoint, hello.rx_window, hello.resume) == (script.devices[1].endpoint, 100, ())
 
     def test_it_is_joined_with_the_plan_and_not_before(self, script: Script) -> None:
-        script.hear(Welcome(job=JOB, key=KEY, silence=10.0))
+        script.hear(Welcome(job=JOB, silence=10.0))
         assert (script.member.welcomed, script.member.joined, script.member.silence) == (True, False, 10.0)
         script.hear(script.plan())
         assert script.member.joined

@@ -201,6 +201,6 @@ class TestMemory:
         script = Script()
         for job in range(100, 100 + MAX_JOBS):
             script.member.node.apply(script.plan(job=job).plan, script.clock.now)
-        script.hear(Welcome(job=JOB, key=KEY, silence=10.0), script.plan())
+        script.hear(Welcome(job=JOB, silence=10.0), script.plan())
         assert script.member.failed is not None
         assert script.member.failed.cause == "memory"

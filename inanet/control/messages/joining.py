@@ -85,8 +85,8 @@ class Known(Frozen):
 
 
 class Welcome(Frozen):
-    """The Hello is accepted. For workers ``job`` and ``key`` (header tags) are those of the job it joins,
-    else None, 0.
+    """The Hello is accepted. For workers ``job`` is the number of the job it joins, else None. The job's key comes with its
+    plan, when everybody is there: who goes before that has never known it.
 
     ``silence``: after so many seconds without a word from the coordinator it may be taken for dead (it
     sends a Ping every third of that). ``deadline``: seconds until the job must be complete. ``epoch`` counts the
@@ -95,7 +95,6 @@ class Welcome(Frozen):
 
     kind: Literal["welcome"] = "welcome"
     job: JobId | None = None
-    key: Key = 0
     silence: Seconds
     deadline: Seconds = 0.0
     epoch: Count = 0
