@@ -145,7 +145,7 @@ CASES = [
     ("stale_round", C0, Kind.DONE, {"round": 4, "flags": Flag.DOWN}, None),
     ("not_open", PARENT, Kind.DONE, {"round": 6, "host": 8}, None),
     ("not_open", C0, Kind.SENT, {"round": 6}, None),
-    ("stale_round", PARENT, Kind.OPEN, {"round": 4, "host": 8}, None),
+    ("stale_round", PARENT, Kind.OPEN, {"round": 3, "host": 8}, None),
     ("stale_attempt", C0, A, {"gradient": 1}, None),
     ("stale_attempt", C0, A, {"gradient": 1, "attempt": 1}, None),
     ("stale_attempt", C0, A, {"gradient": 1, "attempt": 200}, None),

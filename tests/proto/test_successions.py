@@ -13,7 +13,7 @@ from tests.proto.rig import TREE as TREE_ID
 from tests.proto.test_exponents import storm
 from tests.proto.test_impairment import impaired
 from tests.proto.test_orders import Loses
-from tests.proto.test_rounds import ONE_EACH, STAR, TREE, spec_of
+from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
 BLOCKS = 24
 COUNT = 256 * BLOCKS
@@ -387,3 +387,17 @@ def test_a_root_forgets_a_round_whose_end_one_child_has_not_heard_of():
     fabric.begin(spec, arrays, ["w2", "w3"])
     fabric.run(lambda: fabric.done(number), deadline=5.0)
     assert {array.tobytes() for array in arrays.values()} == {wanted(3)[1]}
+
+
+@pytest.mark.parametrize("way", [0.0, 0.0005, 0.0015, 0.004])
+@pytest.mark.parametrize("parents", [STAR, TREE, DEEP], ids=["star", "tree", "deep"])
+def test_nobody_throws_a_packet_away_where_none_is_lost(parents, way):
+    """Also where a node asks for what is already on its way, because that takes long."""
+    fabric = VirtualFabric(parents, ONE_EACH, wrap=impaired(3, delay=(way, way)))
+    for round_ in range(4):
+        fabric.all_reduce(spec_of(COUNT), float_arrays(COUNT, 4, seed=round_))
+    fabric.settle(1.0)
+    dropped = {
+        name: {k: n for k, n in node.drops_by_reason().items() if n} for name, node in fabric.nodes.items()
+    }
+    assert dropped == dict.fromkeys(fabric.nodes, {})
