@@ -228,7 +228,11 @@ def netreduce(topologies: tuple[str, ...], as_json: bool, **wanted: object) -> N
 )
 @click.option("--size", default="97 MiB", show_default=True, callback=_bytes, help="Bytes per worker.")
 @click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
-@click.option("--calibrate", is_flag=True, help="Measure this machine's costs first, and keep them.")
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Measure this machine's costs first, and keep them; done in any case if there are none.",
+)
 @click.option("--negotiate", is_flag=True, help="Nodes of fabrics negotiate their rates.")
 @_json
 def plan(
@@ -238,12 +242,11 @@ def plan(
     from inanet.bench.plan import TOPOLOGIES, run, table
     from inanet.control.costs import load
 
-    if calibrate:
+    costs = load()
+    if calibrate or not costs.measured:
         from inanet.bench.calibration import calibrate as measure
 
         costs = measure(_say)
-    else:
-        costs = load()
     result = run(topologies or TOPOLOGIES, size, repetitions, costs, _say, negotiate)
     _show(result, as_json, table)
 

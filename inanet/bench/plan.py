@@ -79,6 +79,8 @@ def row(
         "n": world,
         "bytes": size,
         "predicted_seconds": choice.chosen.seconds,
+        "predicted_links": choice.chosen.links,
+        "predicted_processors": choice.chosen.processors,
         "measured_seconds": measured,
         "prediction_error": abs(choice.chosen.seconds - measured) / measured,
         "gloo_seconds": median(gloo),

@@ -18,13 +18,13 @@ class Costs:
     """Nanoseconds of processor time per fragment, and seconds per round."""
 
     #: a worker's host: quantise, send, receive the result, convert it back
-    worker_ns: float = 2400.0
+    worker_ns: float = 1700.0
     #: a node that sums: receive, check and add one child's contribution
-    sum_ns: float = 450.0
+    sum_ns: float = 440.0
     #: and send one copy of the result
-    result_ns: float = 300.0
+    result_ns: float = 240.0
     #: a rank of a ring: send, receive and add
-    ring_ns: float = 600.0
+    ring_ns: float = 590.0
     #: the shortest round through one server, and what another server on the way adds
     round_s: float = 0.6e-3
     hop_s: float = 0.3e-3

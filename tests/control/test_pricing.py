@@ -9,7 +9,7 @@ from inanet.control.config import Topology as Section
 from inanet.control.costs import Costs, cache_file, load, save
 from inanet.control.network import Network, Port
 from inanet.control.plans import Plan, beside, star
-from inanet.control.pricing import FRAGMENT, SEGMENT, choose, price
+from inanet.control.pricing import FRAGMENT, SEGMENT, UNHIDDEN, choose, price
 from inanet.control.trees import Server
 
 GBPS = 1e9
@@ -70,6 +70,13 @@ def test_processors_count_where_links_do_not() -> None:
     assert alone.processors == pytest.approx(fragments * (2 * 1000 + 2 * 500) * 1e-9)
     shared = price(plan, fleet(2, {"ps": 1000.0}, cores=2), SIZE, costs)
     assert shared.processors == pytest.approx(fragments * (2 * 2000 + 3000) * 1e-9 / 2)
+    # nodes that share cores keep each other's links waiting
+    assert alone.seconds == pytest.approx(max(alone.links, alone.processors) + alone.latency)
+    assert shared.seconds == pytest.approx(
+        max(shared.links, shared.processors)
+        + UNHIDDEN * min(shared.links, shared.processors)
+        + shared.latency
+    )
     many = price(plan, fleet(2, {"ps": 1000.0}), SIZE, Costs(20_000, 0, 0, 0, 0, 0, 0))
     assert many.bound.startswith("processors:")
     assert many.seconds > many.processors
