@@ -28,15 +28,29 @@ def _memory(context: click.Context, parameter: click.Parameter, value: str) -> i
 @zebra.command()
 @click.argument("file", type=click.Path(dir_okay=False))
 @click.argument("name")
-def serve(file: str, name: str) -> None:
-    """Be the switch or a PS shard (NAME: switch, shard0, shard1, ...) of the sparse job in FILE, until a signal ends it."""
+@click.option(
+    "--state",
+    type=click.Path(dir_okay=False),
+    help="Keep the shard's part of the model in this file, and go on from it.",
+)
+@click.option("--anew", is_flag=True, help="Begin a job of new processes, with the model in the state file.")
+@click.option(
+    "--iteration",
+    type=click.IntRange(0),
+    help="Begin with the model of this iteration: the last, or the one before.",
+)
+def serve(file: str, name: str, **how: Any) -> None:
+    """Be the switch or a PS shard (NAME: switch, shard0, shard1, ...) of the sparse job in FILE, until a signal ends it.
+
+    A shard with --state may be killed and started again at any time, and the job loses nothing.
+    """
     from inanet.client.sparse_process import SparseFile
     from inanet.client.sparse_process import serve as run
     from inanet.demo.interrupts import Interrupted, Interrupts
 
     try:
         with Interrupts() as interrupts:
-            run(SparseFile(file), name, click.echo, interrupts.check)
+            run(SparseFile(file), name, click.echo, interrupts.check, **how)
     except Interrupted:
         return
     except Failure as error:

@@ -12,6 +12,7 @@ rank asks for after its k-th push sees exactly the first k pushes of all ranks. 
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self
 
@@ -19,7 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from inanet.client.stations import Machine, Stations
-from inanet.control.errors import RoundTimeout
+from inanet.control.errors import FabricError, InaError, JoinRefused, RoundTimeout
+from inanet.control.sparse_state import StateFile
 from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
@@ -35,13 +37,14 @@ from inanet.proto.zebra.membership import (
     Job,
     Sharding,
     fixed,
+    following,
     with_exponents,
 )
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
 from inanet.proto.zebra.stream import Timing
-from inanet.proto.zebra.worker import IterationDone, Pulled, Stalled, ZebraWorker
+from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.wire.batch import I64, U64
 
@@ -72,6 +75,7 @@ class SparseJob:
         self._pushed = 0
         self._values: dict[int, F32] = {}
         self._stalled: Stalled | None = None
+        self._refused: Refused | None = None
 
     def push(
         self, keys: ArrayLike, values: ArrayLike, *, wait: bool = True, timeout: float | None = None
@@ -79,10 +83,13 @@ class SparseJob:
         """Add gradients of distinct keys: ``keys`` uint64[n], ``values`` float32[n, width] (or [n] if the width is 1).
 
         Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``.
-        Raises ``ValueError`` for arguments that make no sense, before anything is sent, and
-        :class:`~inanet.control.errors.RoundTimeout` saying who is waited for.
+        Raises ``ValueError`` for arguments that make no sense, before anything is sent;
+        :class:`~inanet.control.errors.RoundTimeout` saying who is waited for; :class:`~inanet.control.errors.FabricError` when
+        a shard has lost a part of the model, and :class:`~inanet.control.errors.JoinRefused` when another process has had this
+        rank's place: then the job is over.
         """
-        found = np.asarray(keys, np.uint64), np.asarray(values, np.float32)
+        self.check()
+        found = _keys(keys), _values(values)
         self._group.do(lambda now: self.worker.push(*found, now))
         self._pushed += 1
         if wait:
@@ -91,25 +98,31 @@ class SparseJob:
     def wait(self, timeout: float | None = None) -> None:
         """Return when the last push is part of a finished iteration. Raises as :meth:`push`."""
         number = self._pushed
-        self._group.wait_for(lambda: self.worker.done >= number, self, timeout)
+        self._wait(lambda: self.worker.done >= number, timeout)
 
     def pull(self, keys: ArrayLike, *, timeout: float | None = None) -> F32:
         """Values of keys (uint64[n], repetitions allowed) after all pushes of this rank: float32[n, width].
 
-        Raises :class:`~inanet.control.errors.RoundTimeout` saying who is waited for.
+        Raises as :meth:`push`.
         """
         return self.take(self.ask(keys), timeout)
 
     def ask(self, keys: ArrayLike) -> int:
         """Begin a pull; :meth:`take` with this ticket has its values."""
-        wanted = np.asarray(keys, np.uint64)
+        self.check()
+        wanted = _keys(keys)
         ticket: int = self._group.do(lambda now: self.worker.pull(wanted, now))
         return ticket
 
     def take(self, ticket: int, timeout: float | None = None) -> F32:
         """Values of a pull that was asked for. Raises as :meth:`pull`."""
-        self._group.wait_for(lambda: ticket in self._values, self, timeout)
+        self._wait(lambda: ticket in self._values, timeout)
         return self._values.pop(ticket)
+
+    def _wait(self, until: Callable[[], bool], timeout: float | None) -> None:
+        self._group.wait_for(lambda: until() or self._refused is not None, self, timeout)
+        if not until():
+            self.check()
 
     def push_pull(
         self,
@@ -123,12 +136,21 @@ class SparseJob:
         self.push(keys, values, wait=False)
         return self.pull(keys if pull_keys is None else pull_keys, timeout=timeout)
 
+    def check(self) -> None:
+        """Raise the error that this rank's job has ended with, if it has."""
+        refused = self._refused
+        if refused is not None:
+            kind: type[InaError] = JoinRefused if refused.joining else FabricError
+            raise kind(refused.reason, job=str(refused.job), rank=self.rank, round=refused.iteration)
+
     def heard(self, event: Any) -> None:
         """Take an event of the worker."""
         if isinstance(event, Pulled):
             self._values[event.ticket] = event.values
         elif isinstance(event, Stalled):
             self._stalled = event
+        elif isinstance(event, Refused):
+            self._refused = event
         elif isinstance(event, IterationDone):
             self._stalled = None
 
@@ -138,14 +160,78 @@ class SparseJob:
         return "; ".join(stalled.waiting_for) if stalled is not None else "other ranks have not pushed yet"
 
 
-class SparseGroup:
-    """All ranks of a sparse job, its switch and its PS shards, in this process."""
+def _keys(keys: ArrayLike) -> U64:
+    """uint64[n] of what a caller calls keys. Raises ``ValueError`` for numbers that are no integers of 64 bits."""
+    found = np.asarray(keys, np.uint64) if not isinstance(keys, np.ndarray) else keys
+    if found.size and found.dtype.kind not in "iu":
+        raise ValueError(f"keys are integers of 64 bits, not {found.dtype}")
+    return found.astype(np.uint64, copy=False)
+
+
+def _values(values: ArrayLike) -> F32:
+    # what float32 does not hold is infinite, and refused as that
+    with np.errstate(over="ignore"):
+        return np.asarray(values, np.float32)
+
+
+class _Shards:
+    """Makes PS shards, each with its state file in ``folder`` if there is one, and makes them again."""
 
     def __init__(
-        self, job: Job, machines: Mapping[str, Machine], devices: Mapping[str, Device], timeout: float
+        self, job: Job, optimiser: Optimiser, initial: Initial, timing: Timing, folder: Path | None
+    ) -> None:
+        self._of = job, optimiser, initial, timing
+        self._files: dict[int, StateFile] = {}
+        self._paths: list[Path] = []
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._paths = [folder / f"shard{number}.state" for number in range(len(job.shards))]
+        self._made = 0
+
+    def first(self) -> list[ParameterShard]:
+        """All shards, with the model that is in the folder. Raises :class:`~inanet.proto.zebra.state.BadState` and ``OSError``."""
+        common = None
+        for number, path in enumerate(self._paths):
+            self._files[number] = StateFile(path)
+            last = max((entry.iteration for entry in self._files[number].entries()), default=0)
+            common = last if common is None else min(common, last)
+        return [self._make(number, common, anew=True) for number in range(len(self._of[0].shards))]
+
+    def _make(self, number: int, iteration: int | None, *, anew: bool) -> ParameterShard:
+        job, optimiser, initial, timing = self._of
+        self._made += 1
+        life, file = self._made & 0xFFFF, self._files.get(number)
+        shard = ParameterShard(job, number, optimiser, initial, timing, life=life, journal=file)
+        shard.restore(file.entries() if file is not None else (), anew=anew, iteration=iteration)
+        return shard
+
+    def again(self, number: int) -> ParameterShard:
+        """A shard whose process is gone, without having been asked. Raises as :meth:`first`."""
+        if number in self._files:
+            self._files.pop(number).close()
+            self._files[number] = StateFile(self._paths[number])
+        return self._make(number, None, anew=False)
+
+    def close(self) -> None:
+        """All are gone."""
+        for file in self._files.values():
+            file.close()
+
+
+class SparseGroup:
+    """All ranks of a sparse job, its switch and its PS shards, in this process. ``shards`` makes one again that was restarted."""
+
+    def __init__(
+        self,
+        job: Job,
+        machines: Mapping[str, Machine],
+        devices: Mapping[str, Device],
+        timeout: float,
+        shards: _Shards,
     ) -> None:
         self.job = job
         self.timeout = timeout
+        self._made = shards
         made = machines.values()
         self.workers = [machine for machine in made if isinstance(machine, ZebraWorker)]
         self.shards = [machine for machine in made if isinstance(machine, ParameterShard)]
@@ -153,7 +239,7 @@ class SparseGroup:
         self._switch = switch if isinstance(switch, SwitchEndpoint) else None
         self.jobs = [SparseJob(self, worker.rank, worker) for worker in self.workers]
         self.hot = EMPTY
-        #: sets that a worker may still use: the last one, and the one before it
+        #: sets that a worker may still use
         self._sets: list[HotSet] = []
         self._stations = Stations({name: (machine, devices[name]) for name, machine in machines.items()})
 
@@ -175,6 +261,22 @@ class SparseGroup:
             after.prepare(self.job.number, hot)
         self._switch.program = after
 
+    def restart_shard(self, number: int) -> None:
+        """Have a PS shard lose everything but its state file, at once. With one nothing is lost; without, the next that every rank
+        asks for raises :class:`~inanet.control.errors.FabricError`, if an iteration was finished.
+        """
+
+        def restart(now: float) -> None:
+            shard = self._made.again(number)
+            for hot in self._sets:
+                shard.prepare(hot)
+            if number == 0 and not shard.finished:
+                shard.announce(self.hot.version)
+            self.shards[number] = shard
+            self._stations.replace(f"shard{number}", shard)
+
+        self.do(restart)
+
     # ------------------------------------------------------------ hot keys
 
     def use_hot(
@@ -188,12 +290,18 @@ class SparseGroup:
         """
         if self.program is None:
             raise ValueError("this job has no switch: nothing can be hot")
-        wanted, version = np.asarray(keys, np.uint64), self.hot.version + 1
+        wanted, version = _keys(keys).copy(), following(self.hot.version)
         if magnitudes is None:
             hot = fixed(version, wanted, shift)
         else:
             most = np.asarray(magnitudes, np.float32)
             hot = with_exponents(version, wanted, most, len(self.workers))
+        # ranks in other threads may be carrying packets
+        self.do(lambda now: self._use(hot))
+        return hot
+
+    def _use(self, hot: HotSet) -> None:
+        assert self.program is not None
         self.program.prepare(self.job.number, hot)
         first = not any(
             worker.done or job._pushed for worker, job in zip(self.workers, self.jobs, strict=True)
@@ -206,15 +314,18 @@ class SparseGroup:
             for worker in self.workers:
                 worker.start(hot.version)
         self.hot = hot
-        self._sets = [*self._sets[-1:], hot]
-        return hot
+        used = {worker.hot.version for worker in self.workers}
+        oldest = next((i for i, one in enumerate(self._sets) if one.version in used), 0)
+        self._sets = [*self._sets[oldest:], hot]
 
     def updates(self) -> tuple[U64, I64]:
         """Keys and how often each was updated since this was last asked, by switch and shards together."""
-        parts = [shard.updates() for shard in self.shards]
-        if self.program is not None:
-            parts.append(self.program.updates(self.job.number))
-        return counted(*parts)
+
+        def gather(now: float) -> list[tuple[U64, I64]]:
+            parts = [shard.updates() for shard in self.shards]
+            return parts if self.program is None else [*parts, self.program.updates(self.job.number)]
+
+        return counted(*self.do(gather))
 
     def identify(self, identifier: OnlineIdentifier, *, shift: int = DEFAULT_SHIFT) -> bool:
         """Online identification: where it is due and the hot keys have changed enough, use others, with gradients in steps of
@@ -286,8 +397,9 @@ class SparseGroup:
         return keys[order], np.concatenate([v for _, v in parts])[order]
 
     def close(self) -> None:
-        """Close all devices."""
+        """Close all devices and state files."""
         self._stations.close()
+        self._made.close()
 
     def __enter__(self) -> Self:
         return self
@@ -316,6 +428,7 @@ def sparse_group(
     rate: float | None = None,
     impair: float = 0.0,
     seed: int = 0,
+    state: str | Path | None = None,
     timing: Timing | None = None,
     timeout: float = 60.0,
 ) -> SparseGroup:
@@ -326,7 +439,8 @@ def sparse_group(
     floats that the switch adds by tables. ``registers`` of the switch, ``budget`` bytes in all, ``hot_pairs`` in a packet to it. ``phy``: "memory", or
     "udp" for sockets on 127.0.0.1. ``rate`` puts links of that many bits per second
     between ranks and shards and the switch. ``impair`` loses, repeats, reorders and damages packets with this probability
-    each, from ``seed``.
+    each, from ``seed``. With a folder ``state`` each shard keeps its part of the model in a file there: it is the checkpoint from which a shard
+    goes on that is restarted, and a group of the same shape begins.
     ``timeout`` seconds are the default for pushes and pulls.
     """
     names = [f"worker{rank}" for rank in range(workers)] + [f"shard{number}" for number in range(shards)]
@@ -354,13 +468,19 @@ def sparse_group(
     machines: dict[str, Machine] = {
         f"worker{rank}": ZebraWorker(job, rank, timing) for rank in range(workers)
     }
-    for number in range(shards):
-        machines[f"shard{number}"] = ParameterShard(job, number, optimiser or Sum(), initial, timing)
+    made = _Shards(job, optimiser or Sum(), initial, timing, None if state is None else Path(state))
+    try:
+        machines |= {f"shard{shard.number}": shard for shard in made.first()}
+    except (ValueError, OSError):
+        made.close()
+        for device in devices.values():
+            device.close()
+        raise
     if switch:
         program = ZebraProgram(budget=budget, timing=timing)
         program.add_job(job, _GROUP)
         machines["switch"] = SwitchEndpoint(program, {_GROUP: job.workers})
-    return SparseGroup(job, machines, devices, timeout)
+    return SparseGroup(job, machines, devices, timeout, made)
 
 
 def _devices(

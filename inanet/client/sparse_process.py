@@ -5,10 +5,12 @@ A switch and the PS shards are served (``ina zebra serve FILE NAME``); ranks joi
 >>> with join_sparse("job.toml", rank=0) as member:
 ...     rows = member.job.push_pull(keys, gradients)
 
-All machines may be started in any order. A switch that ends may be started again at any time, and the job loses nothing; a PS
-shard that ends has lost its part of the model, and a rank its place in the iteration: then the job is over.
+All machines may be started in any order. A switch that ends may be started again at any time, and the job loses nothing; nor
+does it with a PS shard that has a state file. Without one a shard has lost its part of the model, and a rank that ends its place in
+the iteration: then the job is over, and every rank is told at once.
 """
 
+import hashlib
 import secrets
 import time
 from collections.abc import Callable
@@ -23,6 +25,7 @@ from inanet.client.stations import Machine, Stations
 from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
 from inanet.control.config_sparse import SparseConfig
 from inanet.control.errors import RoundTimeout
+from inanet.control.sparse_state import StateFile
 from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
@@ -33,8 +36,9 @@ from inanet.proto.zebra.program import ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
 from inanet.proto.zebra.stream import Timing
-from inanet.proto.zebra.worker import IterationDone, Pulled, Stalled, ZebraWorker
+from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.switch.endpoint import SwitchEndpoint
+from inanet.wire.drops import Drop
 from inanet.wire.endpoint import address_of, endpoint, show
 
 _GROUP = 1
@@ -51,18 +55,18 @@ class SparseFile:
         self.config = validate(SparseConfig, read_toml(path), path)
         its = self.config.job
         try:
+            self.hot = self._hot()
             self.job = Job(
                 its.number,
                 tuple(endpoint(one.host, one.port) for one in its.workers),
                 tuple(endpoint(one.host, one.port) for one in its.shards),
                 endpoint(its.switch.host, its.switch.port) if its.switch is not None else 0,
-                key=int(its.secret, 16),
+                key=int(its.secret, 16) ^ self._digest(),
                 width=its.width,
                 registers=its.registers,
                 hot_pairs=its.hot_pairs,
                 sharding=its.sharding,
             )
-            self.hot = self._hot()
         except ValueError as error:
             raise ConfigError(path, [Problem("job", str(error))]) from None
         except OSError as error:
@@ -71,6 +75,13 @@ class SparseFile:
             ) from None
         link = its.link
         self.timing = Timing(first=0.05, least=0.005) if link is None else Timing(first=0.5, least=0.02)
+
+    def _digest(self) -> int:
+        """64 bits of everything that machines must agree on: those whose files differ do not understand each other."""
+        its = self.config.job
+        parts = its.workers, its.shards, its.switch, its.width, its.sharding, its.registers, its.hot_pairs
+        text = repr((*parts, self.hot is not None and (its.shift, self.hot.keys.tobytes())))
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
     def _hot(self) -> HotSet | None:
         its = self.config.job
@@ -99,9 +110,12 @@ class SparseFile:
         link = self.config.job.link
         return AccessLink(device, link, time.monotonic) if link is not None and shaped else device
 
-    def machine(self, name: str) -> tuple[Machine, int]:
-        """A machine that is served, with its hot set, and its address. Raises ``ValueError`` for an unknown name, and for hot keys
-        that do not fit into the switch.
+    def machine(self, name: str, state: StateFile | None = None, **how: Any) -> tuple[Machine, int]:
+        """A machine that is served, with its hot set, and its address. A shard begins with its ``state``, which ``how`` is said as
+        to :meth:`~inanet.proto.zebra.ps.ParameterShard.restore`.
+
+        Raises ``ValueError`` for an unknown name, for hot keys that do not fit into the switch, and for a state that is not of
+        this shard.
         """
         if name not in self.names():
             raise ValueError(f"the job has no {name!r}; it has {', '.join(self.names())}")
@@ -120,10 +134,14 @@ class SparseFile:
             "ftrl": lambda: Ftrl(its.rate),
         }
         initial = Uniform(its.initial) if its.initial else zeros
-        shard = ParameterShard(job, number, optimisers[its.optimiser](), initial, self.timing)
+        life = secrets.randbelow(1 << 16)
+        shard = ParameterShard(
+            job, number, optimisers[its.optimiser](), initial, self.timing, life=life, journal=state
+        )
+        shard.restore(() if state is None else state.entries(), **how)
         if self.hot is not None:
             shard.prepare(self.hot)
-            if number == 0:
+            if number == 0 and not shard.finished:
                 shard.announce(self.hot.version)
         return shard, job.shards[number]
 
@@ -131,34 +149,78 @@ class SparseFile:
         """A rank's machine, with its hot set. Raises ``ValueError`` for a rank that the job does not have."""
         if not 0 <= rank < len(self.job.workers):
             raise ValueError(f"the job has ranks 0 to {len(self.job.workers) - 1}, not {rank}")
-        worker = ZebraWorker(self.job, rank, self.timing)
+        worker = ZebraWorker(self.job, rank, self.timing, secrets.randbits(32))
         if self.hot is not None:
             worker.prepare(self.hot)
             worker.start(self.hot.version)
         return worker
 
 
-def serve(file: SparseFile, name: str, tell: Callable[[str], None], check: Callable[[], None]) -> None:
+def serve(
+    file: SparseFile,
+    name: str,
+    tell: Callable[[str], None],
+    check: Callable[[], None],
+    *,
+    state: str | Path | None = None,
+    anew: bool = False,
+    iteration: int | None = None,
+) -> None:
     """Be a switch or a PS shard until ``check``, which is called ten times a second, raises. ``tell`` is told when the machine is
     ready, and whom a shard waits for.
 
-    Raises ``ValueError`` and ``OSError`` as :meth:`SparseFile.machine` and :meth:`SparseFile.device`.
+    A shard goes on from its file ``state`` and keeps it; ``anew`` with the model in it, that of ``iteration`` if there is another,
+    for a job whose processes are all new. Raises ``ValueError`` and ``OSError`` as :meth:`SparseFile.machine`,
+    :meth:`SparseFile.device` and :class:`~inanet.control.sparse_state.StateFile`, and ``OSError`` when the state cannot be written.
     """
-    machine, address = file.machine(name)
-    device = file.device(address, shaped=name != SWITCH)
-    stations = Stations({name: (machine, device)})
+    if name == SWITCH and state is not None:
+        raise ValueError("a switch has no state: it may be started again without one")
+    if state is None and (anew or iteration is not None):
+        raise ValueError("there is no model to begin with; give the shard's state file")
+    kept = None if state is None else StateFile(state)
+    try:
+        machine, address = file.machine(name, kept, anew=anew, iteration=iteration)
+        device = file.device(address, shaped=name != SWITCH)
+        stations = Stations({name: (machine, device)})
+    except (ValueError, OSError):
+        if kept is not None:
+            kept.close()
+        raise
 
     def heard(name: str, event: Any) -> None:
         if isinstance(event, PeerSilent):
             tell(f"waiting: {name} has heard nothing of {event.name} for {event.seconds:.0f} s")
 
     try:
-        tell(f"ready: {name} at {show(address)}")
+        tell(f"ready: {name} at {show(address)}{_model(machine)}")
+        foreign = file.config.impair.active
         while True:
             check()
             stations.wait(lambda: False, heard, time.monotonic() + _LOOK)
+            if not foreign and _foreign(machine):
+                foreign = True
+                tell(
+                    f"foreign: {name} has had packets whose tags do not fit: of a machine whose file or hot keys are others, or of "
+                    "somebody without the secret"
+                )
     finally:
         stations.close()
+        if kept is not None:
+            kept.close()
+
+
+def _model(machine: Machine) -> str:
+    """What a shard begins with."""
+    keys = len(machine.store) if isinstance(machine, ParameterShard) else 0
+    if not keys or not isinstance(machine, ParameterShard):
+        return ""
+    return f", with {keys} keys" + (f" after iteration {machine.finished}" if machine.finished else ", anew")
+
+
+def _foreign(machine: Machine) -> int:
+    """Packets that do not belong to the job, whatever they say."""
+    program = machine.program if isinstance(machine, SwitchEndpoint) else machine
+    return int(program.drops[Drop.BAD_TAG]) if isinstance(program, ZebraProgram | ParameterShard) else 0
 
 
 class SparseMember:
@@ -187,7 +249,7 @@ class SparseMember:
             )
 
     def _listen(self, name: str, event: Any) -> None:
-        if isinstance(event, Pulled | Stalled | IterationDone):
+        if isinstance(event, Pulled | Stalled | Refused | IterationDone):
             self.job.heard(event)
 
     def close(self) -> None:

@@ -145,6 +145,13 @@ class Stations:
             # they look once this thread has carried what has come
             self._changed.notify_all()
 
+    def replace(self, name: str, machine: Machine) -> None:
+        """Put another machine in the place of one, at its device; what was still to be sent is not."""
+        with self._changed:
+            for place, station in enumerate(self._stations):
+                if station.name == name:
+                    self._stations[place] = _Station(name, machine, station.device)
+
     def close(self) -> None:
         """Close all devices."""
         with self._changed:

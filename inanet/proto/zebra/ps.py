@@ -84,7 +84,7 @@ class ParameterShard:
         self.job = job
         self.number = number
         self.life = life
-        self._journal = journal
+        self._journal, self._long = journal, False
         #: numbers of the processes that have taken the ranks' places
         self._lives: dict[int, int] = {}
         self.store = Store(job.width, optimiser or Sum(), initial)
@@ -230,6 +230,10 @@ class ParameterShard:
     def _finish(self) -> None:
         """Add up, change parameters, tell the workers."""
         job, hot = self.job, self._hot[self._version]
+        if self._long and self._journal is not None:
+            # before anything changes, so that the last iteration can be left out when all begin anew
+            self._journal.rewrite(self.snapshot())
+            self._long = False
         keys, gradients, updates = added(job, hot, self._cold, self._sums)
         changed = self.store.apply(keys, gradients, updates)
         cold = int(updates.sum())
@@ -332,8 +336,8 @@ class ParameterShard:
         )
 
     def _write(self, record: bytes) -> None:
-        if self._journal is not None and self._journal.append(record):
-            self._journal.rewrite(self.snapshot())
+        if self._journal is not None:
+            self._long |= self._journal.append(record)
 
     def _parameters(self, kind: state.Record, keys: U64 | None) -> bytes:
         last, found = self._last, self.store.whole(keys)
@@ -349,14 +353,19 @@ class ParameterShard:
             parts.append(self._parameters(state.Record.STEP, self._last.keys))
         return b"".join([*parts, state.announced(self._next)])
 
-    def restore(self, entries: Iterable[state.Entry], *, anew: bool = False) -> None:
+    def restore(
+        self, entries: Iterable[state.Entry], *, anew: bool = False, iteration: int | None = None
+    ) -> int:
         """Begin a life: go on where the one ended whose journal this is, or, ``anew``, with its model only, as a job of other
-        processes. Without entries it is the first.
+        processes. Without entries it is the first. ``iteration`` is the one whose model is wanted: the last or, since shards may
+        end with one more or less, the one before. Gives the iteration that the model is of.
 
-        Raises :class:`~inanet.proto.zebra.state.BadState` for the journal of another shard.
+        Raises :class:`~inanet.proto.zebra.state.BadState` for the journal of another shard, and without that iteration.
         """
         values: F32 | None = None
         for entry in entries:
+            if iteration is not None and entry.iteration > iteration:
+                break
             if entry.kind == state.Record.BORN:
                 if entry.text != self._whose:
                     raise state.BadState(f"it is of {entry.text}; this is {self._whose}")
@@ -371,16 +380,20 @@ class ParameterShard:
                 self.store.put(entry.keys, entry.values, entry.states)
                 self.finished, self._version, values = entry.iteration, entry.version, entry.values
                 self._last = _Last(entry.keys, entry.version, entry.following)
+        found = self.finished
+        if iteration is not None and found != iteration:
+            raise state.BadState(f"it has no model of iteration {iteration}, but one of {found}")
         if anew:
             self.finished, self._version, self._next = 0, EMPTY.version, EMPTY.version
             self._last = _Last(self._last.keys[:0], EMPTY.version, EMPTY.version)
             self._lives, self._hot, self._ranks = {}, {EMPTY.version: EMPTY}, {EMPTY.version: KeyIndex()}
             if self._journal is not None:
                 self._journal.rewrite(self.snapshot())
-            return
+            return found
         self._write(state.born(self._whose, self.life))
         if self.finished and values is not None:
             self._tell(values)
+        return found
 
     # ------------------------------------------------------------ contract
 

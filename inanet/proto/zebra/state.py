@@ -74,7 +74,7 @@ class Journal(Protocol):
 
     def append(self, record: bytes) -> bool:
         """Keep a record; when this returns a process may be killed. Whether the journal has become long: then
-        :meth:`rewrite` is called with records that say the same.
+        :meth:`rewrite` is called, before the next iteration is written down, with records that say the same.
         """
         ...
 

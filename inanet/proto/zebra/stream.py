@@ -12,6 +12,8 @@ from inanet.wire.batch import I64, Transmission
 
 #: A packet is taken for lost, once, when one that was sent this much after it has been answered.
 GAP = 3
+#: far enough for the longest timeout, whatever the times that were measured
+_MOST_DOUBLED = 2.0**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Path:
 
     def lost(self) -> None:
         """An answer has not come in time."""
-        self._doubled = min(self._doubled * 2, 64.0)
+        self._doubled = min(self._doubled * 2, _MOST_DOUBLED)
 
 
 class Stream:

@@ -61,7 +61,7 @@ class Stalled:
 @dataclass(frozen=True, slots=True)
 class Refused:
     """The worker has stopped: ``shard`` will never take what it has sent, ``reason`` says why and what to do. Nothing that was
-    asked for and is not done will be.
+    asked for and is not done will be. ``joining``: it has not even begun.
     """
 
     job: int
@@ -69,6 +69,7 @@ class Refused:
     iteration: int
     shard: int
     reason: str
+    joining: bool
 
 
 WorkerEvent = IterationDone | Pulled | Stalled | Refused
@@ -208,13 +209,13 @@ class ZebraWorker:
 
     def _stop(self, shard: int, reason: str) -> None:
         """Nothing that was asked for can be done any more."""
-        self.refused = reason
+        self.refused, joining = reason, not self._joining.done
         self._joining.end()
         self._pushing.end()
         self._pulling.end()
         self._current = None
         self._queue.clear()
-        self._events.append(Refused(self.job.number, self.rank, self._begun, shard, reason))
+        self._events.append(Refused(self.job.number, self.rank, self._begun, shard, reason, joining))
 
     # --------------------------------------------------------------- pushes
 

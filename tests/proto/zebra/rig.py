@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.zebra import state
 from inanet.proto.zebra.membership import HotSet, Job
 from inanet.proto.zebra.program import ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
@@ -19,8 +20,28 @@ Gradients = Sequence[tuple[NDArray[np.uint64], NDArray[np.float32]]]
 TIMING = Timing(window=8, first=0.001, least=0.0002, silent=5.0, ask=0.01)
 
 
+class Notes:
+    """A shard's journal in memory, which is long from ``long`` bytes on."""
+
+    def __init__(self, data: bytes = b"", long: int = 1 << 30) -> None:
+        self.data = data
+        self.long = long
+        self.rewritten = 0
+
+    def append(self, record: bytes) -> bool:
+        self.data += record
+        return len(self.data) > self.long
+
+    def rewrite(self, records: bytes) -> None:
+        self.data = records
+        self.rewritten += 1
+
+    def entries(self) -> list[state.Entry]:
+        return [entry for _, entry in state.records(self.data)]
+
+
 class Rig:
-    """``workers`` and ``shards`` around a program; ``switch=False``: around nothing that adds."""
+    """``workers`` and ``shards`` around a program; ``switch=False``: around nothing that adds. ``lives`` are the workers'."""
 
     def __init__(
         self,
@@ -30,6 +51,8 @@ class Rig:
         *,
         switch: bool = True,
         optimiser: Optimiser | None = None,
+        lives: Sequence[int | None] | None = None,
+        long: int = 1 << 30,
         **options: object,
     ) -> None:
         options = {"key": 77, "packet_bytes": 120, "registers": 4} | options
@@ -45,8 +68,13 @@ class Rig:
         self.star = Star(self.program if switch else None, impairment)
         self.star.group(3, self.job.workers)
         self.sets: list[HotSet] = []
-        self.workers = [ZebraWorker(self.job, rank, TIMING) for rank in range(workers)]
-        self.shards = [ParameterShard(self.job, i, optimiser, timing=TIMING) for i in range(shards)]
+        self.workers = [
+            ZebraWorker(self.job, rank, TIMING, life)
+            for rank, life in enumerate(lives if lives is not None else [None] * workers)
+        ]
+        self._optimiser = optimiser
+        self.notes = [Notes(long=long) for _ in range(shards)]
+        self.shards = [self._shard(number) for number in range(shards)]
         for address, machine in (*zip(self.job.workers, self.workers, strict=True),):
             self.star.attach(address, machine)
         for address, shard in zip(self.job.shards, self.shards, strict=True):
@@ -72,6 +100,23 @@ class Rig:
         for hot in self.sets:
             self.program.prepare(self.job.number, hot)
         self.star.program = self.program
+
+    def _shard(self, number: int) -> ParameterShard:
+        notes = self.notes[number]
+        shard = ParameterShard(self.job, number, self._optimiser, timing=TIMING, journal=notes)
+        shard.restore(notes.entries())
+        return shard
+
+    def restart_shard(self, number: int, *, lost: bool = False) -> None:
+        """Put another process in the place of a shard, which has its journal unless that is ``lost``."""
+        if lost:
+            self.notes[number] = Notes()
+        shard = self.shards[number] = self._shard(number)
+        if lost:
+            shard.life = 999
+        for hot in self.sets:
+            shard.prepare(hot)
+        self.star.attach(self.job.shards[number], shard)
 
     def push(self, gradients: Gradients) -> None:
         """One iteration."""
