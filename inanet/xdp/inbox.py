@@ -221,9 +221,11 @@ class Inbox:
         self._wakeups.consume()
         swap(self._asleep_address, 1)
 
-    def awake(self) -> None:
-        """No wake-up is wanted any more. One may be on its way; :meth:`sleep` forgets it."""
-        swap(self._asleep_address, 0)
+    def awake(self) -> bool:
+        """No wake-up is wanted any more; whether there was none. If there was one, :meth:`fileno` stays readable, or is so
+        in a moment, until :meth:`sleep` forgets it.
+        """
+        return bool(swap(self._asleep_address, 0))
 
     @property
     def passed(self) -> int:

@@ -4,6 +4,7 @@ The node is an ordinary one, and so is the device below: what the program does n
 without a program all of it does.
 """
 
+import os
 import select
 from collections.abc import Callable, Collection
 
@@ -33,6 +34,10 @@ class InboxDevice(Wrapper):
         #: descriptors that are readable when there is something to read, and room to send
         self._arrivals: select.epoll | None = None
         self._room: select.epoll | None = None
+        #: keeps the first of them readable for whoever stops reading before it is told that there is nothing more,
+        #: where no record of the program's does; and whether it is readable itself
+        self._nudge: int | None = None
+        self._nudged = True
         self._sleeping = False
         #: whether results have come since somebody began to read
         self._took = False
@@ -42,10 +47,13 @@ class InboxDevice(Wrapper):
         self._packets = self._bytes = 0
 
     def fileno(self) -> int:
-        """Readable when the socket is, or when there are results. Raises ``OSError`` for devices without a descriptor."""
+        """Readable when the socket is, or when there may be results: always, from one call of :meth:`receive` that has
+        returned something to the next that returns ``None``. Raises ``OSError`` for devices without a descriptor.
+        """
         if self._arrivals is None:
+            self._nudge = os.eventfd(int(self._nudged), os.EFD_NONBLOCK)
             self._arrivals = select.epoll()
-            for descriptor in (self._device.fileno(), self.inbox.fileno()):
+            for descriptor in (self._device.fileno(), self.inbox.fileno(), self._nudge):
                 self._arrivals.register(descriptor, select.EPOLLIN)
         return self._arrivals.fileno()
 
@@ -62,7 +70,7 @@ class InboxDevice(Wrapper):
     def receive(self) -> PacketBatch | None:
         """Results first, then what the socket has."""
         if self._sleeping:
-            self.inbox.awake()
+            self._stay_awake()
             self._sleeping = self._took = False
         batch = self._take()
         if batch is not None:
@@ -72,13 +80,24 @@ class InboxDevice(Wrapper):
             self._found = batch is not None
             if batch is not None:
                 return batch
+        if self._nudged:
+            self._nudged = False
+            if self._nudge is not None:
+                os.eventfd_read(self._nudge)
         self.inbox.sleep()
         batch = self._take()
         if batch is not None:
-            self.inbox.awake()
+            self._stay_awake()
             return batch
         self._sleeping = True
         return None
+
+    def _stay_awake(self) -> None:
+        """The program says nothing until :meth:`receive` has found nothing: somebody has to, if it has not already."""
+        if self.inbox.awake():
+            self._nudged = True
+            if self._nudge is not None:
+                os.eventfd_write(self._nudge, 1)
 
     def _take(self) -> PacketBatch | None:
         batch = self.inbox.take()
@@ -113,6 +132,9 @@ class InboxDevice(Wrapper):
         for descriptor in (self._arrivals, self._room):
             if descriptor is not None:
                 descriptor.close()
+        if self._nudge is not None:
+            os.close(self._nudge)
+            self._nudge = None
         super().close()
 
 

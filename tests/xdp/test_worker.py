@@ -1,15 +1,20 @@
 """A worker behind its ring: the same node as without one, whatever comes which way."""
 
+import select
+import socket
+
 import numpy as np
 import pytest
 
 from inanet.phy.memory import MemoryNetwork
+from inanet.phy.udp import UdpDevice
 from inanet.proto.node import Node
 from inanet.proto.plan import ExponentMode, Fold, NodePlan, Parent, Part, Placement, Shard, TensorLayout
 from inanet.proto.reliability import Timing
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
+from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import Flag, Kind
 from inanet.xdp.worker import InboxDevice, ReceivingNode, inbox_of
 from tests.proto.test_impairment import ALL_FIVE, impaired
@@ -188,6 +193,51 @@ def test_the_device_reads_the_socket_only_when_something_may_be_there(open_inbox
     assert counters["xdp_taken"] == 10
     assert counters["xdp_passed"] == 1
     device.close()
+    device.close()
+
+
+def test_whoever_stops_reading_early_is_called_again(open_inbox: OpenInbox) -> None:
+    """A driver takes so many packets at a time and then waits for the descriptor, whatever has woken it."""
+    inner = UdpDevice("127.0.0.1")
+    inbox = open_inbox(64, inner.endpoint)
+    inbox.follow({(PARENT, JOB): KEY}, frozenset())
+    device = InboxDevice(inner, inbox)
+    waiting = select.poll()
+    waiting.register(device.fileno(), select.POLLIN)
+
+    def arrive(fragment: int) -> None:
+        assert show(inbox, frame(packet(fragment), PARENT, inner.endpoint)) == DROP
+
+    def called() -> bool:
+        return bool(waiting.poll(0))
+
+    def one() -> int | None:
+        batch = device.receive()
+        return None if batch is None else len(batch)
+
+    # results before anybody has looked
+    arrive(0)
+    assert called()
+    assert (one(), one()) == (1, None)
+    assert not called()
+    # woken by the program
+    arrive(1)
+    assert called()
+    assert one() == 1
+    arrive(2)
+    assert called()
+    assert (one(), one()) == (1, None)
+    assert not called()
+    # woken by the socket: the program has nothing to say while somebody is awake
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:
+        peer.sendto(bytes(36), address_of(inner.endpoint))
+        assert waiting.poll(5000)
+        assert one() == 1
+    arrive(3)
+    arrive(4)
+    assert called()
+    assert (one(), one()) == (2, None)
+    assert not called()
     device.close()
 
 
