@@ -51,7 +51,7 @@ class RingEntry(Section):
     ring: Annotated[int, Field(ge=0, le=0xFFFF)]
     epoch: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
     #: packets in a message, messages in flight, payload bytes of a packet
-    length: Annotated[int, Field(ge=2)] = MESSAGE_PACKETS
+    length: Annotated[int, Field(ge=2, le=0xFFFF)] = MESSAGE_PACKETS
     window: Annotated[int, Field(ge=1)] = WINDOW
     packet: Annotated[int, Field(ge=64, le=4096)] = PACKET_BYTES
     connections: Annotated[tuple[RingConnection, ...], Field(strict=False, min_length=1)] = Field(

@@ -69,7 +69,7 @@ class Drop(IntEnum):
     TTL_EXPIRED = 28
     #: NetReduce: packet of a ring whose message is not known: the first packet of that was lost, or the switch's tables
     UNRESOLVED = 29
-    #: NetReduce: message older than the one that has taken over its place (R9)
+    #: NetReduce: message older than the one that has taken over its place (R9), or not where its connection is by now
     STALE_MSG = 30
     #: NetReduce: message with an INA header on a connection that carries plain ones, or the other way round
     OTHER_MODE = 31

@@ -27,7 +27,7 @@ FOREIGN, NOTICE = -1, -2
 NOTICE_OPCODE = 0xC0
 
 _UDP, _PORT = 17, 4791
-_SHORT, _BAD_ICRC = int(Drop.SHORT), int(Drop.BAD_ICRC)
+_SHORT, _BAD_TYPE, _BAD_ICRC = int(Drop.SHORT), int(Drop.BAD_TYPE), int(Drop.BAD_ICRC)
 
 
 class Kind(IntEnum):
@@ -171,8 +171,11 @@ def classify(
         row = find(places, addresses, queue_pairs, pair, load(arena, at + 33, 3))
         if row < 0:
             continue
-        if load(arena, at + 2, 2) != length:
+        # what the receiver would refuse must not count: the sum would leave under its headers
+        if load(arena, at + 2, 2) != length or load(arena, at + 24, 2) != length - 20:
             reasons[i] = _SHORT
+        elif arena[at + 29] & 0x0F:
+            reasons[i] = _BAD_TYPE
         elif not is_sound(arena, at, length):
             reasons[i] = _BAD_ICRC
         else:

@@ -12,6 +12,8 @@ from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES, WINDOW
 
 #: children of a switch: bitmaps have 32 bits
 MOST_CHILDREN = 32
+#: MsgLen has 16 bits
+_MOST_PACKETS = 0xFFFF
 #: queue pair numbers from here on are virtual connections'; hosts of a job over several racks keep below
 VIRTUAL = 0x800000
 
@@ -67,6 +69,10 @@ class Sizes:
                 f"messages of {self.length} packets of {self.packet_bytes} B: at least 2 of a multiple of 8 B, from 64 B on,"
                 " are needed"
             )
+        if self.length > _MOST_PACKETS:
+            raise ValueError(
+                f"messages of {self.length} packets: INA headers have room for a MsgLen of up to {_MOST_PACKETS}"
+            )
         if (2 * self.window + 1) * self.length >= 1 << 23:
             raise ValueError(
                 f"{self.window} messages of {self.length} packets in flight: PSNs of 24 bits cannot tell them apart"
@@ -88,7 +94,8 @@ class RingAt:
     """A ring as one switch sees it. Raises ``ValueError`` for what cannot be, saying what.
 
     ``children`` are all ranks or all switches. ``hosts`` are addresses whose incoming connections end at this switch; it
-    needs them only below another. ``below`` are the virtual connections to the switches below, in the order of children.
+    needs them only below another, and with them ``distant``: the ranks of other racks whose connections end at one of them.
+    ``below`` are the virtual connections to the switches below, in the order of children.
     """
 
     ring: int
@@ -98,7 +105,8 @@ class RingAt:
     epoch: int = 0
     above: Above | None = None
     hosts: tuple[int, ...] = ()
-    below: tuple[Connection, ...] = field(default=())
+    below: tuple[Connection, ...] = ()
+    distant: tuple[Child, ...] = ()
 
     def __post_init__(self) -> None:
         name = f"ring {self.ring}"
@@ -157,9 +165,21 @@ def racks(
             for rank, connection in enumerate(connections)
             if connection.source in hosts
         )
+        distant = tuple(
+            Child(connection, rank)
+            for rank, connection in enumerate(connections)
+            if connection.destination in hosts and connection.source not in hosts
+        )
         placed += len(here)
         plans[address] = RingAt(
-            ring, len(connections), here, sizes, epoch, Above(up, down, number), tuple(hosts)
+            ring,
+            len(connections),
+            here,
+            sizes,
+            epoch,
+            Above(up, down, number),
+            tuple(hosts),
+            distant=distant,
         )
         children.append(Child(up, number, len(here)))
         below.append(down)

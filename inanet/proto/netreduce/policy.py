@@ -85,13 +85,17 @@ def begin(table: Table, row: int, shape: I64, arena: U8, at: int) -> Any:
         return REFUSED - _BAD_FRAGMENT
     message, psn = np.uint32(load(arena, ina + 8, 4)), load(arena, at + 37, 3)
     ahead = np.int64(np.int32(message - table.message[row]))
+    if state == _TAGGED:
+        # not where this message is or was: forged, or left over from another life of the queue pair
+        if (table.begin[row] + ahead * shape[Shape.LENGTH] - psn) & 0xFFFFFF:
+            return REFUSED - _STALE
+        # its sender lacks the sum of a message that it has not begun here, so it cannot be a window beyond that
+        if ahead > shape[Shape.WINDOW]:
+            return REFUSED - _STALE
     if state != _TAGGED or ahead > 0:
         table.state[row] = _TAGGED
         table.message[row] = message
         table.begin[row] = psn
-    elif (table.begin[row] + ahead * shape[Shape.LENGTH] - psn) & 0xFFFFFF:
-        # not where this message was: left over from another life of the queue pair
-        return REFUSED - _STALE
     return operation
 
 
@@ -236,7 +240,9 @@ def find_place(table: Table, row: int, shape: I64, arena: U8, at: int, length: i
     """
     opcode = arena[at + 28]
     first = opcode == _FIRST or opcode >= _ONLY
+    # whole packets, without padding
     right = length == packet_head(opcode) + shape[Shape.PACKET] + 4 - (HEADER_BYTES if first else 0)
+    right = right and not arena[at + 29] & 0x30
     if not first:
         found = resolve(table, row, shape, arena, at)
         return found if found < 0 or right else REFUSED - _SHORT

@@ -23,7 +23,7 @@ from inanet.proto.netreduce.memory import (
     claim,
     new_memory,
 )
-from inanet.proto.netreduce.plan import Connection, RingAt
+from inanet.proto.netreduce.plan import Child, Connection, RingAt
 from inanet.proto.program import Action, Verdicts
 from inanet.proto.switched.registers import DEFAULT_BUDGET, OutOfRegisters
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
@@ -245,12 +245,16 @@ class NetReduceProgram:
         except NoHeader:
             return False
         source, destination = (int.from_bytes(packet[at : at + 4], "big") for at in (12, 16))
+        connection = Connection(source, destination, int.from_bytes(packet[33:36], "big"))
         ring = self._rings.get(header.ring)
-        if ring is None or destination not in ring.plan.hosts or source in ring.plan.hosts:
+        # anybody can write such a packet: it counts for a connection of the ring alone, and for a message that is due
+        if ring is None or Child(connection, header.rank) not in ring.plan.distant:
             return False
         if (header.tag, header.epoch, header.length, header.aggregated) != (
             *(TAG, ring.plan.epoch, ring.plan.sizes.length, 0),
         ):
+            return False
+        if _ahead(ring.memory, header.message) > ring.plan.sizes.window:
             return False
         slot = header.message & (2 * ring.plan.sizes.window - 1)
         held = claim(
@@ -258,9 +262,7 @@ class NetReduceProgram:
         )
         if held:
             end = ring.plan.hosts.index(destination)
-            self._name(
-                int(ring.rows[end]), Connection(source, destination, int.from_bytes(packet[33:36], "big"))
-            )
+            self._name(int(ring.rows[end]), connection)
             known = slot * len(ring.plan.hosts) + end
             ring.memory.templates[known * TEMPLATE_BYTES : (known + 1) * TEMPLATE_BYTES] = array[
                 :TEMPLATE_BYTES
@@ -325,6 +327,12 @@ class NetReduceProgram:
             **{f"drop_{r.label}": int(self.drops[r]) for r in Drop if r is not Drop.OK and self.drops[r]},
             **{f"occupied_{number}": int(ring.memory.held.sum()) for number, ring in self._rings.items()},
         }
+
+
+def _ahead(memory: Memory, message: int) -> int:
+    """How many messages ``message`` is beyond the newest that has a place; 0 if none has one."""
+    held = memory.message[memory.held == 1]
+    return int((np.uint32(message) - held).view(np.int32).min()) if len(held) else 0
 
 
 def _shape(plan: RingAt, ends: int) -> I64:
