@@ -198,6 +198,11 @@ class ParameterShard:
                 self._version = int(judged[Column.VERSION][live[0]])
             judged.refuse(live[judged[Column.VERSION][live] != self._version], Drop.STALE_PLAN)
             live = live[judged.reason[live] == 0]
+        if kind == Kind.AGGREGATE:
+            ranks, _ = judged.entries(live)
+            packet = np.repeat(live, judged[Column.PAIRS][live])
+            judged.refuse(packet[ranks >= len(self._hot[self._version])], Drop.BAD_SLOT)
+            live = live[judged.reason[live] == 0]
         columns = judged.columns[live]
         ends = columns[:, Column.FLAGS] & Flag.END != 0
         how = ledger.enter(sources[live], columns[:, Column.SEQUENCE], ends)

@@ -154,17 +154,17 @@ class ZebraWorker:
             raise ValueError(
                 f"{self._who()}: {keys.shape} keys of {self.job.width} values each do not go with {values.shape} gradients"
             )
+        packets = -(-len(keys) // self.job.capacity(Kind.COLD))
+        if packets >= MOST:
+            raise ValueError(
+                f"{self._who()}: {len(keys)} keys make {packets} packets, a push has fewer than {MOST}"
+            )
         values = values.reshape(len(keys), self.job.width)
         if len(np.unique(keys)) != len(keys):
             raise ValueError(f"{self._who()}: a key may come once in a push; add its gradients up first")
         if not np.isfinite(values).all():
             place = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
             raise ValueError(f"{self._who()}: the gradient of key {int(keys[place])} is not finite")
-        packets = -(-len(keys) // self.job.capacity(Kind.COLD))
-        if packets >= MOST:
-            raise ValueError(
-                f"{self._who()}: {len(keys)} keys make {packets} packets, a push has fewer than {MOST}"
-            )
         # whoever calls may use the arrays again before this push begins
         self._ask(_Push(keys.copy(), values.copy()) if self._busy else _Push(keys, values), now)
 
