@@ -10,8 +10,8 @@ import select
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -28,6 +28,36 @@ from inanet.wire.endpoint import endpoint
 #: queue pairs towards the predecessor and the successor, and UDP source port, where all hosts of a ring have the same
 QUEUE_PAIRS = (0x11, 0x12)
 SOURCE_PORT = 0xC011
+#: seconds that the thread has for letting go of the arrays of a round that is given up
+_LETTING_GO = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """A round that somebody waits for."""
+
+    tensor: int
+    round: int
+    arrays: Sequence[NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _GiveUp:
+    """A round that nobody waits for any more; ``done`` is set when its arrays are left alone."""
+
+    round: int
+    done: threading.Event
+
+
+@dataclass(frozen=True, slots=True)
+class _Unfit:
+    """A round that was never begun, and why: what was asked for does not suit the ring, which goes on."""
+
+    round: int
+    error: Exception
+
+
+_Said: TypeAlias = NodeEvent | Broken | _Unfit | BaseException
 
 
 def ring_of(addresses: Sequence[str], queue_pair: int = QUEUE_PAIRS[0]) -> list[Connection]:
@@ -62,9 +92,11 @@ class RingHost:
         self.worker = worker
         self._device = device
         self._pause = pause
-        self._asked: queue.SimpleQueue[tuple[int, int, Sequence[NDArray[Any]]]] = queue.SimpleQueue()
-        self._said: queue.SimpleQueue[NodeEvent | Broken | BaseException] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[_Begin | _GiveUp] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[_Said] = queue.SimpleQueue()
         self._round = 0
+        #: why there are no rounds any more
+        self._over: BaseException | None = None
         self._waiting: list[tuple[Transmission, int]] = []
         self._bell, self._rope = os.pipe()
         self._closing = False
@@ -78,32 +110,60 @@ class RingHost:
     def all_reduce(self, tensor: int, arrays: Sequence[NDArray[Any]], deadline: float) -> None:
         """One round: ``arrays`` are 1-D, one per local rank, and are overwritten with the result.
 
-        Raises :class:`~inanet.control.exits.Failure` for a ring that is broken, for values that cannot be summed, and when the
-        round is not done in ``deadline`` seconds; and what went wrong in the host's thread.
+        Raises :class:`~inanet.control.exits.Failure` for a ring that is broken, for values and sums that cannot be, and when the
+        round is not done in ``deadline`` seconds: its arrays are left alone from then on, while its messages go on, as on all
+        other hosts. Raises ``ValueError`` and ``KeyError`` for arrays and tensors that do not suit: that is no round. Raises
+        what went wrong in the host's thread; after that, and on a ring that is broken, every call does at once.
         """
+        if self._over is not None:
+            raise self._over
         self._round += 1
-        self._asked.put((tensor, self._round, arrays))
-        os.write(self._rope, b"!")
-        member = self.worker.member
-        name = f"job {member.job}, ring {member.ring}, rank {member.rank}"
+        self._ask(_Begin(tensor, self._round, arrays))
         stop = time.monotonic() + deadline
         while True:
             try:
                 said = self._said.get(timeout=max(0.0, stop - time.monotonic()))
             except queue.Empty:
-                raise Failure(
-                    f"{name}: round {self._round} is not done in {deadline:g} s; {self.worker.stats()}"
-                ) from None
-            if isinstance(said, RoundDone):
-                return
+                raise self._late(deadline) from None
             if isinstance(said, Broken):
-                raise Failure(said.reason)
+                self._over = said = Failure(said.reason)
+            if isinstance(said, BaseException):
+                self._over = said
+                raise said
+            # what is said of rounds before this one was waited for in vain
+            if not isinstance(said, RoundDone | Refused | _Unfit) or said.round != self._round:
+                continue
+            if isinstance(said, _Unfit):
+                raise said.error
             if isinstance(said, Refused):
                 raise Failure(
-                    f"{name}: round {said.round} was refused: element {said.index} is NaN or infinite"
+                    f"{self._name}: round {said.round} was refused: element {said.index} is NaN or infinite"
                 )
-            if isinstance(said, BaseException):
-                raise said
+            if said.overflow >= 0:
+                raise Failure(
+                    f"{self._name}: round {said.round}: the exact sum of element {said.overflow} does not fit the tensor's type;"
+                    " sum smaller values, or in a wider type"
+                )
+            return
+
+    @property
+    def _name(self) -> str:
+        member = self.worker.member
+        return f"job {member.job}, ring {member.ring}, rank {member.rank}"
+
+    def _ask(self, what: _Begin | _GiveUp) -> None:
+        self._asked.put(what)
+        os.write(self._rope, b"!")
+
+    def _late(self, deadline: float) -> Failure:
+        """Give the round up."""
+        letting = _GiveUp(self._round, threading.Event())
+        self._ask(letting)
+        letting.done.wait(_LETTING_GO)
+        return Failure(
+            f"{self._name}: round {self._round} is not done in {deadline:g} s: a host of the ring is late or gone, or what"
+            f" lies between does not let its packets through; {self.worker.stats()}"
+        )
 
     def close(self) -> None:
         """End the thread and close the device; closing twice is fine."""
@@ -134,8 +194,7 @@ class RingHost:
     def _turn(self) -> None:
         worker, device = self.worker, self._device
         while not self._asked.empty():
-            tensor, round_, arrays = self._asked.get()
-            worker.begin(tensor, round_, arrays, time.monotonic())
+            self._do(self._asked.get())
         held = device.flush(time.monotonic())
         if held is not None:
             worker.receive(held, time.monotonic())
@@ -148,6 +207,16 @@ class RingHost:
         self._send(now)
         for event in worker.events():
             self._said.put(event)
+
+    def _do(self, asked: _Begin | _GiveUp) -> None:
+        if isinstance(asked, _GiveUp):
+            self.worker.give_up(asked.round)
+            asked.done.set()
+            return
+        try:
+            self.worker.begin(asked.tensor, asked.round, asked.arrays, time.monotonic())
+        except (ValueError, KeyError) as error:
+            self._said.put(_Unfit(asked.round, error))
 
     def _send(self, now: float) -> None:
         """Send in order, as far as the device takes it."""
