@@ -7,7 +7,7 @@ import numba
 import numpy as np
 
 from inanet.phy.device import is_group
-from inanet.phy.mmsg import address_in_memory
+from inanet.phy.mmsg import address_in_memory, put_packets
 from inanet.phy.vnet import (
     ETHERNET_BYTES,
     ETHERTYPE_IPV4,
@@ -82,19 +82,10 @@ def gather_frames(
         first = used
         iovecs[used, 0] = headers_base + np.uint64(i * size)
         iovecs[used, 1] = np.uint64(size)
-        used += 1
-        expected = np.int64(-1)
-        for _ in range(packets):
-            if not 0 <= offsets[at] <= last:
-                return -1
-            if offsets[at] == expected:
-                iovecs[used - 1, 1] += np.uint64(length)
-            else:
-                iovecs[used, 0] = base + np.uint64(offsets[at])
-                iovecs[used, 1] = np.uint64(length)
-                used += 1
-            expected = offsets[at] + length
-            at += 1
+        used = put_packets(iovecs, used + 1, base, offsets, at, packets, length, last)
+        if used < 0:
+            return -1
+        at += packets
         words[i, 2] = iovecs_base + np.uint64(first * 16)
         words[i, 3] = np.uint64(used - first)
     return len(words)

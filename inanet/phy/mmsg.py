@@ -154,6 +154,35 @@ def expand(
 
 
 @numba.njit(
+    "int64(uint64[:, ::1], int64, uint64, int64[::1], int64, int64, int64, int64)",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def put_packets(
+    iovecs: U64, row: int, base: int, offsets: I64, at: int, packets: int, length: int, last: int
+) -> int:
+    """Describe ``packets`` packets of ``length`` bytes from ``offsets[at]`` on, in ``iovecs`` from ``row`` on.
+
+    Those that lie one behind the other share a row. ``base`` is the arena's address, ``last`` the greatest offset at which
+    a packet fits into it. Returns the row after, or -1 for a packet that does not.
+    """
+    expected = np.int64(-1)
+    for i in range(at, at + packets):
+        offset = offsets[i]
+        if not 0 <= offset <= last:
+            return -1
+        if offset == expected:
+            iovecs[row - 1, 1] += np.uint64(length)
+        else:
+            iovecs[row, 0] = base + np.uint64(offset)
+            iovecs[row, 1] = np.uint64(length)
+            row += 1
+        expected = offset + length
+    return row
+
+
+@numba.njit(
     "int64(uint8[::1], int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64)",
     cache=True,
     nogil=True,
@@ -172,7 +201,7 @@ def gather(
     """Prepare messages of up to ``segments`` packets each from ``offsets[start:]``; returns how many
     messages, or -1 for a packet that is not wholly inside the arena.
 
-    Packets that lie one behind the other share an iovec. ``iovecs_base`` is the address of ``iovecs``. Stops
+    Packets are described as by :func:`put_packets`. ``iovecs_base`` is the address of ``iovecs``. Stops
     when the message table is full; ``iovecs`` has room for ``segments`` rows per message.
     """
     base = np.uint64(arena.ctypes.data)
@@ -183,19 +212,12 @@ def gather(
     for i in range(messages):
         if at >= len(offsets):
             return i
+        packets = min(segments, len(offsets) - at)
         first = used
-        expected = np.int64(-1)
-        for _ in range(min(segments, len(offsets) - at)):
-            if not 0 <= offsets[at] <= last:
-                return -1
-            if offsets[at] == expected:
-                iovecs[used - 1, 1] += np.uint64(length)
-            else:
-                iovecs[used, 0] = base + np.uint64(offsets[at])
-                iovecs[used, 1] = np.uint64(length)
-                used += 1
-            expected = offsets[at] + length
-            at += 1
+        used = put_packets(iovecs, first, base, offsets, at, packets, length, last)
+        if used < 0:
+            return -1
+        at += packets
         words[i, 2] = iovecs_base + np.uint64(first * 16)
         words[i, 3] = np.uint64(used - first)
     return messages
