@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -165,7 +165,7 @@ def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
             members=members,
             rings=rings,
             clock=time.monotonic,
-            splice=_splice(config, tables, link),
+            splice=_splice(config, tables, link, numbers),
         )
     except BaseException:
         for opened in (*devices.values(), *rings.values()):
@@ -173,7 +173,7 @@ def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
         raise
 
 
-def _splice(config: SwitchConfig, tables: Any, link: int) -> Any:
+def _splice(config: SwitchConfig, tables: Any, link: int, numbers: Mapping[str, int]) -> Any:
     """NetReduce between RoCE hosts, if there are rings. Raises :class:`SwitchError` for ones that do not fit."""
     if not config.switch.rings:
         return None
@@ -182,7 +182,8 @@ def _splice(config: SwitchConfig, tables: Any, link: int) -> Any:
     own = int(config.switch.address)
     try:
         plans = [ring_at(one, own) for one in config.switch.rings]
-        return Splice(tables, link, plans, budget=config.switch.ring_memory)
+        placed = {int(host.address): numbers[host.port] for host in config.switch.hosts}
+        return Splice(tables, link, plans, budget=config.switch.ring_memory, placed=placed)
     except (ValueError, MemoryError) as error:
         raise SwitchError(f"switch {config.node.name}: {error}") from error
 

@@ -124,7 +124,7 @@ class FrameSwitch:
     def take(self, port: FramedPort, frames: FrameBatch, now: float) -> None:
         """Pass frames that have arrived at a port through the switch."""
         if self.splice is not None:
-            frames, sums = self.splice.take(frames, now)
+            frames, sums = self.splice.take(frames, port.number, now)
             for out, made in sums:
                 if out == FLOOD:
                     self._flood(made, -1, now)

@@ -5,11 +5,12 @@ absorbs leaves no trace; the sums that it makes leave under the link headers tha
 neither hosts nor the switches around see that they were away. Everything else goes on as it came.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numba
 import numpy as np
+from numpy.typing import NDArray
 
 from inanet.phy.vnet import (
     ETHERTYPE_IPV4,
@@ -21,7 +22,7 @@ from inanet.phy.vnet import (
     FrameBatch,
     big16,
 )
-from inanet.proto.netreduce.plan import RingAt
+from inanet.proto.netreduce.plan import Connection, RingAt
 from inanet.proto.netreduce.program import NetReduceProgram
 from inanet.proto.program import Action, Verdicts
 from inanet.switch.local import Local, batch_of
@@ -63,12 +64,19 @@ def find_roce(arena: U8, offsets: I64, lengths: I64, link: int, chosen: I64, sta
 class Splice:
     """The program between the ports of a switch with these ``tables`` and link headers of ``link`` bytes (14, or 0 on TUN).
 
-    ``rings`` are what it serves from the start. Raises as
+    ``rings`` are what it serves from the start. ``placed`` are the ports of hosts, by address, that speak from there alone: a
+    packet of a ring that comes in elsewhere is somebody else's (R7). Raises as
     :meth:`~inanet.proto.netreduce.program.NetReduceProgram.add_ring`.
     """
 
     def __init__(
-        self, tables: Tables, link: int, rings: Sequence[RingAt] = (), *, budget: int | None = None
+        self,
+        tables: Tables,
+        link: int,
+        rings: Sequence[RingAt] = (),
+        *,
+        budget: int | None = None,
+        placed: Mapping[int, int] | None = None,
     ) -> None:
         self.program = NetReduceProgram() if budget is None else NetReduceProgram(budget=budget)
         for ring in rings:
@@ -77,15 +85,18 @@ class Splice:
         self._link = link
         #: asks for hosts and switches that sums are for and that nothing has been heard of
         self._local = Local(tables, link)
+        self._placed = dict(placed or {})
         self._verdicts = Verdicts(64)
         #: link headers of a connection's frames, by source and destination
         self._headers: dict[int, bytes] = {}
-        #: sums that nobody knows the way for
-        self.unroutable = 0
+        #: sums that nobody knows the way for, and packets of rings that came in at a port where their host is not
+        self.unroutable = self.misplaced = 0
 
-    def take(self, frames: FrameBatch, now: float) -> tuple[FrameBatch, list[tuple[int, FrameBatch]]]:
-        """Frames that go on, and frames that leave (sums, questions for their receivers) with their port, or
-        :data:`~inanet.switch.tables.FLOOD`.
+    def take(
+        self, frames: FrameBatch, ingress: int, now: float
+    ) -> tuple[FrameBatch, list[tuple[int, FrameBatch]]]:
+        """Frames that go on of those that came in at port ``ingress``, and frames that leave (sums, questions for their
+        receivers) with their port, or :data:`~inanet.switch.tables.FLOOD`.
         """
         count = len(frames)
         chosen, starts, sizes = (np.empty(count, np.int64) for _ in range(3))
@@ -95,22 +106,46 @@ class Splice:
         if not found:
             return frames, []
         chosen, starts, sizes = chosen[:found], starts[:found], sizes[:found]
+        stays = np.ones(count, np.bool_)
+        if self._placed:
+            away = self._elsewhere(frames.arena, starts, ingress)
+            self.misplaced += int(np.count_nonzero(away))
+            stays[chosen[away]] = False
+            chosen, starts, sizes = chosen[~away], starts[~away], sizes[~away]
+            found = len(chosen)
         if found > len(self._verdicts.action):
             self._verdicts = Verdicts(found)
         verdicts = self._verdicts
         batch = PacketBatch(frames.arena, starts, sizes, np.zeros(found, np.uint64))
         self.program.process(batch, np.zeros(found, np.uint8), verdicts, now)
         absorbed = verdicts.action[:found] == Action.DROP
-        if not absorbed.any():
-            return frames, []
-        self._learn(frames.arena, starts[absorbed])
-        stays = np.ones(count, np.bool_)
         stays[chosen[absorbed]] = False
+        if stays.all():
+            return frames, []
+        taken = starts[absorbed & (verdicts.reason[:found] == Drop.OK)]
+        if len(taken):
+            self._learn(frames.arena, taken)
         made = [out for one in self.program.spilled() for out in self._frames(one, now)]
         return frames.select(np.flatnonzero(stays)), made
 
+    def _elsewhere(self, arena: U8, starts: I64, ingress: int) -> NDArray[np.bool_]:
+        """Which packets are of a ring's connection and of a host that is at another port."""
+        away = np.zeros(len(starts), np.bool_)
+        sources = np.ascontiguousarray(arena[starts[:, None] + np.arange(12, 16)]).view(">u4")[:, 0]
+        for source in np.unique(sources).tolist():
+            if self._placed.get(source, ingress) == ingress:
+                continue
+            for i in np.flatnonzero(sources == source).tolist():
+                at = int(starts[i])
+                destination, number = (
+                    int.from_bytes(arena[at + begin : at + end].tobytes(), "big")
+                    for begin, end in ((16, 20), (33, 36))
+                )
+                away[i] = self.program.serves(Connection(source, destination, number))
+        return away
+
     def _learn(self, arena: U8, starts: I64) -> None:
-        """Note the link headers of absorbed frames."""
+        """Note the link headers of frames that were taken."""
         if not self._link:
             return
         fields = np.ascontiguousarray(arena[starts[:, None] + np.arange(12, 20)]).view(">u8")[:, 0]
@@ -156,8 +191,9 @@ class Splice:
     def add_to(self, figures: dict[str, Any]) -> dict[str, object]:
         """A switch's figures with the program's."""
         drops, stats = dict(figures["drops"]), self.program.stats()
+        own = {Drop.NO_ROUTE: self.unroutable, Drop.FOREIGN_HOST: self.misplaced}
         for reason in Drop:
-            count = int(self.program.drops[reason]) + (self.unroutable if reason is Drop.NO_ROUTE else 0)
+            count = int(self.program.drops[reason]) + own.get(reason, 0)
             if count:
                 drops[reason.label] = drops.get(reason.label, 0) + count
         return {**figures, "drops": drops, "programs": {**figures["programs"], self.program.name: stats}}

@@ -19,6 +19,7 @@ from inanet.switch.splice import Splice
 from inanet.switch.tables import Tables
 from inanet.testing.netreduce import connect, connections_of
 from inanet.wire.batch import PacketBatch
+from inanet.wire.drops import Drop
 from inanet.wire.endpoint import endpoint
 from inanet.wire.roce import decode
 from tests.switch.memory import MemoryPort, ethernet, ipv4
@@ -31,9 +32,13 @@ ELEMENTS = 2000
 
 
 class Wire:
-    """Workers as hosts at the ports of a switch; ``routed``: they send to the switch's hardware address."""
+    """Workers as hosts at the ports of a switch; ``routed``: they send to the switch's hardware address; ``placed``: they
+    may speak from their own ports alone.
+    """
 
-    def __init__(self, *, link: int = 14, routed: bool = False, serving: bool = True) -> None:
+    def __init__(
+        self, *, link: int = 14, routed: bool = False, serving: bool = True, placed: bool = False
+    ) -> None:
         self.link, self.routed = link, routed
         self.devices = {f"p{i}": MemoryPort() for i in range(3)}
         self.tables = Tables(OWN_MAC if link else 0, int(IPv4Address(OWN)))
@@ -54,7 +59,8 @@ class Wire:
         ]
         connect(self.workers)
         rings = [rack(5, connections_of(self.workers), SIZES)] if serving else []
-        self.splice = Splice(self.tables, link, rings)
+        places = {int(IPv4Address(host)): port for port, host in enumerate(HOSTS)} if placed else {}
+        self.splice = Splice(self.tables, link, rings, placed=places)
         self.switch = FrameSwitch(Pipeline([]), self.devices, self.tables, link=link, splice=self.splice)
 
     def frame(self, rank: int, packet: bytes) -> bytes:
@@ -156,3 +162,40 @@ def test_everything_else_is_forwarded_as_it_came():
     fragment[HEADER_BYTES + 14 + 6] |= 0x20
     frames = [tcp, other_port, short, bytes(fragment)]
     assert wire.put(0, frames) == [[], frames, []]
+
+
+def first_packets(wire: Wire) -> list[list[bytes]]:
+    return [
+        [one.packet(i) for one in worker.transmit(0.0) for i in range(len(one))] for worker in wire.workers
+    ]
+
+
+def test_link_headers_are_learned_from_nothing_that_is_refused() -> None:
+    """Hardware addresses are in no checksum of RoCE: a damaged frame must not lead its connection's sums elsewhere."""
+    wire = Wire()
+    packets = first_packets(wire)
+    wire.put(0, [wire.frame(0, p) for p in packets[0]])
+    damaged = bytearray(wire.frame(0, packets[0][0]))
+    damaged[HEADER_BYTES : HEADER_BYTES + 6] = MACS[2].to_bytes(6, "big")
+    damaged[-1] ^= 1
+    wire.put(0, [bytes(damaged)])
+    assert wire.switch.stats()["drops"] == {Drop.BAD_ICRC.label: 1}
+    wire.put(1, [wire.frame(1, p) for p in packets[1]])
+    left = wire.put(2, [wire.frame(2, p) for p in packets[2]])
+    assert [len(frames) for frames in left] == [SIZES.length] * 3
+
+
+def test_a_host_that_has_a_port_speaks_for_its_rank_from_there_alone() -> None:
+    wire = Wire(placed=True)
+    packets = first_packets(wire)
+    forged = [wire.frame(0, p) for p in packets[0]]
+    assert wire.put(2, forged) == [[], [], []]
+    assert wire.switch.stats()["drops"] == {Drop.FOREIGN_HOST.label: SIZES.length}
+    assert wire.splice.program.stats()["contributions"] == 0
+    # what is of no ring is forwarded from anywhere
+    other = bytearray(packets[0][0])
+    other[33:36] = (0x99).to_bytes(3, "big")
+    assert wire.put(2, [wire.frame(0, bytes(other))]) == [[], [wire.frame(0, bytes(other))], []]
+    again = Wire(placed=True)
+    again.all_reduce()
+    assert {worker.mode for worker in again.workers} == {"switch"}

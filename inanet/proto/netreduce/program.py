@@ -110,6 +110,17 @@ class NetReduceProgram:
         self._hashed[gone.mine] = 0
         self._hash()
 
+    def serves(self, connection: Connection) -> bool:
+        """Whether a connection brings packets of a ring here, from its ranks, from other racks or from other switches."""
+        pair = np.uint64(connection.source << 32 | connection.destination)
+        table = self._table
+        row = connections.find(
+            self._places, table.addresses, table.queue_pairs, pair, np.int64(connection.queue_pair)
+        )
+        return int(row) >= 0 or any(
+            child.connection == connection for ring in self._rings.values() for child in ring.plan.distant
+        )
+
     def _check(self, plan: RingAt) -> None:
         wanted = [child.connection for child in plan.children]
         wanted += [plan.above.back] if plan.above is not None else []

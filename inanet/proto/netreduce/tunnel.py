@@ -126,7 +126,10 @@ class TunnelProgram:
         else:
             self._sift(batch, np.flatnonzero(known), congested, verdicts, now)
         for i in np.flatnonzero(verdicts.action[:count] == Action.PASS).tolist():
-            target = self._endpoints.get(int(pairs[i, 1])) if known[i] else None
+            source, destination = pairs[i].tolist()
+            # the network inside is the job's own
+            own = known[i] and source >> 16 == destination >> 16
+            target = self._endpoints.get(destination) if own else None
             if target is None:
                 verdicts.action[i], verdicts.reason[i] = Action.DROP, Drop.FOREIGN_HOST
                 self._strangers += 1

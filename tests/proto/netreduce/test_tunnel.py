@@ -69,6 +69,20 @@ def test_packets_of_other_senders_go_nowhere():
         program.remove_job(7)
 
 
+def test_jobs_do_not_reach_each_others_hosts() -> None:
+    program = TunnelProgram()
+    ends = [0x0A00_0001_0FA0 + k for k in range(4)]
+    for job, mine in ((7, ends[:2]), (8, ends[2:])):
+        program.add_job(Tenant(job, {end: 1 << rank for rank, end in enumerate(mine)}, job, slots=SLOTS))
+    across = roce.Packet(
+        address_of(7, 0) << 16 | 50000, address_of(8, 1) << 16 | roce.PORT, roce.Opcode.ACKNOWLEDGE, 16, 0
+    )
+    batch, verdicts = batch_of([across.encode()]), Verdicts(1)
+    batch.sources[:] = ends[0]
+    program.process(batch, np.zeros(1, np.uint8), verdicts, 0.0)
+    assert (verdicts.action[0], verdicts.reason[0]) == (Action.DROP, Drop.FOREIGN_HOST)
+
+
 def test_slots_that_are_too_few_are_refused_with_a_sentence():
     with pytest.raises(ValueError, match="give the program more memory"):
         sizes_of(16)
