@@ -1,8 +1,10 @@
 """Figures of a fabric for people: rates, losses and shares, from two looks at the counters of its nodes."""
 
+from collections import deque
 from dataclasses import dataclass
 
-from inanet.control.standing import NodeState, Overview
+from inanet.control.sentences import show_ranks
+from inanet.control.standing import JobState, NodeState, Overview
 from inanet.wire.xagg import PAYLOAD_BYTES
 
 #: A node whose last report is older, in seconds, is shown as late.
@@ -85,6 +87,27 @@ def share(before: Overview | None, after: Overview) -> float | None:
         sent += gains["leaf_contributions"] if node.role == "worker" else 0
     # reports of different nodes are not of one moment
     return max(0.0, 1 - arrived / sent) if sent else None
+
+
+class Shares:
+    """The share over the last looks, up to ten. Over two it may be anything, since nodes report at moments of their own."""
+
+    def __init__(self) -> None:
+        self._looks: deque[Overview] = deque(maxlen=10)
+
+    def look(self, seen: Overview) -> float | None:
+        """Take one more look; :func:`share` since the oldest of them."""
+        found = share(self._looks[0] if self._looks else None, seen)
+        self._looks.append(seen)
+        return found
+
+
+def ranks(job: JobState) -> str:
+    """How many ranks of a job are there; if it runs without some, which those are."""
+    here = {rank for its in job.ranks.values() for rank in its}
+    gone = set(range(job.world)) - here
+    without = f", without {show_ranks(gone)}" if gone and job.state == "running" else ""
+    return f"{len(here)} of {job.world} ranks{without}"
 
 
 def healthy(seen: Overview) -> bool:

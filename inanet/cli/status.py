@@ -74,8 +74,7 @@ def lines(seen: Overview) -> Iterator[str]:
 
 
 def _job(job: JobState) -> Iterator[str]:
-    count = sum(len(ranks) for ranks in job.ranks.values())
-    yield f"job {job.name}: {job.state}, epoch {job.epoch}, {count} of {job.world} ranks"
+    yield f"job {job.name}: {job.state}, epoch {job.epoch}, {figures.ranks(job)}"
     if job.state == "running":
         yield f"  plan version {job.version}, round {job.rounds}"
     if job.missing:

@@ -4,7 +4,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import click
@@ -36,14 +35,20 @@ def top(
 ) -> None:
     """Show trees, rates, losses, the share added up in the network, and slots, live. (ui extra)
 
-    Asks the fabric's manager, or the PS that coordinates it. Rates and losses are since the look before.
+    Asks the fabric's manager, or the PS that coordinates it. Rates and losses are since the look before, the share is that
+    of the last ten.
     """
     source: _Source[Any]
     if metrics is not None:
         source = _Source(lambda: scrape(metrics, timeout), one_plain, one_picture)
     else:
         asked = target(**whom)
-        source = _Source(lambda: asked.ask(timeout), plain, partial(picture, asked.address))
+        shares = figures.Shares()
+        source = _Source(
+            lambda: asked.ask(timeout),
+            lambda before, seen, seconds: plain(before, seen, seconds, shares.look(seen)),
+            lambda before, seen, seconds: picture(asked.address, before, seen, seconds, shares.look(seen)),
+        )
     if as_json:
         for look in looks(source.ask, interval, count):
             click.echo(json.dumps(source.plain(*look)))
@@ -128,28 +133,30 @@ def one_picture(before: Scraped | None, now: Scraped, seconds: float) -> "Render
     return Group(Text(now.url), table, *([Text(f"dropped: {dropped}", style="yellow")] if dropped else []))
 
 
-def plain(before: Overview | None, seen: Overview, seconds: float) -> dict[str, object]:
+def plain(before: Overview | None, seen: Overview, seconds: float, share: float | None) -> dict[str, object]:
     """A look as one JSON object."""
     return {
         "schema": SCHEMA,
         "ok": figures.healthy(seen),
         "epoch": seen.epoch,
         "missing": list(seen.missing),
-        "in_network_share": figures.share(before, seen),
+        "in_network_share": share,
         "nodes": [asdict(row) for row in figures.rows(before, seen, seconds)],
         "jobs": [job.model_dump() for job in seen.jobs],
     }
 
 
-def picture(address: str, before: Overview | None, seen: Overview, seconds: float) -> "RenderableType":
+def picture(
+    address: str, before: Overview | None, seen: Overview, seconds: float, share: float | None
+) -> "RenderableType":
     """A look for a terminal."""
     from rich.console import Group
     from rich.table import Column, Table
     from rich.text import Text
 
-    share = figures.part(figures.share(before, seen))
     head = Text(
-        f"{address}  epoch {seen.epoch}  {len(seen.nodes)} nodes  {len(seen.jobs)} jobs  in the network: {share}"
+        f"{address}  epoch {seen.epoch}  {len(seen.nodes)} nodes  {len(seen.jobs)} jobs  "
+        f"in the network: {figures.part(share)}"
     )
     parts: list[RenderableType] = [head]
     if seen.missing:
@@ -180,8 +187,7 @@ def _job(job: JobState) -> "RenderableType":
     from rich.text import Text
     from rich.tree import Tree
 
-    count = sum(len(ranks) for ranks in job.ranks.values())
-    title = f"job {job.name}: {job.state}, epoch {job.epoch}, {count} of {job.world} ranks"
+    title = f"job {job.name}: {job.state}, epoch {job.epoch}, {figures.ranks(job)}"
     if job.state == "running":
         title += f", plan {job.version}, round {job.rounds}"
     shown = Tree(Text(title))

@@ -53,7 +53,8 @@ def _running(job: Job) -> JobState:
         epoch=job.epoch,
         version=job.planner.version,
         rounds=job.collectives.ledger.newest,
-        world=job.planner.ranks,
+        # those it was started with: it may go on without some
+        world=max((job.hellos[name].world for name in job.hosts), default=job.planner.ranks),
         ranks={name: host.ranks for name, host in job.hosts.items()},
         roots=tuple(tree.root for tree in trees),
         trees=tuple(dict(tree.parents) for tree in trees),

@@ -327,6 +327,10 @@ def test_rates_losses_and_shares_are_those_since_the_look_before() -> None:
     assert figures.share(before, after) == 0.75
     assert figures.share(None, after) == 1 - 350 / 1200
     assert figures.share(None, Overview(epoch=0)) is None
+    # the PS reports a moment later than w0: over one look it was everything, over two it is what it is
+    early = after.model_copy(update={"nodes": (*before.nodes[:2], after.nodes[2])})
+    shares = figures.Shares()
+    assert [shares.look(seen) for seen in (before, early, after)] == [0.5, 1.0, 0.75]
     assert [figures.rate(bps) for bps in (None, 7, 8200, 4.5e6, 9.99e9)] == [
         "-",
         "7 bit/s",
@@ -354,6 +358,9 @@ def test_a_fabric_is_healthy_if_everybody_is_there_and_nobody_waits() -> None:
     text = "\n".join(lines(well))
     assert "job train: running, epoch 0, 1 of 1 ranks" in text
     assert text.endswith("  ps\n    w0")
+    smaller = job.model_copy(update={"world": 4, "ranks": {"w0": (1, 2)}})
+    assert figures.ranks(smaller) == "2 of 4 ranks, without ranks 0 and 3"
+    assert figures.ranks(smaller.model_copy(update={"state": "forming"})) == "2 of 4 ranks"
     assert list(walk("r", {"a": "r", "b": "r", "c": "a"})) == [(0, "r"), (1, "a"), (2, "c"), (1, "b")]
 
 
@@ -363,5 +370,5 @@ def test_the_name_of_a_role_is_whole_in_a_narrow_terminal() -> None:
     seen = Overview(epoch=0, nodes=(node("aggregator-of-rack-17", "aggregator"),))
     console = Console(width=60)
     with console.capture() as shown:
-        console.print(picture("here", seen, seen, 1.0))
+        console.print(picture("here", seen, seen, 1.0, None))
     assert " aggregator " in shown.get()

@@ -73,6 +73,8 @@ def test_a_round_that_the_root_lacks_something_of_fails_once_on_all(elastic: Nod
     (changed,) = [event for event in nodes.events if isinstance(event, MembershipChanged)]
     assert (changed.ranks, changed.epoch) == (3, 2)
     assert changed.reason == "rank 3 (host w3) was lost in round 1: its connection closed"
+    (job,) = nodes.coordinator.overview(nodes.now).jobs
+    assert (job.world, sorted(job.ranks)) == (4, ["w0", "w1", "w2"])
     assert not any(isinstance(event, JobOver) for event in nodes.events)
     # the number of the failed round is never used again; the same tensor is laid out anew
     nodes.begin(2, SPEC)
