@@ -1,4 +1,5 @@
-"""One job over a tree of switches in virtual time, under GOAT, ATP, ESA, or without any aggregation.
+"""One job over a tree of switches in virtual time, under GOAT, GOAT's asynchronous training, ATP, ESA, or without any
+aggregation.
 
 >>> tree = Tree({"s1": "ps", "s2": "s1", "w0": "s2", "w1": "s2"}, "ps", ("s1", "s2"), ("w0", "w1"))
 >>> lab = Collaborative(tree, "goat", slots=64, window=512, link=LinkSpec(rate=1e9))
@@ -6,7 +7,7 @@
 >>> lab.begin(0, arrays)
 >>> lab.run(deadline=1.0)
 
-Every switch has the system's program. *goat*: the sub-models' nodes sum, everything else is passed on. *atp*, *esa*: the switch
+Every switch has the system's program. *goat*, *goat-async*: the sub-models' nodes sum, everything else is passed on. *atp*, *esa*: the switch
 that workers are plugged into sums first, and the PS's own switch sums those sums (:mod:`inanet.sim.tiers`). *none*: switches
 only forward, workers send to the PS and it to each of them.
 """
@@ -20,11 +21,14 @@ from numpy.typing import NDArray
 from inanet.proto.atp.ps import ParameterServer, PSJob
 from inanet.proto.esa.worker import EsaWorker
 from inanet.proto.events import RoundDone
+from inanet.proto.goat.epochs.program import EpochProgram
+from inanet.proto.goat.epochs.ps import EpochServer
+from inanet.proto.goat.epochs.worker import EpochWorker
 from inanet.proto.goat.program import GoatProgram
 from inanet.proto.goat.ps import GoatServer
 from inanet.proto.goat.routes import below, neighbours, sites, tenant, towards
 from inanet.proto.goat.worker import GoatWorker
-from inanet.proto.plan import Scheduled, Site, Switched, TensorSpec
+from inanet.proto.plan import Scheduled, Site, Switched, TensorLayout, TensorSpec
 from inanet.proto.switched.exponents import ExponentRoot
 from inanet.proto.switched.program import SwitchProgram
 from inanet.proto.switched.registers import META_BYTES
@@ -44,6 +48,8 @@ JOB = 1
 _BUFFER = 1 << 30
 KEY = 0x0123_4567_89AB_CDEF
 PLAIN = "none"
+#: those whose switches are given sub-models
+_COLLABORATING = {"goat": GoatProgram, "goat-async": EpochProgram}
 #: register bytes of one of GOAT's slots
 SLOT_BYTES = 4 * WORDS + META_BYTES
 
@@ -85,8 +91,8 @@ class Collaborative:
         self.pull_after = pull_after
         self.network = Network(seed, tick=tick)
         self.programs: dict[str, SwitchProgram] = {}
-        self.workers: dict[str, Worker] = {}
-        self.server: ParameterServer | GoatServer
+        self.workers: dict[str, Worker | EpochWorker] = {}
+        self.server: ParameterServer | GoatServer | EpochServer
         self._begun: dict[str, int] = dict.fromkeys(tree.workers, 0)
         self._endpoints = {
             tree.ps: endpoint("10.0.1.1", 5000),
@@ -131,18 +137,19 @@ class Collaborative:
         its, facts = self.tree, self._facts()
         for index, name in enumerate(its.switches):
             program: SwitchProgram | None = None
-            if self.system == "goat":
-                program = GoatProgram(budget=max(1, self.slots[name]) * SLOT_BYTES)
+            if self.system in _COLLABORATING:
+                kind = _COLLABORATING[self.system]
+                program = kind(budget=max(1, self.slots[name]) * (SLOT_BYTES + kind.extra))
                 program.add_job(tenant(facts, index + 1, KEY))
             elif self.system != PLAIN:
                 program = SYSTEMS[self.system].program(self.slots[name])
-            kind = RackSwitch if self.system in SYSTEMS else Switch
             address = self._endpoints[name] if program is not None else 0
-            switch = self.network.add_switch(name, program, address, kind=kind)
+            made = RackSwitch if self.system in SYSTEMS else Switch
+            switch = self.network.add_switch(name, program, address, kind=made)
             if program is None:
                 continue
             self.programs[name] = program
-            if self.system == "goat":
+            if self.system in _COLLABORATING:
                 site: Site = facts.sites[index]
                 switch.groups[JOB] = below(site)
                 switch.peers = frozenset(neighbours(site))
@@ -166,11 +173,10 @@ class Collaborative:
         job = PSJob(
             JOB, bits, downlinks, self.window, min(self.slots.values()) or 1, switches=switches, key=KEY
         )
-        self.server = (
-            ParameterServer(SYSTEMS[self.system].frame_type, pull_after=self.pull_after)
-            if self.system in SYSTEMS
-            else GoatServer()
-        )
+        if self.system in SYSTEMS:
+            self.server = ParameterServer(SYSTEMS[self.system].frame_type, pull_after=self.pull_after)
+        else:
+            self.server = EpochServer() if self.system == "goat-async" else GoatServer()
         self.server.add_job(job)
         self.network.add_host(its.ps, self._endpoints[its.ps], self.server, send_buffer=_BUFFER)
         root = ExponentRoot()
@@ -180,7 +186,7 @@ class Collaborative:
             self.workers[name] = self._worker(index, name)
             self.network.add_host(name, self._endpoints[name], self.workers[name], send_buffer=_BUFFER)
 
-    def _worker(self, index: int, name: str) -> Worker:
+    def _worker(self, index: int, name: str) -> Worker | EpochWorker:
         its, count = self.tree, len(self.tree.workers)
         switch, ps = its.parents[name], self._endpoints[its.ps]
         to = ps if self.system == PLAIN else self._endpoints[switch]
@@ -189,7 +195,8 @@ class Collaborative:
         place = Membership(JOB, index, count, count, to, results, root=self._root, key=KEY)
         if self.system in SYSTEMS:
             return SYSTEMS[self.system].worker(place, self.window, min(self.slots.values()), self.timing)
-        return GoatWorker(place, self.window, self.timing)
+        kind = EpochWorker if self.system == "goat-async" else GoatWorker
+        return kind(place, self.window, self.timing)
 
     def _connect(self, link: LinkSpec, sending: Mapping[str, LinkSpec]) -> None:
         for name, parent in self.tree.parents.items():
@@ -205,6 +212,8 @@ class Collaborative:
         for program in self.programs.values():
             if isinstance(program, GoatProgram):
                 program.hold(JOB, scheduled)
+        if isinstance(self.server, EpochServer):
+            self.server.hold(JOB, TensorLayout(tensor, spec, (), tuple(scheduled)))
         for worker in self.workers.values():
             if isinstance(worker, EsaWorker):
                 worker.add_tensor(tensor, spec, priority)
@@ -216,16 +225,22 @@ class Collaborative:
         """Begin a round at all workers, each with its array, some of them later by so many seconds."""
         for index, name in enumerate(self.tree.workers):
             self._begun[name] += 1
-            number, array = self._begun[name], arrays[index]
+            self._start(name, tensor, self._begun[name], arrays[index], delays[index] if len(delays) else 0.0)
 
-            def start(name: str = name, number: int = number, array: NDArray[Any] = array) -> None:
-                self.workers[name].begin(tensor, number, [array], self.network.now)
-                self.network.wake(name)
+    def step(self, worker: str, tensor: int, array: NDArray[Any], delay: float) -> None:
+        """Begin one worker's next step after so many seconds (goat-async)."""
+        self._begun[worker] += 1
+        self._start(worker, tensor, self._begun[worker], array, delay)
 
-            if len(delays) and delays[index]:
-                self.network.at(self.network.now + delays[index], start)
-            else:
-                start()
+    def _start(self, name: str, tensor: int, number: int, array: NDArray[Any], delay: float) -> None:
+        def start() -> None:
+            self.workers[name].begin(tensor, number, [array], self.network.now)
+            self.network.wake(name)
+
+        if delay:
+            self.network.at(self.network.now + delay, start)
+        else:
+            start()
 
     def run(self, *, deadline: float) -> float:
         """Until everybody has finished what was begun; returns the time. Raises

@@ -86,6 +86,45 @@ class Kind(IntEnum):
     RESULT = 3
 
 
+class EpochKind(IntEnum):
+    """What else a packet is in asynchronous training, where a DATA's number is the worker's gradient (1, 2, ...), a SUM's
+    that of its slot's sum, and a RESULT's the epoch.
+
+    A RESULT is for one worker; its values are float32 of the model, its fragment is counted over the whole tensor, and the
+    fragment behind the last one has :class:`Head` in it.
+    """
+
+    #: to a worker: its contribution of this fragment is in a slot, or at the PS; node is whoever says so
+    ACK = 4
+    #: from the PS, to a node: it has this sum; asker as in the SUM
+    TAKEN = 5
+    #: from the PS, to a node: K_t^s of up to 64 sub-models from this one on. number is the epoch, fragment the revision,
+    #: bitmap the workers whose gradients are waited for no longer: what a slot has of them leaves now
+    PUBLISH = 6
+    #: from a worker, to the PS: all of its gradient has been taken. What it lacks of its result are the bits of the values
+    #: (bit j of value i: fragment + 32 i + j)
+    READY = 7
+    #: from the PS, to a worker: send these again, marked as in READY; none: there is nothing to do but to wait
+    REPEAT = 8
+    #: from a node, to the PS: a contribution that it passes on as it came
+    PASSED = 9
+
+
+class Head(IntEnum):
+    """Values of the fragment behind the last one of a result."""
+
+    #: workers that take part in the epoch: bitmap
+    PARTICIPANTS = 0
+    #: how many were waited for: K_t
+    AWAITED = 1
+    #: epochs between the one in which this worker got its last model and this one
+    STALENESS = 2
+
+
+#: fragments whose marks fit the values of a packet
+MARKS = 32 * VALUES
+
+
 def checksum(values: tuple[int, ...]) -> int:
     """Linear checksum of a packet's values: sum of (2j + 1) * x_j mod 2^32 (R3)."""
     return sum((2 * j + 1) * value for j, value in enumerate(values)) & 0xFFFFFFFF

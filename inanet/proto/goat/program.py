@@ -11,7 +11,14 @@ from inanet.proto.goat.routes import SiteTenant
 from inanet.proto.plan import Scheduled
 from inanet.proto.program import Verdicts
 from inanet.proto.switched.program import SwitchProgram
-from inanet.proto.switched.registers import DEFAULT_BUDGET, FREE, JOBS, OutOfRegisters, RegisterFile
+from inanet.proto.switched.registers import (
+    DEFAULT_BUDGET,
+    FREE,
+    JOBS,
+    META_BYTES,
+    OutOfRegisters,
+    RegisterFile,
+)
 from inanet.proto.switched.tenants import MAX_WORKERS, Tenant
 from inanet.wire.batch import PacketBatch
 from inanet.wire.goat import MAX_NODES, WORDS
@@ -29,9 +36,12 @@ class GoatProgram(SwitchProgram):
     """
 
     name = "goat"
+    #: register bytes of a slot beside those that all programs have
+    extra = 0
 
     def __init__(self, *, budget: int = DEFAULT_BUDGET, age: float = 1.0) -> None:
-        super().__init__(RegisterFile(WORDS, budget=budget, limit=MOST_SLOTS), age=age, values_per_pass=WORDS)
+        most = min(MOST_SLOTS, budget // (4 * WORDS + META_BYTES + self.extra))
+        super().__init__(RegisterFile(WORDS, budget=budget, limit=most), age=age, values_per_pass=WORDS)
         self.routes = _empty()
         self._held: dict[int, list[tuple[int, int, int]]] = {}
 

@@ -50,24 +50,24 @@ class LaneWindow(Window):
     def __init__(self, capacity: int, timing: Timing, first: int = 0) -> None:
         super().__init__(capacity, timing, first)
         self._lane: Index = np.zeros(self._size, np.int64)
-        self._furthest: Index = np.full(1, first - 1, np.int64)
+        self._reached: Index = np.full(1, first - 1, np.int64)
 
     def assign(self, numbers: Index, lanes: Index) -> None:
         """Say which lanes fragments are on; they have just left."""
-        missing = int(lanes.max(initial=0)) + 1 - len(self._furthest)
+        missing = int(lanes.max(initial=0)) + 1 - len(self._reached)
         if missing > 0:
-            self._furthest = np.append(self._furthest, np.full(missing, -1, np.int64))
+            self._reached = np.append(self._reached, np.full(missing, -1, np.int64))
         self._lane[numbers % self._size] = lanes
 
     def accept(self, numbers: Index, now: float) -> NDArray[np.bool_]:
         """See :meth:`Window.accept`."""
         new = super().accept(numbers, now)
         accepted = numbers[new]
-        np.maximum.at(self._furthest, self._lane[accepted % self._size], accepted)
+        np.maximum.at(self._reached, self._lane[accepted % self._size], accepted)
         return new
 
     def _overtaken(self, waiting: Index) -> NDArray[np.bool_]:
-        furthest = self._furthest[self._lane[waiting % self._size]]
+        furthest = self._reached[self._lane[waiting % self._size]]
         later: NDArray[np.bool_] = waiting + self.timing.reorder <= furthest
         return later
 

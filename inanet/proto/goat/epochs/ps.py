@@ -1,0 +1,498 @@
+"""The PS of asynchronous training: adds up what nodes and single workers send, closes epochs, sends the model to participants.
+
+Every gradient counts once (R5). A sum has its slot's number, and a slot's next sum leaves only when this one has been taken,
+so a number that is not higher is a copy. A contribution has its worker's number, and the PS knows which fragments of it are
+in. Each fragment is scaled by the gradients that it is really of (R11). What comes later than its epoch counts in the next.
+
+An epoch ends when K_t workers' gradients are in, whole; whoever else's is in whole by then takes part as well. These get
+the model, nobody else does. What "the model" is here: the sum of all means so far, which a worker subtracts its last one from.
+
+Nothing waits here but for workers: they say that they have sent everything, and repeat it until they get a result. This is when
+numbers are put right, what is missing is asked for again, and results are repeated.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from numba import types
+from numpy.typing import NDArray
+
+from inanet.kernels.bigendian import gather, load16, load32
+from inanet.proto.atp.ps import PSJob
+from inanet.proto.goat.epochs.waiting import Choose, Waiting, everybody
+from inanet.proto.goat.frames import ARENA, LAST_OF_EPOCHS, OPTIONS, inspect_up_to, seal
+from inanet.proto.machine import Answering
+from inanet.proto.plan import Scheduled, TensorLayout
+from inanet.proto.switched.registers import JOBS
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.drops import DROP_CODES, Drop
+from inanet.wire.goat import (
+    BITMAP_AT,
+    FRAGMENT_AT,
+    FRAME,
+    FRAME_BYTES,
+    MAGIC_VERSION,
+    MARKS,
+    MAX_JOB,
+    NO_SUBMODEL,
+    NODE_AT,
+    NUMBER_AT,
+    PS_NODE,
+    SUBMODEL_AT,
+    VALUES,
+    VALUES_AT,
+    EpochKind,
+    Head,
+    Kind,
+)
+
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+_HEAD = np.dtype(FRAME.descr[:10])
+_WORKERS = 32
+#: seconds in which numbers are not published again
+HOLD = 0.005
+#: epochs that :attr:`Running.updates` remembers
+REMEMBERED = 4096
+
+
+class Table(NamedTuple):
+    """An epoch's sums, one entry per fragment of the tensor, and what has counted."""
+
+    #: int64[F, 64]
+    sums: NDArray[np.int64]
+    #: gradients in each sum
+    counts: I64
+    #: workers whose present gradient has counted
+    inside: NDArray[np.uint32]
+    #: uint32[N, F]: the last sum's number of every node's slot
+    heard: NDArray[np.uint32]
+    #: each worker's present gradient, and its fragments that have not counted
+    serial: NDArray[np.uint32]
+    left: I64
+    #: first fragment and length of each sub-model, -1 and 0 where there is none
+    first: I64
+    size: I64
+
+
+_i64, _u32 = types.int64[::1], types.uint32[::1]
+TABLE: Any = types.NamedTuple(
+    (types.int64[:, ::1], _i64, _u32, types.uint32[:, ::1], _u32, _i64, _i64, _i64), Table
+)
+_SUM = int(Kind.SUM)
+_DUPLICATE, _OVERLAP = int(Drop.DUPLICATE), int(Drop.OVERLAP)
+_BAD_FRAGMENT, _STALE = int(Drop.BAD_FRAGMENT), int(Drop.STALE_SEQUENCE)
+_NODE, _SUBMODEL, _FRAGMENT, _NUMBER, _BITMAP = NODE_AT, SUBMODEL_AT, FRAGMENT_AT, NUMBER_AT, BITMAP_AT
+_AT, _VALUES = VALUES_AT, VALUES
+
+
+@numba.njit(types.void(TABLE, types.int64, types.uint32, ARENA, types.int64), **OPTIONS)
+def add(t: Table, place: int, bitmap: int, arena: Any, at: int) -> None:
+    """Add a packet's values, of these workers, to a fragment."""
+    for j in range(_VALUES):
+        t.sums[place, j] += np.int64(np.int32(load32(arena, at + _AT + 4 * j)))
+    t.inside[place] |= bitmap
+    for worker in range(t.serial.size):
+        if bitmap >> np.uint32(worker) & np.uint32(1):
+            t.counts[place] += 1
+            t.left[worker] -= 1
+
+
+@numba.njit(types.void(TABLE, ARENA, _i64, types.uint8[::1]), **OPTIONS)
+def take(t: Table, arena: Any, offsets: Any, reason: Any) -> None:
+    """Take sums and contributions in order of arrival; ``reason[k]`` says what became of packet *k*."""
+    for k in range(offsets.size):
+        at = offsets[k]
+        submodel = np.int64(load16(arena, at + _SUBMODEL))
+        fragment = np.int64(load32(arena, at + _FRAGMENT))
+        if submodel >= t.first.size or fragment >= t.size[submodel]:
+            reason[k] = _BAD_FRAGMENT
+            continue
+        place = t.first[submodel] + fragment
+        bitmap, number = load32(arena, at + _BITMAP), load32(arena, at + _NUMBER)
+        if np.int64(arena[at + 1]) == _SUM:
+            node = np.int64(load16(arena, at + _NODE))
+            if node >= t.heard.shape[0]:
+                reason[k] = _BAD_FRAGMENT
+                continue
+            newer = np.uint32(number - t.heard[node, place])
+            if newer == 0 or newer >= np.uint32(0x80000000):
+                reason[k] = _DUPLICATE
+                continue
+            if bitmap & t.inside[place]:
+                reason[k] = _OVERLAP
+                continue
+            t.heard[node, place] = number
+        else:
+            worker = 0
+            while not bitmap >> np.uint32(worker) & np.uint32(1):
+                worker += 1
+            if number == np.uint32(t.serial[worker] + np.uint32(1)):
+                # it has not got this one's result yet
+                reason[k] = _STALE
+                continue
+            if number != t.serial[worker] or bitmap & t.inside[place]:
+                reason[k] = _DUPLICATE
+                continue
+        add(t, place, bitmap, arena, at)
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """An epoch is over. ``counts`` int64[F]: the gradients that each fragment's mean is of; ``inside`` the workers that take
+    part, ``staleness`` how many epochs ago each of them got the model before; ``awaited`` K_t; times in seconds.
+    """
+
+    epoch: int
+    counts: I64
+    inside: tuple[int, ...]
+    staleness: tuple[int, ...]
+    awaited: int
+    began: float
+    ended: float
+
+
+class Running:
+    """A job and its tensor, once that is known."""
+
+    def __init__(self, job: PSJob, choose: Choose) -> None:
+        self.job = job
+        self.workers = len(job.members)
+        self.full = 0
+        for bits in job.members.values():
+            self.full |= bits
+        self.waiting = Waiting(self.workers, choose)
+        self.allowed: NDArray[np.uint64] = np.array(sorted({*job.switches}), np.uint64)
+        self.parts: tuple[Scheduled, ...] = ()
+        self.table: Table | None = None
+        self.factor = 1.0
+        #: float64[F, 64]: the sum of all means so far
+        self.total: F64 = np.zeros((0, VALUES))
+        #: what each worker was given last: the epoch, and big-endian float32[F + 1, 64] as integers
+        self.models: dict[int, tuple[int, NDArray[Any]]] = {}
+        self.updates: deque[Update] = deque(maxlen=REMEMBERED)
+        self.began = 0.0
+        self.revision = 0
+        self.published = -1.0
+        #: times that a worker has said that it has sent its present gradient
+        self.asked: I64 = np.zeros(self.workers, np.int64)
+        self.out: list[NDArray[Any]] = []
+
+    # ---------------------------------------------------------------- the tensor
+
+    def hold(self, layout: TensorLayout) -> None:
+        """Take contributions to a tensor from now on. Raises ``ValueError`` if there is one already."""
+        if self.table is not None:
+            raise ValueError(
+                "a job in asynchronous training has one tensor: hand the whole gradient over as one array"
+            )
+        if not layout.scheduled:
+            raise ValueError("a tensor without elements has no epochs")
+        self.parts = layout.scheduled
+        last = max(part.number for part in self.parts)
+        first, size = np.full(last + 1, -1, np.int64), np.zeros(last + 1, np.int64)
+        for part in self.parts:
+            first[part.number], size[part.number] = part.first, part.count
+        fragments = int(size.sum())
+        nodes = 1 + len(self.parts[0].bases)
+        left = np.zeros(_WORKERS, np.int64)
+        left[: self.workers] = fragments
+        self.factor = layout.spec.factor
+        self.total = np.zeros((fragments, VALUES))
+        self.table = Table(
+            sums=np.zeros((fragments, VALUES), np.int64),
+            counts=np.zeros(fragments, np.int64),
+            inside=np.zeros(fragments, np.uint32),
+            heard=np.zeros((nodes, fragments), np.uint32),
+            serial=np.ones(_WORKERS, np.uint32),
+            left=left,
+            first=first,
+            size=size,
+        )
+
+    @property
+    def fragments(self) -> int:
+        """Of the tensor."""
+        return len(self.total)
+
+    # ---------------------------------------------------------------- epochs
+
+    def _begin(self, now: float) -> None:
+        self.waiting.begin(now)
+        self.began, self.revision = now, -1
+        self.publish(now)
+
+    def publish(self, now: float) -> None:
+        """Publish K_t^s of every sub-model and switch. Once K_t workers have sent everything, it is their gradients that count,
+        and what slots have of them leaves.
+        """
+        assert self.table is not None
+        first = self.waiting.first()
+        waited = first or self.waiting.expected
+        self.revision += 1
+        self.published = now
+        mask = sum(1 << worker for worker in first)
+        switches = self.table.heard.shape[0] - 1
+        needs = np.zeros((switches + 1, len(self.table.first)), np.int64)
+        for part in self.parts:
+            inside = self.table.inside[part.first : part.first + part.count]
+            for worker in waited:
+                if not (inside >> np.uint32(worker) & 1).all():
+                    needs[part.nodes[worker], part.number] += 1
+        chunks = range(0, needs.shape[1], VALUES)
+        frames = self._frames(switches * len(chunks), EpochKind.PUBLISH)
+        rows = [(node, at) for node in range(1, switches + 1) for at in chunks]
+        for frame, (node, at) in zip(frames, rows, strict=True):
+            frame["node"], frame["submodel"] = node, at
+            its = needs[node, at : at + VALUES]
+            frame["values"][: len(its)] = its
+        frames["number"], frames["fragment"], frames["bitmap"] = self.waiting.epoch, self.revision, mask
+        self.out.append(frames)
+
+    def advance(self, now: float) -> bool:
+        """Close the epoch if it is complete; whether it was. The first one begins with the first packet."""
+        if self.table is None or not self.waiting.there.any():
+            return False
+        if not self.waiting.epoch:
+            self._begin(now)
+        whole = np.flatnonzero((self.table.left[: self.workers] == 0) & self.waiting.there)
+        if len(whole) < self.waiting.participants:
+            return False
+        self._close(whole, now)
+        return True
+
+    def _close(self, inside: I64, now: float) -> None:
+        table, epoch, awaited = self.table, self.waiting.epoch, self.waiting.participants
+        assert table is not None
+        some = table.counts > 0
+        self.total[some] += table.sums[some] / (table.counts[some, None] * self.factor)
+        counts = table.counts.copy()
+        table.sums[:], table.counts[:] = 0, 0
+        staleness = self.waiting.give(inside, now)
+        bits = sum(1 << worker for worker in inside.tolist())
+        table.inside[:] &= np.uint32(0xFFFFFFFF ^ bits)
+        table.serial[inside] += np.uint32(1)
+        table.left[inside] = self.fragments
+        self.asked[inside] = 0
+        model = np.zeros((self.fragments + 1, VALUES), ">f4")
+        model[:-1] = self.total
+        plain = model.view(">i4")
+        for worker, age in zip(inside.tolist(), staleness.tolist(), strict=True):
+            its = plain.copy() if len(inside) > 1 else plain
+            its[-1, Head.PARTICIPANTS] = np.uint32(bits).view(np.int32)
+            its[-1, Head.AWAITED], its[-1, Head.STALENESS] = awaited, age
+            self.models[worker] = epoch, its
+            self.give(worker, np.arange(min(self.fragments + 1, self.job.window, MARKS)))
+        self.updates.append(
+            Update(epoch, counts, tuple(inside.tolist()), tuple(staleness.tolist()), awaited, self.began, now)
+        )
+        self._begin(now)
+
+    def give(self, worker: int, places: I64) -> None:
+        """Send these fragments of its model to a worker."""
+        epoch, model = self.models[worker]
+        frames = self._frames(len(places), Kind.RESULT)
+        frames["submodel"], frames["fragment"] = NO_SUBMODEL, places
+        frames["number"], frames["bitmap"] = epoch, 1 << worker
+        frames["values"] = model[places]
+        self.out.append(frames)
+
+    # ---------------------------------------------------------------- workers
+
+    def ready(self, worker: int, serial: int, start: int, marks: NDArray[Any], now: float) -> None:
+        """A worker says that it has sent all of its gradient, or what it lacks of its result."""
+        assert self.table is not None
+        behind = (int(self.table.serial[worker]) - serial) & 0xFFFFFFFF
+        if behind == 1 and worker in self.models:
+            places = start + np.flatnonzero(unpack(marks))
+            self.give(worker, places[places <= self.fragments][: self.job.window])
+            return
+        if behind:
+            return
+        self.asked[worker] += 1
+        news = bool(np.isnan(self.waiting.sent[worker]))
+        self.waiting.has_sent(worker, now)
+        first = self.waiting.first()
+        quorum = news and len(first) == int(np.count_nonzero(~np.isnan(self.waiting.sent)))
+        repeated = not news and now - self.published >= HOLD
+        if worker in first and (quorum or repeated) and self.table.left[list(first)].any():
+            self.publish(now)
+        missing = np.zeros(MARKS, np.bool_)
+        begin = 0
+        if worker in first and self.asked[worker] > 1:
+            lacking = np.flatnonzero(~(self.table.inside >> np.uint32(worker) & 1).astype(np.bool_))
+            if len(lacking):
+                begin = int(lacking[0])
+                missing[lacking[lacking < begin + min(MARKS, self.job.window)] - begin] = True
+        frames = self._frames(1, EpochKind.REPEAT)
+        frames["fragment"], frames["number"], frames["bitmap"] = begin, serial, 1 << worker
+        frames["values"] = pack(missing)
+        self.out.append(frames)
+
+    def leave(self, worker: int, now: float) -> None:
+        """A worker has left the job."""
+        self.waiting.leave(worker)
+        if self.table is not None and self.waiting.there.any() and not self.advance(now):
+            self.publish(now)
+
+    def _frames(self, count: int, kind: int) -> NDArray[Any]:
+        frames = np.zeros(count, FRAME)
+        frames["magic"], frames["kind"], frames["job"] = MAGIC_VERSION, kind, self.job.job
+        frames["node"] = PS_NODE
+        return frames
+
+    def acknowledge(self, heads: NDArray[Any]) -> None:
+        """Tell nodes and workers that what these packets have brought is here."""
+        frames = self._frames(len(heads), EpochKind.ACK)
+        for name in ("submodel", "fragment", "number", "bitmap"):
+            frames[name] = heads[name]
+        sums = heads["kind"] == _SUM
+        frames["kind"][sums] = EpochKind.TAKEN
+        frames["node"][sums], frames["asker"][sums] = heads["node"][sums], heads["asker"][sums]
+        self.out.append(frames)
+
+
+def beside(frames: list[NDArray[Any]]) -> NDArray[np.uint8]:
+    """Frames as bytes, side by side: uint8[n, 284]. Joined as they are, they would lose their byte order."""
+    return np.concatenate([one.view(np.uint8).reshape(len(one), FRAME_BYTES) for one in frames])
+
+
+def pack(marks: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """:data:`MARKS` booleans as values: bit j of value i is ``marks[32 i + j]``."""
+    return np.packbits(marks, bitorder="little").view("<u4").astype(np.uint32).view(np.int32)
+
+
+def unpack(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """The inverse of :func:`pack`."""
+    words = values.astype(np.int32).view(np.uint32).astype("<u4")
+    return np.unpackbits(words.view(np.uint8), bitorder="little").astype(np.bool_)
+
+
+class EpochServer(Answering):
+    """Any number of jobs. ``choose`` says how many workers an epoch waits for: Algorithm 2, or everybody."""
+
+    def __init__(self, choose: Choose = everybody) -> None:
+        self.choose = choose
+        self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
+        self.jobs: dict[int, Running] = {}
+        self._known: NDArray[np.uint8] = np.zeros(JOBS, np.uint8)
+        self._keys: NDArray[np.uint64] = np.zeros(JOBS, np.uint64)
+        self._added = self._direct = self._results = self._published = 0
+
+    def add_job(self, job: PSJob) -> None:
+        """Serve a job. Raises ``ValueError`` for a number that the framing has no room for."""
+        if not 1 <= job.job <= MAX_JOB:
+            raise ValueError(f"job {job.job}: numbers are 1 to {MAX_JOB}")
+        self.jobs[job.job] = Running(job, self.choose)
+        self._known[job.job], self._keys[job.job] = 1, job.key
+
+    def remove_job(self, job: int) -> None:
+        """Forget a job; its packets are foreign from now on."""
+        self.jobs.pop(job, None)
+        self._known[job] = 0
+
+    def hold(self, job: int, layout: TensorLayout) -> None:
+        """The tensor of a job. Raises ``ValueError`` for a second one."""
+        self.jobs[job].hold(layout)
+
+    def leave(self, job: int, worker: int, now: float) -> None:
+        """A worker, by index, has left a job."""
+        self.jobs[job].leave(worker, now)
+
+    # ---------------------------------------------------------------- in
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        """Take sums, contributions, and what workers say."""
+        reason = np.zeros(len(batch), np.uint8)
+        inspect_up_to(
+            batch.arena, batch.offsets, batch.lengths, self._known, self._keys, LAST_OF_EPOCHS, reason
+        )
+        sound = np.flatnonzero(reason == Drop.OK)
+        heads = np.empty((len(sound), VALUES_AT), np.uint8)
+        gather(batch.arena, batch.offsets[sound], heads)
+        frames = heads.view(_HEAD)[:, 0]
+        for number in np.unique(frames["job"]).tolist():
+            running = self.jobs[number]
+            mine = np.flatnonzero(frames["job"] == number)
+            reason[sound[mine]] = self._foreign(running, frames[mine], batch.sources[sound[mine]])
+            mine = mine[reason[sound[mine]] == Drop.OK]
+            ready = frames["kind"][mine] == EpochKind.READY
+            self._take(running, batch, frames[mine[~ready]], sound[mine[~ready]], reason)
+            running.advance(now)
+            for k in mine[ready].tolist():
+                head, at = frames[k], int(batch.offsets[sound[k]]) + VALUES_AT
+                marks = batch.arena[at : at + 4 * VALUES].view(">i4")
+                worker = int(head["bitmap"]).bit_length() - 1
+                running.ready(worker, int(head["number"]), int(head["fragment"]), marks, now)
+                running.advance(now)
+        self.drops += np.bincount(reason[reason != Drop.OK], minlength=DROP_CODES)
+
+    def _foreign(
+        self, running: Running, frames: NDArray[Any], sources: NDArray[np.uint64]
+    ) -> NDArray[np.uint8]:
+        """Why packets are not taken: by kind, sender and workers."""
+        kinds, bitmap = frames["kind"], frames["bitmap"].astype(np.int64)
+        single = (bitmap & (bitmap - 1)) == 0
+        summed = kinds == Kind.SUM
+        known = (bitmap != 0) & (bitmap & ~running.full == 0) & (single | summed)
+        upward = summed | np.isin(kinds, (Kind.DATA, EpochKind.PASSED, EpochKind.READY))
+        reason = np.where(known & np.isin(sources, running.allowed), Drop.OK, Drop.FOREIGN_HOST)
+        reason = np.where(upward, reason, Drop.BAD_TYPE)
+        if running.table is None:
+            # the tensor's layout is on its way; everybody repeats itself
+            reason = np.where(reason == Drop.OK, Drop.NOT_OPEN, reason)
+        return reason.astype(np.uint8)
+
+    def _take(
+        self,
+        running: Running,
+        batch: PacketBatch,
+        heads: NDArray[Any],
+        index: I64,
+        reason: NDArray[np.uint8],
+    ) -> None:
+        if not len(index) or running.table is None:
+            return
+        found = np.zeros(len(index), np.uint8)
+        take(running.table, batch.arena, batch.offsets[index], found)
+        reason[index] = found
+        self._added += int(np.count_nonzero(found == Drop.OK))
+        self._direct += int(np.count_nonzero((found == Drop.OK) & (heads["kind"] != Kind.SUM)))
+        running.acknowledge(heads[(found == Drop.OK) | (found == Drop.DUPLICATE)])
+
+    # ---------------------------------------------------------------- out
+
+    def transmit(self, now: float) -> list[Transmission]:
+        """Acknowledgements, numbers, results."""
+        out = []
+        for running in self.jobs.values():
+            frames, running.out = [one for one in running.out if len(one)], []
+            if not frames:
+                continue
+            raw = beside(frames)
+            self._results += int(np.count_nonzero(raw[:, 1] == Kind.RESULT))
+            self._published += int(np.count_nonzero(raw[:, 1] == EpochKind.PUBLISH))
+            seal(raw, np.uint64(running.job.key))
+            offsets = np.arange(len(raw), dtype=np.int64) * FRAME_BYTES
+            out += [Transmission(to, raw.reshape(-1), offsets, FRAME_BYTES) for to in running.job.downlinks]
+        return out
+
+    # ---------------------------------------------------------------- figures
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, by name; ``direct`` are contributions that no switch has summed."""
+        return {
+            "packets_added": self._added,
+            "contributions_in": self._added,
+            "direct": self._direct,
+            "answers": self._results,
+            "published": self._published,
+            "epochs": sum(running.waiting.epoch for running in self.jobs.values()),
+        }
+
+    def drops_by_reason(self) -> dict[str, int]:
+        """Packets dropped since the start, by the label of every reason."""
+        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}

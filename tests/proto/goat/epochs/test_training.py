@@ -1,0 +1,169 @@
+"""Epochs through three switches: every gradient counts once, late ones in a later epoch, and it is learnt as before."""
+
+import numpy as np
+import pytest
+
+from inanet.control.goat.asynchronous import Convergence
+from inanet.control.goat.epochs import by_algorithm_two
+from inanet.proto.goat.epochs.program import EpochProgram
+from inanet.proto.goat.epochs.waiting import everybody
+from tests.proto.goat.epochs.training import Training
+from tests.proto.goat.lab import impair
+
+ELEMENTS = 16 * 64
+WORKERS = 8
+
+
+def uneven(seed: int, spread: float = 0.02):
+    """Seconds of each gradient."""
+    rng = np.random.default_rng(seed)
+    return lambda worker: float(0.01 + spread * rng.random())
+
+
+def of_one(worker: int, step: int) -> np.ndarray:
+    """A gradient by which one can see whose it is, also in a sum of several."""
+    return np.full(ELEMENTS, 2.0**worker, np.float32)
+
+
+def watch(training: Training) -> list[np.ndarray]:
+    """The mean of each epoch, as float64[F, 64], as they come."""
+    means: list[np.ndarray] = []
+    running = training.running
+    closing = running._close
+
+    def close(inside: np.ndarray, now: float) -> None:
+        before = running.total.copy()
+        closing(inside, now)
+        means.append(running.total - before)
+
+    running._close = close  # type: ignore[method-assign]
+    return means
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("participants", [1, 3])
+def test_every_gradient_counts_once_in_some_epoch_and_is_scaled_by_what_it_is_of(participants, bad):
+    training = Training(ELEMENTS, lambda seen: participants, uneven(3), of_one)
+    if bad:
+        impair(training.lab)
+    means = watch(training)
+    training.run(20)
+    updates = training.updates
+    # how often each worker's gradient is in each fragment
+    counted = np.zeros((WORKERS, len(training.running.total)), np.int64)
+    for update, mean in zip(updates, means, strict=True):
+        whole = np.rint(mean * update.counts[:, None]).astype(np.int64)
+        assert (whole == whole[:, :1]).all()
+        bits = whole[:, 0] >> np.arange(WORKERS)[:, None] & 1
+        # nobody twice, or there would be carries: as many bits as the sum is said to be of
+        assert (bits.sum(axis=0) == update.counts).all()
+        counted += bits
+        assert len(update.inside) >= update.awaited
+    taken = np.array([sum(worker in update.inside for update in updates) for worker in range(WORKERS)])
+    # all of a gradient has counted when its worker takes part, and of the one under way none or some
+    assert (counted >= taken[:, None]).all()
+    assert (counted <= taken[:, None] + 1).all()
+    assert (taken > 0).all()
+    assert max(age for update in updates for age in update.staleness) > 0
+    # what workers were told is what happened
+    by_epoch = {update.epoch: update for update in updates}
+    for worker, _, part in training.steps:
+        update = by_epoch[part.epoch]
+        assert worker in part.workers
+        assert (part.workers, part.awaited) == (update.inside, update.awaited)
+        assert part.staleness == update.staleness[update.inside.index(worker)]
+
+
+def test_a_worker_is_moved_by_the_means_of_all_epochs_since_its_last():
+    training = Training(ELEMENTS, lambda seen: 2, uneven(5), of_one)
+    means = watch(training)
+    training.run(25)
+    reached = [0] * WORKERS
+    for worker, moved, part in training.steps:
+        expected = sum(means[reached[worker] : part.epoch]).reshape(-1)
+        np.testing.assert_allclose(moved, expected, rtol=1e-5)
+        assert part.staleness == part.epoch - 1 - reached[worker]
+        reached[worker] = part.epoch
+
+
+def test_switches_add_up_as_many_as_are_published_and_pass_on_what_comes_while_a_sum_is_under_way():
+    ample = {"s1": 40, "s2": 40, "s3": 40}
+    training = Training(ELEMENTS, lambda seen: 4, uneven(7), of_one, slots=ample)
+    training.run(20)
+    programs = [program for program in training.lab.programs.values() if isinstance(program, EpochProgram)]
+    stats = [program.stats() for program in programs]
+    # all fragments belong to the racks' switches here
+    assert sum(its["folded"] for its in stats) + sum(its["bypassed"] for its in stats) > 0
+    added = training.lab.server.stats()["packets_added"]
+    contributions = sum(int(update.counts.sum()) for update in training.updates)
+    assert added < contributions / 1.5
+    for program in programs:
+        epochs = {epoch for epoch, _, _ in program.published(1).values()}
+        assert epochs <= {training.running.waiting.epoch, training.running.waiting.epoch - 1}
+
+
+def test_without_memory_everything_counts_at_the_ps():
+    nothing = {"s1": 0, "s2": 0, "s3": 0}
+    training = Training(ELEMENTS, lambda seen: 3, uneven(9), of_one, slots=nothing)
+    training.run(10)
+    stats = training.lab.server.stats()
+    assert stats["packets_added"] == stats["direct"] > 0
+
+
+def test_nobody_waits_for_workers_that_have_left():
+    training = Training(ELEMENTS, everybody, lambda worker: 0.5 if worker >= 5 else 0.01, of_one)
+    network = training.lab.network
+
+    def leave() -> None:
+        for worker in (5, 6, 7):
+            training.lab.server.leave(1, worker, network.now)
+        network.wake("ps")
+
+    network.at(0.1, leave)
+    training.run(6)
+    assert training.updates[0].ended < 0.4
+    assert all(set(update.inside) == set(range(5)) for update in training.updates)
+
+
+class Regression:
+    """A least-squares task with noise; every worker has rows of its own."""
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(11)
+        self.rows = rng.standard_normal((WORKERS, 64, 96))
+        truth = rng.standard_normal(96)
+        self.targets = self.rows @ truth + 0.5 * rng.standard_normal((WORKERS, 64))
+        self.weights = np.zeros((WORKERS, 96))
+
+    def gradient(self, worker: int, step: int) -> np.ndarray:
+        error = self.rows[worker] @ self.weights[worker] - self.targets[worker]
+        return (self.rows[worker].T @ error / 64).astype(np.float32)
+
+    def loss(self, weights: np.ndarray) -> float:
+        return float(((self.rows @ weights - self.targets) ** 2).mean())
+
+
+def trained(choose, epochs: int) -> tuple[float, float]:
+    """Loss after so many epochs, and the seconds that they have taken."""
+    task = Regression()
+    training = Training(96, choose, uneven(13, 0.05), lambda worker, step: gradient(worker, step))
+
+    def gradient(worker: int, step: int) -> np.ndarray:
+        # it has just been moved: the step that has ended is the last that is noted
+        if training.steps and training.steps[-1][0] == worker:
+            task.weights[worker] -= 0.05 * training.steps[-1][1]
+        return task.gradient(worker, step)
+
+    training.run(epochs)
+    model = -0.05 * training.running.total.reshape(-1)[:96]
+    return task.loss(model), training.updates[-1].ended
+
+
+def test_it_converges_to_the_neighbourhood_of_synchronous_training_in_less_time():
+    before = Regression().loss(np.zeros(96))
+    synchronous, slow = trained(everybody, 80)
+    task = Convergence(1.0, 0.125 * WORKERS, 1.0, WORKERS)
+    asynchronous, fast = trained(by_algorithm_two(task.epochs), 80)
+    assert synchronous < before / 10
+    assert asynchronous == pytest.approx(synchronous, rel=0.15)
+    assert fast < 0.8 * slow
