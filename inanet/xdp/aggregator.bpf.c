@@ -365,8 +365,10 @@ static __always_inline int aggregate(struct xdp_md *ctx, int whole)
 		action = whole ? take_frames(ctx, &w) : take_frame(ctx, f);
 	else
 		action = XDP_PASS;
+	/* an exchange, which nothing overtakes: an addition of which nobody wants the result would be no barrier */
 	if (geometry.reorders)
-		__sync_fetch_and_add(&tables.busy[f->cpu & (MAX_CPUS - 1)].inside, -1);
+		__sync_lock_test_and_set(&tables.busy[f->cpu & (MAX_CPUS - 1)].inside,
+					 READ(tables.busy[f->cpu & (MAX_CPUS - 1)].inside) - 1);
 	else
 		WRITE(tables.busy[f->cpu & (MAX_CPUS - 1)].inside, READ(tables.busy[f->cpu & (MAX_CPUS - 1)].inside) - 1);
 	if (action == XDP_PASS)

@@ -103,7 +103,10 @@ static __always_inline void append(struct frame *f, __u32 shard_row, __u32 slot0
 	at = slot0 + *cursor;
 	if (at < geometry.capacity) {
 		WRITE(*(__u32 *)(base + (up ? geometry.up_log : geometry.down_log) + at * 4), fragment);
-		WRITE(*cursor, *cursor + 1);
+		if (geometry.reorders)
+			__sync_lock_test_and_set(cursor, *cursor + 1);
+		else
+			WRITE(*cursor, *cursor + 1);
 	}
 	release(lock);
 	if (*cursor == tables.shards[index][SHARD_COUNT])

@@ -85,7 +85,7 @@ struct concern {
 	__u32 round;
 	__u32 child;
 	__u32 attempt;
-	/* GROUP_END was set */
+	/* GROUP_END was set; twice that: in a packet that had come before */
 	__u32 ended;
 };
 

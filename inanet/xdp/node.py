@@ -18,7 +18,7 @@ from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan, TensorLayout
 from inanet.proto.reliability import Link, Timing
 from inanet.proto.sending import BURST
-from inanet.proto.slots import GROUP, LEFT_UP, ShardColumn, State, TreeColumn
+from inanet.proto.slots import GROUP, LEFT_UP, LOGGED_DOWN, LOGGED_UP, ShardColumn, State, TreeColumn
 from inanet.proto.xagg import slotwork
 from inanet.proto.xagg.control import Header
 from inanet.wire.batch import PacketBatch, Transmission
@@ -74,28 +74,34 @@ class OffloadedNode(Node):
         self._sink(now)
 
     def _hear(self, now: float) -> None:
-        """What the program has reported, in its order."""
+        """What the program has reported, in its order. Credit, logs and local arrays are to be looked at after this."""
         self._ring.consume()
         reports, self._reports[:] = list(self._reports), []
         for report in reports:
             code, row, a, b = np.frombuffer(report, EVENT)[0].item()
-            if code == KernelEvent.HOP:
+            if code == KernelEvent.WORK:
+                # nobody else may come to see that there was a report
+                self._gate.awake()
+            elif code == KernelEvent.HOP:
                 self._follow_routes()
             elif code == KernelEvent.LOG:
                 self._append(row, a, up=bool(b))
-            elif code != KernelEvent.WORK and row in self._by_row:
+            elif row in self._by_row:
                 state = self._by_row[row]
                 if code == Event.OPENED or state.round is not None:
                     self._on_event(code, state, a, b, now)
 
     def _append(self, row: int, fragment: int, *, up: bool) -> None:
-        """An entry for an emission log that the program could not lock in time."""
+        """An entry for an emission log that the program could not lock in time, unless its round is over by now."""
         with self._gate:
             column = ShardColumn.UP_LOGGED if up else ShardColumn.DOWN_LOGGED
             shard = self.memory.shards[row]
+            slot, active = shard[ShardColumn.SLOT0] + fragment, shard[ShardColumn.ACTIVE] & _MASK32
+            said = self.memory.logged[slot] & (LOGGED_UP if up else LOGGED_DOWN)
             log = self.memory.up_log if up else self.memory.down_log
-            log[shard[ShardColumn.SLOT0] + shard[column]] = fragment
-            shard[column] += 1
+            if self.memory.round[slot] == active and said:
+                log[shard[ShardColumn.SLOT0] + shard[column]] = fragment
+                shard[column] += 1
 
     # ---------------------------------------------------------------- what the program may send
 
@@ -250,9 +256,17 @@ class OffloadedNode(Node):
                 self._say(state, state.tree.up, Kind.READY, down=False, round_=round_)
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
-        """As for any node."""
+        """As for any node. What is reported of its shards until now must not be taken for that of the next ones there."""
         with self._gate:
             super().drop_layout(job_id, tensor)
+            self._ring.consume()
+            general = (KernelEvent.WORK, KernelEvent.HOP)
+            self._reports[:] = [
+                report
+                for report in self._reports
+                for code, row, *_ in (np.frombuffer(report, EVENT)[0].item(),)
+                if code in general or row in self._by_row
+            ]
 
     def drop_job(self, job_id: int) -> None:
         """As for any node."""
@@ -395,6 +409,7 @@ class OffloadedNode(Node):
         """As for any node."""
         self._hear(now)
         super().on_timer(now)
+        self._sink(now)
 
     def transmit(self, now: float) -> Iterator[Transmission]:
         """As for any node."""

@@ -61,7 +61,7 @@ static __always_inline int locate(struct frame *f, const struct xagg_row *at, __
 	c->child = child;
 	if (newer8(w4 >> 16, tables.jobs[c->job_row & (MAX_JOBS - 1)][JOB_VERSION]))
 		return -D_FUTURE_PLAN;
-	found = admit_round(row, c->round, f->cpu, at);
+	found = admit_round(row, c->round, at);
 	if (found < 0)
 		return PASS;
 	return found ? -found : CONTRIBUTE;
@@ -115,6 +115,7 @@ static __always_inline int take(struct frame *f, struct xagg_row *packet)
 {
 	struct concern *c = &f->concern;
 	int verdict = resolve(f, packet), from;
+	__s64 group;
 
 	if (verdict == CONTRIBUTE)
 		verdict = contribute(f, packet);
@@ -124,7 +125,11 @@ static __always_inline int take(struct frame *f, struct xagg_row *packet)
 		return verdict;
 	if (verdict != PASS && c->ended) {
 		from = c->child < MAX_CHILDREN ? (int)c->child : -1;
-		report(f->cpu, E_GROUP_END, c->row & (MAX_SHARDS - 1), from, c->fragment >> GROUP_SHIFT);
+		group = c->fragment >> GROUP_SHIFT;
+		/* it had come before: its sender waits */
+		if (c->ended != HEADER_FLAG_END)
+			group = -1 - group;
+		report(f->cpu, E_GROUP_END, c->row & (MAX_SHARDS - 1), from, group);
 	}
 	return verdict;
 }

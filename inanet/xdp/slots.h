@@ -29,12 +29,14 @@ static long fill_group(__u32 index, void *context)
 }
 
 /* Whether a shard takes packets of this round; a newer one opens it if the last one is committed (R4). Slots reset when
- * first touched. -1: user space has to look. Only what is sound opens anything.
+ * first touched. -1: user space has to look, as it must when it cannot be told: it does nothing for a round of which it
+ * does not know. Only what is sound opens anything.
  */
-__noinline int open_round(__u32 row, __u32 round, __u32 cpu)
+__noinline int open_round(__u32 row, __u32 round)
 {
 	__u32 index = row & (MAX_SHARDS - 1), key = index, active;
 	__s64 *shard = tables.shards[index];
+	struct event *event;
 	struct opening o;
 	__u64 *lock;
 	int verdict = D_OK;
@@ -44,6 +46,11 @@ __noinline int open_round(__u32 row, __u32 round, __u32 cpu)
 		return -1;
 	active = READ(shard[SHARD_ACTIVE]);
 	if (READ(shard[SHARD_COMMITTED]) && newer32(round, active)) {
+		event = bpf_ringbuf_reserve(&events, sizeof(*event), 0);
+		if (!event) {
+			release(lock);
+			return -1;
+		}
 		o.first = shard[SHARD_GROUP0];
 		o.count = shard[SHARD_COUNT];
 		bpf_loop((o.count + (1 << GROUP_SHIFT) - 1) >> GROUP_SHIFT, fill_group, &o, 0);
@@ -51,7 +58,11 @@ __noinline int open_round(__u32 row, __u32 round, __u32 cpu)
 		shard[SHARD_UP_LOGGED] = 0;
 		shard[SHARD_DOWN_LOGGED] = 0;
 		__sync_lock_test_and_set(&shard[SHARD_COMMITTED], 0);
-		report(cpu, E_OPENED, index, round, 0);
+		event->code = E_OPENED;
+		event->row = index;
+		event->a = round;
+		event->b = 0;
+		bpf_ringbuf_submit(event, 0);
 	} else if (round != active) {
 		/* another packet was faster, with another round */
 		verdict = newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
@@ -74,7 +85,7 @@ static __always_inline void claim(void *words, void *bytes, struct xagg_row *row
 	*(__u32 *)row = 0;
 }
 
-static __always_inline int admit_round(__u32 row, __u32 round, __u32 cpu, const struct xagg_row *packet)
+static __always_inline int admit_round(__u32 row, __u32 round, const struct xagg_row *packet)
 {
 	__s64 *shard = tables.shards[row & (MAX_SHARDS - 1)];
 	__u32 active = READ(shard[SHARD_ACTIVE]);
@@ -86,7 +97,7 @@ static __always_inline int admit_round(__u32 row, __u32 round, __u32 cpu, const 
 	}
 	if (!newer32(round, active))
 		return D_STALE_ROUND;
-	return is_sound(packet) ? open_round(row, round, cpu) : D_BAD_CHECKSUM;
+	return is_sound(packet) ? open_round(row, round) : D_BAD_CHECKSUM;
 }
 
 /* What has become of a contribution. */
@@ -185,7 +196,7 @@ static __always_inline void fold(struct frame *f, struct outcome *o, void *base,
 	/* whatever changes nothing but this slot is checked where it is added */
 	if ((!suited || o->first) && !is_sound(packet)) {
 		o->reason = D_BAD_CHECKSUM;
-		o->pass = 0;
+		o->pass = o->result = 0;
 		return;
 	}
 	if (!suited) {
@@ -218,8 +229,7 @@ static __always_inline int follow(struct frame *f, struct outcome *o, void *base
 	f->sum = o->sum;
 	count_drop(f, o->reason);
 	if (o->reason != D_OK) {
-		if (o->reason != D_DUPLICATE)
-			c->ended = 0;
+		c->ended = o->reason == D_DUPLICATE ? c->ended << 1 : 0;
 		if (o->answer) {
 			leaves(f, tree, c->child);
 			return KEEP;
@@ -365,10 +375,10 @@ __noinline int adopt(struct frame *f, struct xagg_row *packet)
 	release(lock);
 
 	count_drop(f, outcome);
-	if (outcome == D_STALE_ATTEMPT)
-		c->ended = 0;
-	if (outcome != D_OK)
+	if (outcome != D_OK) {
+		c->ended = outcome == D_DUPLICATE ? c->ended << 1 : 0;
 		return CONSUMED;
+	}
 	count(f, C_RESULTS);
 	if (again) {
 		report(f->cpu, E_AGAIN_DOWN, row_index, c->fragment, 0);

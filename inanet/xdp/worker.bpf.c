@@ -151,7 +151,8 @@ static __always_inline __s64 reserve(__u64 packets)
 	for (int i = 0; i < 16; i++) {
 		__u64 head = READ(inbox.head);
 
-		if (head + packets - READ(inbox.tail) > geometry.rows)
+		/* negative if the reader has come past what is an old head by now */
+		if ((__s64)(head + packets - READ(inbox.tail)) > geometry.rows)
 			return -1;
 		if (__sync_val_compare_and_swap(&inbox.head, head, head + packets) == head)
 			return head;
