@@ -1,14 +1,16 @@
 """The sparse API: ranks in threads and in one thread, over memory and sockets, with and without faults."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from inanet.client.sparse import Phy, SparseGroup, sparse_group
-from inanet.control.errors import RoundTimeout
+from inanet.control.errors import FabricError, RoundTimeout
 from inanet.proto.zebra.hot import OnlineIdentifier
+from inanet.proto.zebra.state import BadState
 from inanet.proto.zebra.store import Sgd
 from inanet.proto.zebra.stream import Timing
 
@@ -91,6 +93,88 @@ def test_a_restarted_switch_loses_nothing() -> None:
         assert group.program.life == 4
     with sparse_group(1, 1, switch=False) as group, pytest.raises(ValueError, match="no switch to restart"):
         group.restart_switch()
+
+
+@pytest.mark.parametrize("phy", ["memory", "udp"])
+def test_a_restarted_shard_loses_nothing_and_a_group_begins_where_one_ended(phy: Phy, tmp_path: Path) -> None:
+    timing = Timing(first=0.01, least=0.005, ask=0.02)
+
+    def group() -> SparseGroup:
+        return sparse_group(2, 2, width=2, phy=phy, impair=0.02, seed=3, timing=timing, state=tmp_path)
+
+    pushed = []
+    for _ in range(2):
+        with group() as its:
+            its.use_hot(KEYS[:100])
+            for iteration in range(3):
+                now = gradients(2, iteration)
+                for job, (keys, values) in zip(its.jobs, now, strict=True):
+                    job.push(keys, values, wait=False)
+                if iteration == 1:
+                    its.use_hot(KEYS[50:150])
+                its.restart_shard(iteration % 2)
+                for job in its.jobs:
+                    job.wait()
+                pushed += now
+            assert (its.jobs[0].pull(KEYS) == total(pushed)).all()
+            assert its.workers[1].hot.version == 2
+    # one of the shards has an iteration more when all processes die: it has no place in the model
+    with sparse_group(1, 2, width=2, state=tmp_path / "one") as its:
+        its.push_all([(KEYS, np.ones((200, 2)))])
+        its.shards[1].receive = lambda batch, now: None  # type: ignore[method-assign]
+        its.jobs[0].push(KEYS, np.ones((200, 2)), wait=False)
+        with pytest.raises(RoundTimeout):
+            its.jobs[0].wait(timeout=0.02)
+        assert [shard.finished for shard in its.shards] == [2, 1]
+    with sparse_group(1, 2, width=2, state=tmp_path / "one") as its:
+        assert (its.jobs[0].pull(KEYS) == 1.0).all()
+        with pytest.raises(BadState, match=r"shard0.state is in use by another process"):
+            sparse_group(1, 2, width=2, phy="udp", state=tmp_path / "one")
+    with pytest.raises(BadState, match=r"2 values per key, Sum; this is .* 3 values per key"):
+        sparse_group(1, 2, width=3, state=tmp_path / "one")
+
+
+def test_a_shard_that_is_lost_is_an_error_of_every_rank() -> None:
+    with sparse_group(2, 2) as group:
+        group.push_all([(KEYS, np.ones(200))] * 2)
+        group.restart_shard(0)
+        group.jobs[0].push(KEYS, np.ones(200), wait=False)
+        for job in group.jobs:
+            with pytest.raises(
+                FabricError, match=r"round [12].*shard 0 .* knows the model of iteration 0 only"
+            ):
+                job.pull(KEYS)
+        with pytest.raises(FabricError, match="lost"):
+            group.jobs[1].push(KEYS, np.ones(200))
+
+
+def test_numbers_that_are_no_keys_are_refused() -> None:
+    with sparse_group(1, 1) as group:
+        for keys in (np.array([1.0]), np.array(["a"]), np.array([True])):
+            with pytest.raises(ValueError, match="keys are integers of 64 bits, not"):
+                group.jobs[0].push(keys, [1.0])
+        with pytest.raises(ValueError, match="key 1 is not finite"):
+            group.jobs[0].push([1], np.array([1e300]))
+        group.push_all([(np.array([-1, 2**62]), [1.0, 2.0])])
+        assert group.jobs[0].pull([2**64 - 1, 2**62]).ravel().tolist() == [1.0, 2.0]
+        group.push_all([([], [])])
+
+
+def test_hot_sets_that_nobody_has_used_yet_survive_a_restart_of_the_switch() -> None:
+    timing = Timing(first=0.01, least=0.005, ask=0.02)
+    with sparse_group(2, 1, timing=timing) as group:
+        for iteration in range(3):
+            if iteration == 1:
+                hot = KEYS[:10].copy()
+                for _ in range(3):
+                    # whoever gives keys may use the array again
+                    group.use_hot(hot)
+                hot[:] = 0
+                group.restart_switch()
+            else:
+                group.use_hot(KEYS[:20])
+            group.push_all([(KEYS, np.ones(200))] * 2)
+        assert (group.jobs[0].pull(KEYS) == 6.0).all()
 
 
 def test_an_optimiser_and_its_first_values() -> None:

@@ -1,4 +1,4 @@
-"""A sparse job whose switch and PS shards are processes; the switch is killed in the middle of an iteration."""
+"""A sparse job whose switch and PS shards are processes; both are killed in the middle of an iteration."""
 
 import os
 import select
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from inanet.cli.zebra import zebra
 from inanet.client.sparse_process import SparseFile, join_sparse
 from inanet.control.config_file import ConfigError
+from inanet.control.sparse_state import StateFile
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.store import Ftrl
 
@@ -58,6 +59,8 @@ class Served:
 
     def __init__(self, path: Path, name: str) -> None:
         command = [sys.executable, "-m", "inanet.cli.main", "zebra", "serve", str(path), name]
+        if name != "switch":
+            command += ["--state", str(path.with_name(f"{name}.state"))]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def wait(self) -> str:
@@ -87,7 +90,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, dict[str, Served]]]:
 
 
 @pytest.mark.processes
-def test_a_switch_that_is_killed_and_started_again_loses_nothing(
+def test_a_switch_and_a_shard_that_are_killed_and_started_again_lose_nothing(
     served: tuple[Path, dict[str, Served]],
 ) -> None:
     path, running = served
@@ -99,23 +102,25 @@ def test_a_switch_that_is_killed_and_started_again_loses_nothing(
         for iteration in range(3):
             now = gradients(RANKS, iteration)
             pushed += now
-            if iteration == 1:
-                # one rank has sent everything to a switch that dies before the other begins
+            if iteration:
+                # one rank has sent everything, to a machine that dies before the other begins
                 members[0].job.push(*now[0], wait=False)
-                running["switch"].end(signal.SIGKILL)
-                running["switch"] = Served(path, "switch")
-                running["switch"].wait()
+                name = "switch" if iteration == 1 else "shard0"
+                running[name].end(signal.SIGKILL)
+                running[name] = Served(path, name)
+                said = running[name].wait()
             threads = [
                 threading.Thread(target=member.job.push, args=mine, kwargs={"timeout": 60.0})
                 for rank, (member, mine) in enumerate(zip(members, now, strict=True))
-                if not (iteration == 1 and rank == 0)
+                if not (iteration and rank == 0)
             ]
             for thread in threads:
                 thread.start()
-            if iteration == 1:
+            if iteration:
                 members[0].job.wait()
             for thread in threads:
                 thread.join(timeout=60)
+        assert "with 200 keys after iteration 2" in said
         assert all((member.job.pull(KEYS) == total(pushed)).all() for member in members)
         stats = members[0].worker.stats()
         assert stats["hot_pairs"] > 0 < stats["cold_pairs"]
@@ -156,6 +161,42 @@ def test_what_is_wrong_in_a_file_is_said(tmp_path: Path, changed: dict[str, str]
     ran = CliRunner().invoke(zebra, ["serve", str(path), "switch"])
     assert ran.exit_code == 2
     assert "job.toml" in ran.stderr
+
+
+def test_machines_whose_files_differ_do_not_understand_each_other(tmp_path: Path) -> None:
+    """Another hot set under the same ranks, or another order of shards, would give wrong sums without a word."""
+    path = write(tmp_path)
+    text, keys = path.read_text(), {SparseFile(path).job.key}
+    for old, new in (
+        ("width = 2", "width = 3"),
+        ("[job]", '[job]\nsharding = "range"'),
+        ("[job]", "[job]\nshift = 9"),
+    ):
+        path.write_text(text.replace(old, new))
+        keys.add(SparseFile(path).job.key)
+    path.write_text(text)
+    (tmp_path / "hot.txt").write_text("7\n8\n")
+    keys.add(SparseFile(path).job.key)
+    assert len(keys) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["switch", "--state", "s"], "a switch has no state"),
+        (["shard0", "--anew"], "give the shard's state file"),
+        (["shard0", "--state", "s", "--iteration", "3"], "no model of iteration 3"),
+        (["shard0", "--state", "other"], "this is job 1, shard 0 of 2"),
+    ],
+)
+def test_a_state_that_cannot_be_used_is_told(tmp_path: Path, options: list[str], message: str) -> None:
+    path = write(tmp_path)
+    with closing(StateFile(tmp_path / "other")) as other:
+        SparseFile(path).machine("shard1", other)
+    options = [str(tmp_path / one) if one in ("s", "other") else one for one in options]
+    ran = CliRunner().invoke(zebra, ["serve", str(path), *options])
+    assert ran.exit_code == 2
+    assert message in ran.stderr
 
 
 def test_hot_keys_that_do_not_fit_are_told_by_the_command(tmp_path: Path) -> None:
