@@ -106,7 +106,7 @@ def test_a_restarted_shard_loses_nothing_and_a_group_begins_where_one_ended(phy:
     for _ in range(2):
         with group() as its:
             its.use_hot(KEYS[:100])
-            for iteration in range(3):
+            for iteration in range(4):
                 now = gradients(2, iteration)
                 for job, (keys, values) in zip(its.jobs, now, strict=True):
                     job.push(keys, values, wait=False)
