@@ -306,9 +306,14 @@ class NetReduceWorker:
         inward = pair is self._pairs[0]
         name = f"job {self.member.job}, ring {self.member.ring}, rank {self.member.rank}"
         other = (self.member.rank + (-1 if inward else 1)) % self.member.hosts
+        # a switch acknowledges nothing itself: whoever is missing, all connections look alike
+        sums = not inward and isinstance(self._pipe, MessageWindow)
+        held = (
+            " (or a rank farther on is missing, without whom the switch has no sums to send)" if sums else ""
+        )
         reason = (
             f"{name}: the connection {'from' if inward else 'to'} rank {other} ({show(pair.remote.endpoint)}) is gone:"
-            f" {event}; start the ring again in its next epoch, without the host that does not answer"
+            f" {event}{held}; start the ring again in its next epoch, without the host that does not answer"
         )
         if inward or self._pipe.received < self._pipe.sent:
             raise RingBroken(reason)
