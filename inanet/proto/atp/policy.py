@@ -186,10 +186,6 @@ def answer(r: Registers, t: Bindings, arena: Any, at: int, slot: int, key: int, 
         release(r, slot)
         return REPLY
     if held:
-        r.accesses[MARKS] += 1
-        # a slot is held longest after its sum has left: who collided with it since is told to its job by the answer
-        if v.marks and r.col[slot]:
-            arena[at + _MARK] |= np.uint8(COL)
         release(r, slot)
     return GROUP
 

@@ -4,14 +4,17 @@ Fragments are numbered for the life of a job. Those from ``base`` on are unanswe
 beyond ``base`` plus the window has left. Two workers are therefore less than two windows apart, which is how far back the
 slots of a switch (two sets) and the table of a PS (two windows) can answer.
 
-- *Gap*: a fragment that was sent once, while one at least :attr:`Timing.reorder` numbers later has been answered, is sent
-  again, once.
+- *Gap*: a fragment is sent again when one at least :attr:`Timing.reorder` numbers later has been answered; and once more
+  each time one has been answered that was sent so much later than the repetition, itself a round trip or two ago.
 - *Time*: a fragment that is not answered within the retransmission timeout is sent again. The timeout follows the round
   trips seen (RFC 6298; of fragments sent once only), because answers of a job with a straggler are late without being
   lost. Answers to all that is in flight count as one sample (RFC 7323, appendix G): one answer of many that was late
   because another worker's fragment was lost is no reason to wait longer. The timeout doubles until something is answered,
   once for all that was sent before it last doubled. When answers to several windows were all for repeated fragments, the
   timeout is too short rather than the network bad, and it stays doubled until a round trip has been measured (Karn).
+- *Probe*: a window that is held up by its lowest fragment sends nothing whose answer could tell that a repetition was lost
+  as well. When no answer at all has come for two of the shortest round trips, that fragment alone is sent again, without
+  waiting for the timeout, which may be hundreds of them; each time it has to wait twice as long.
 """
 
 from dataclasses import dataclass
@@ -33,6 +36,8 @@ class Timing:
     #: the shortest retransmission timeout, and the first
     timeout: float = 0.01
     timeout_max: float = 1.0
+    #: the shortest wait for the answer that holds up the window
+    probe: float = 0.001
     reorder: int = 8
     #: no answer for this long is reported
     silent: float = 5.0
@@ -51,10 +56,16 @@ class Window:
         self._answered: NDArray[np.bool_] = np.zeros(self._size, np.bool_)
         self._sent_at: NDArray[np.float64] = np.zeros(self._size)
         self._times_sent: NDArray[np.int64] = np.zeros(self._size, np.int64)
+        #: which sending of all it was, and the latest that has been answered beyond doubt
+        self._order: NDArray[np.int64] = np.zeros(self._size, np.int64)
+        self._sendings = 0
+        self._furthest = -1
         #: how many were in flight when it was sent
         self._beside: NDArray[np.int64] = np.ones(self._size, np.int64)
         self._highest = first - 1
         self._smoothed = self._variation = 0.0
+        #: the shortest round trip, and when the last answer came
+        self._shortest, self._heard = inf, -inf
         self._backoff = 0
         #: answers to repeated fragments since the last to one that was sent once
         self._unclear = 0
@@ -64,7 +75,7 @@ class Window:
         self._oldest = inf
         #: something has been answered since gaps were looked for
         self._news = False
-        self.resent_by_gap = self.resent_by_time = 0
+        self.resent_by_gap = self.resent_by_time = self.probed = 0
 
     # ---------------------------------------------------------------- sending
 
@@ -76,6 +87,7 @@ class Window:
         self._answered[places] = False
         self._sent_at[places] = now
         self._times_sent[places] = 1
+        self._number_sendings(places)
         self._beside[places] = stop - self.base
         if len(numbers):
             self._oldest = now if self.base == self.next else min(self._oldest, now)
@@ -85,13 +97,14 @@ class Window:
     def lost(self, now: float) -> Index:
         """Numbers to send again; they count as sent at ``now``."""
         gaps = self._news and self.base + self.timing.reorder <= self._highest
-        if not gaps and (self.base == self.next or self._oldest + self.timeout > now):
+        if not gaps and (self.base == self.next or self._due() > now):
             return _NONE
         self._news = False
         waiting = self._waiting()
         places = waiting % self._size
-        gap = self._overtaken(waiting) & (self._times_sent[places] == 1)
+        gap = self._overtaken(waiting) & ((self._times_sent[places] == 1) | self._lost_again(places, now))
         late = self._sent_at[places] + self.timeout <= now
+        probed = len(waiting) > 0 and not gap[0] and not late[0] and self._probe_at() <= now
         self.resent_by_gap += int(np.count_nonzero(gap))
         late &= ~gap
         if late.any():
@@ -99,11 +112,24 @@ class Window:
             if (self._sent_at[places[late]] >= self._doubled).any():
                 self._backoff += 1
                 self._doubled = now
+        if probed:
+            self.probed += 1
+            gap[0] = True
         numbers: Index = waiting[gap | late]
         self._sent_at[numbers % self._size] = now
         self._times_sent[numbers % self._size] += 1
+        self._number_sendings(numbers % self._size)
         self._oldest = float(self._sent_at[places].min(initial=inf))
         return numbers
+
+    def _number_sendings(self, places: Index) -> None:
+        self._order[places] = np.arange(self._sendings, self._sendings + len(places))
+        self._sendings += len(places)
+
+    def _lost_again(self, places: Index, now: float) -> NDArray[np.bool_]:
+        """Which of these, repeated some round trips ago, have seen one answered that was sent well after the repetition."""
+        later: NDArray[np.bool_] = self._order[places] + self.timing.reorder <= self._furthest
+        return later & (self._sent_at[places] + 2 * self._shortest <= now)
 
     def _overtaken(self, waiting: Index) -> NDArray[np.bool_]:
         """Which of these have seen one answered that left well after them."""
@@ -134,14 +160,18 @@ class Window:
         places = accepted % self._size
         self._answered[places] = True
         self._news = True
+        self._heard = now
         self._highest = max(self._highest, int(accepted.max()))
         measured = places[self._times_sent[places] == 1]
         self._unclear = 0 if len(measured) else self._unclear + len(places)
         if self._unclear <= UNCLEAR * self._beside[places].max():
             self._backoff = 0
         if len(measured):
+            self._furthest = max(self._furthest, int(self._order[measured].max()))
             share = min(1.0, float((1.0 / self._beside[measured]).sum()))
-            self._measure(float((now - self._sent_at[measured]).mean()), share)
+            trips = now - self._sent_at[measured]
+            self._shortest = min(self._shortest, float(trips.min()))
+            self._measure(float(trips.mean()), share)
         ahead = self._answered[np.arange(self.base, self.next) % self._size]
         self.base = self.next if ahead.all() else self.base + int(np.argmin(ahead))
         return new
@@ -156,6 +186,17 @@ class Window:
 
     # ---------------------------------------------------------------- time
 
+    def _probe_at(self) -> float:
+        """When the lowest unanswered fragment is sent again by itself; never before a round trip has been measured."""
+        place = self.base % self._size
+        doublings = min(int(self._times_sent[place]) - 1, 16)
+        wait = max(self.timing.probe, 2 * self._shortest) * (1 << doublings)
+        return max(self._heard, float(self._sent_at[place])) + wait
+
+    def _due(self) -> float:
+        """When something is late, or before that; something is in flight."""
+        return min(self._oldest + self.timeout, self._probe_at())
+
     @property
     def timeout(self) -> float:
         """Seconds after which an unanswered fragment is sent again."""
@@ -166,7 +207,7 @@ class Window:
 
     def timer(self) -> float | None:
         """When the oldest unanswered fragment is late, or before that; None while nothing is in flight."""
-        return self._oldest + self.timeout if self.base < self.next else None
+        return self._due() if self.base < self.next else None
 
     def look(self) -> None:
         """Find out which unanswered fragment is the oldest: :meth:`timer` says when it is late, and not before."""

@@ -7,6 +7,7 @@ from inanet.proto.esa.program import EsaProgram
 from inanet.proto.esa.worker import EsaWorker
 from inanet.proto.plan import ExponentMode
 from inanet.proto.program import Action
+from inanet.proto.switched.window import Timing
 from inanet.testing.switched import Star
 from inanet.wire.atp import Flag, decode
 from inanet.wire.drops import Drop
@@ -102,7 +103,8 @@ def test_32_workers_of_a_job_whose_own_tensors_evict_each_other():
 
 def test_the_ps_pulls_what_is_left_after_an_eviction():
     """Worker 0's values are evicted, worker 1's lie in the slot: nobody repeats anything, the PS asks for the rest."""
-    job = single(2, 4, 4, program=EsaProgram, make=EsaWorker)
+    patient = {"timing": Timing(probe=1.0)}
+    job = single(2, 4, 4, program=EsaProgram, make=EsaWorker, own=patient)
     star = job.star
     job.add(0, spec(50, dtype="i32", mode=ExponentMode.NONE))
     job.begin(0, [np.full(50, 3 + index, np.int32) for index in range(2)], only=[0])

@@ -45,7 +45,7 @@ def test_r7_numbers_are_the_nearest_to_what_is_expected(bits):
 
 
 def test_a_gap_is_filled_once_and_then_by_time():
-    window = Window(32, Timing(timeout=0.01, reorder=4))
+    window = Window(32, Timing(timeout=0.01, reorder=4, probe=1.0))
     window.fresh(32, 32, 0.0)
     accept(window, 3, now=0.001)
     assert window.lost(0.001).tolist() == []
@@ -56,6 +56,50 @@ def test_a_gap_is_filled_once_and_then_by_time():
     assert window.lost(0.002).tolist() == []
     assert window.lost(window.timer()).tolist() == [0, 1, 2, 4]
     assert (window.resent_by_gap, window.resent_by_time) == (4, 4)
+
+
+def test_a_repetition_that_was_lost_is_told_by_what_was_sent_after_it():
+    window = Window(64, Timing(timeout=0.01, reorder=4))
+    window.fresh(16, 16, 0.0)
+    accept(window, *range(1, 8), now=0.001)
+    assert window.lost(0.001).tolist() == [0]
+    # answered since, but sent before the repetition
+    accept(window, *range(8, 16), now=0.001)
+    assert window.lost(0.001).tolist() == []
+    window.fresh(64, 32, 0.0015)
+    accept(window, *range(16, 20), now=0.0025)
+    # four sendings later are not five
+    assert window.lost(0.0025).tolist() == []
+    accept(window, 20, now=0.0025)
+    # two of the shortest round trips have not passed since: it may be on its way
+    assert window.lost(0.0025).tolist() == []
+    accept(window, 21, now=0.003)
+    assert window.lost(0.003).tolist() == [0]
+    assert (window.resent_by_gap, window.resent_by_time, window.probed) == (2, 0, 0)
+
+
+def test_a_window_that_stands_still_probes_its_lowest_fragment():
+    """Nothing can be sent whose answer would tell, and the timeout is many round trips away."""
+    window = Window(8, Timing(timeout=0.1, reorder=2, probe=0.001))
+    window.fresh(8, 100, 0.0)
+    # no round trip has been measured
+    assert window.timer() == 0.1
+    accept(window, *range(2, 8), now=0.0001)
+    assert window.lost(0.0001).tolist() == [0, 1]
+    times = []
+    for _ in range(4):
+        times.append(window.timer())
+        assert window.lost(times[-1]).tolist() == [0]
+    assert np.diff([0.0001, *times]).tolist() == pytest.approx([0.002, 0.004, 0.008, 0.016])
+    # whatever is answered says that the window moves: the next lowest waits anew, and no longer than its own repetitions say
+    accept(window, 0, now=0.05)
+    assert window.timer() == pytest.approx(0.052)
+    assert (window.resent_by_gap, window.resent_by_time, window.probed) == (2, 0, 4)
+    # round trips of milliseconds: twice the shortest of them
+    window = Window(8, Timing(timeout=0.1, probe=0.001))
+    window.fresh(8, 100, 0.0)
+    accept(window, *range(1, 8), now=0.004)
+    assert window.timer() == pytest.approx(0.012)
 
 
 def test_timeouts_double_until_something_is_answered_and_follow_the_round_trip():
