@@ -124,16 +124,20 @@ class Seat:
         return self.mode != before
 
     def change(self, mode: Mode) -> bool:
-        """Put the program on in another mode, or leave it as it was. Packets in between are user space's."""
+        """Put the program on in another mode, or leave it as it was. Packets in between are user space's, and all are from
+        then on if somebody else has taken the place meanwhile.
+        """
         interface, before = self._attachment.interface, self._attachment.mode
         self._attachment.close()
-        try:
-            self._attachment = Attachment(self._program, interface, mode)
-        except Unavailable as reason:
-            _log.info("xdp mode not to be had", mode=mode, reason=str(reason))
-            self._attachment = Attachment(self._program, interface, before)
-            return False
-        return True
+        for wanted in (mode, before):
+            try:
+                self._attachment = Attachment(self._program, interface, wanted)
+            except Unavailable as reason:
+                _log.info("xdp mode not to be had", mode=wanted, reason=str(reason))
+            else:
+                return wanted == mode
+        _log.warning("the program is off: its place is taken", interface=interface)
+        return False
 
     def close(self) -> None:
         """Take the program off. Closing twice is fine."""

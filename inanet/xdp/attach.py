@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from inanet.xdp.inbox import Inbox
 from inanet.xdp.libbpf import BpfError, NoLibrary, Program, attached_program, library
-from inanet.xdp.memory import Mode, SharedMemory
+from inanet.xdp.memory import MAX_CPUS, Mode, SharedMemory, processors
 
 Loaded = TypeVar("Loaded")
 
@@ -47,6 +47,7 @@ def require(
     capabilities: int | None = None,
     btf: Path = _VMLINUX,
     oldest: tuple[int, int] = OLDEST_KERNEL,
+    cpus: int | None = None,
 ) -> None:
     """Raise :class:`Unavailable` for what can be seen without trying; ``oldest`` is the first release of Linux that will do.
     Other arguments replace what this machine has.
@@ -61,6 +62,11 @@ def require(
         raise Unavailable(f"no libbpf: {error} (apt-get install libbpf1)") from None
     if not btf.exists():
         raise Unavailable(f"no BTF: {btf} is missing (a kernel with CONFIG_DEBUG_INFO_BTF has it)")
+    if (found_cpus := processors() if cpus is None else cpus) > MAX_CPUS:
+        # two would be taken for one, and nobody would know when the program is in the tables
+        raise Unavailable(
+            f"kernel: processors are numbered up to {found_cpus - 1}, the program knows {MAX_CPUS}"
+        )
     has = _capabilities() if capabilities is None else capabilities
     if not has >> _SYS_ADMIN & 1:
         names = {_BPF: "CAP_BPF", _NET_ADMIN: "CAP_NET_ADMIN", _PERFMON: "CAP_PERFMON"}

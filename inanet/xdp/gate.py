@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from inanet.xdp.memory import MAX_CPUS, TABLES, SharedMemory
+from inanet.xdp.memory import MAX_CPUS, TABLES, SharedMemory, processors
 
 _WORD = ir.IntType(64)
 #: looks at the counters before giving the processor away, and how often that is done before it is an error
@@ -86,7 +86,7 @@ class Gate:
         self._closed = base + fields["closed"][1]
         self._woken = base + fields["woken"][1]
         self._inside = base + fields["busy"][1]
-        self._cpus = min(MAX_CPUS, os.sysconf("SC_NPROCESSORS_CONF"))
+        self._cpus = min(MAX_CPUS, processors())
         self._depth = 0
 
     def __enter__(self) -> Self:

@@ -6,7 +6,6 @@ what is there as batches whose packets lie in the ring. One process reads; any n
 
 import errno
 import mmap
-import os
 from collections.abc import Mapping, Set
 from enum import IntEnum
 from typing import Any
@@ -21,7 +20,7 @@ from inanet.wire.xagg import ROW_BYTES
 from inanet.xdp.build import WORKER_OBJECT
 from inanet.xdp.gate import compare_exchange, exchange, load_word, swap
 from inanet.xdp.libbpf import BpfError, Map, Object, Program, RingBuffer
-from inanet.xdp.memory import MAX_CPUS, Mode
+from inanet.xdp.memory import MAX_CPUS, Mode, processors
 
 #: packets that a frame can hold, and so how far rows may be used beyond the ring's end
 MAX_SEGMENTS = 62
@@ -160,8 +159,7 @@ class Inbox:
         self._reached = np.zeros(1, np.uint64)
         #: first row that has not been handed out yet
         self._next = 0
-        processors = min(MAX_CPUS, os.sysconf("SC_NPROCESSORS_CONF"))
-        self._passed: U64 = self.state["counts"][0, :processors, InboxCount.PASSED]
+        self._passed: U64 = self.state["counts"][0, : processors(), InboxCount.PASSED]
         self._known_senders: dict[bytes, int] = {}
         self._known_groups: set[int] = set()
 

@@ -28,7 +28,7 @@
 #define MAX_SHARDS_PER_JOB 4096
 #define MAX_TREES 256
 #define MAX_SHARDS 16384
-#define MAX_CPUS 256
+#define MAX_CPUS 1024
 #define MAX_CHILDREN 32
 /* of a super-frame: 62 of 1052 B fill the largest UDP datagram */
 #define MAX_SEGMENTS 62

@@ -7,9 +7,11 @@ Unlike private memory it is taken as a whole when it is made: one second per gig
 
 import mmap
 import platform
+import re
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -31,7 +33,8 @@ from inanet.wire.endpoint import address_of
 from inanet.xdp.build import OBJECT
 from inanet.xdp.libbpf import Object, Program
 
-MAX_CPUS = 256
+#: processors that the program tells apart
+MAX_CPUS = 1024
 DROPS, COUNTS = 64, 16
 #: a map's value ends below 512 MB, what the verifier can address: banks of 2^17 rows are 138 MB
 BANK_SHIFT = 17
@@ -121,6 +124,11 @@ class Held(IntFlag):
 
     HELD_UP = 1
     HELD_DOWN = 2
+
+
+def processors(listed: Path = Path("/sys/devices/system/cpu/possible")) -> int:
+    """One more than the highest number that a processor of this machine can have, those that are off or missing included."""
+    return int(re.split("[,-]", listed.read_text().strip())[-1]) + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from inanet.cli import xdp_probe
 from inanet.xdp import attach
 from inanet.xdp.attach import Attachment, Unavailable
 from inanet.xdp.libbpf import NoLibrary, attached_program
-from inanet.xdp.memory import Mode, SharedMemory
+from inanet.xdp.memory import Mode, SharedMemory, processors
 from tests.phy.spaces import Space, cable, open_spaces
 from tests.xdp.conftest import OWN, OpenInbox
 
@@ -200,6 +200,11 @@ def test_reasons_without_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
         attach.require(release="6.1.0", capabilities=1 << 21, btf=tmp_path / "absent")
     with pytest.raises(Unavailable, match=r"^permission: without CAP_BPF, CAP_PERFMON no XDP"):
         attach.require(release="6.1.0", capabilities=1 << 12, btf=present)
+    with pytest.raises(Unavailable, match=r"^kernel: processors are numbered up to 1024, the program knows"):
+        attach.require(release="6.1.0", capabilities=1 << 21, btf=present, cpus=1025)
+    for listed, count in (("0-1\n", 2), ("0\n", 1), ("0-3,8-1023\n", 1024)):
+        present.write_text(listed)
+        assert processors(present) == count
 
     def absent() -> None:
         raise NoLibrary("libbpf.so.1: not there")

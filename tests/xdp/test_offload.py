@@ -188,6 +188,13 @@ def test_a_driver_that_has_no_native_mode(monkeypatch: pytest.MonkeyPatch) -> No
     assert choice.mode == "generic"
 
 
+def test_somebody_else_may_take_the_place_between_two_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    choice = Standin(monkeypatch, auto=True)
+    without_a_kernel(monkeypatch, refuses=("native", "generic"))
+    choice.came(10_000, 10_000)
+    assert choice.mode == "off"
+
+
 def test_frames_that_vanish_bring_generic_mode_back(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = Standin(monkeypatch, auto=True)
     choice.came(10_000, 10_000)
