@@ -42,6 +42,7 @@ from inanet.proto.zebra.membership import (
 )
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.state import BadState
 from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
@@ -190,11 +191,17 @@ class _Shards:
 
     def first(self) -> list[ParameterShard]:
         """All shards, with the model that is in the folder. Raises :class:`~inanet.proto.zebra.state.BadState` and ``OSError``."""
-        common = None
+        last = []
         for number, path in enumerate(self._paths):
-            self._files[number] = StateFile(path)
-            last = max((entry.iteration for entry in self._files[number].entries()), default=0)
-            common = last if common is None else min(common, last)
+            file = self._files[number] = StateFile(path)
+            last.append(max((entry.iteration for entry in file.entries()), default=0))
+            file.keep()
+        if last and max(last) > min(last) + 1:
+            raise BadState(
+                f"{self._paths[0].parent}: the shards' parts are of the models after iterations {', '.join(map(str, last))}, which "
+                "do not belong together; put the right files there, or none"
+            )
+        common = min(last) if last else None
         return [self._make(number, common, anew=True) for number in range(len(self._of[0].shards))]
 
     def _make(self, number: int, iteration: int | None, *, anew: bool) -> ParameterShard:

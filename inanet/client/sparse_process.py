@@ -175,10 +175,16 @@ def serve(
     """
     if name == SWITCH and state is not None:
         raise ValueError("a switch has no state: it may be started again without one")
-    if state is None and (anew or iteration is not None):
+    if state is None and anew:
         raise ValueError("there is no model to begin with; give the shard's state file")
+    if iteration is not None and not anew:
+        raise ValueError(
+            "a job whose ranks live goes on from the last iteration; another can only begin anew"
+        )
     kept = None if state is None else StateFile(state)
     try:
+        if kept is not None and anew:
+            kept.keep()
         machine, address = file.machine(name, kept, anew=anew, iteration=iteration)
         device = file.device(address, shaped=name != SWITCH)
         stations = Stations({name: (machine, device)})

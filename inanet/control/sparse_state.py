@@ -86,6 +86,12 @@ class StateFile:
         self._file, self._size = file, len(records)
         self._limit = max(self._least, _TIMES * self._size)
 
+    def keep(self) -> None:
+        """Keep what is in the file now beside it, as ``.before``, when :meth:`rewrite` puts another in its place."""
+        before = self.path.with_name(self.path.name + ".before")
+        before.unlink(missing_ok=True)
+        before.hardlink_to(self.path)
+
     @staticmethod
     def _write(file: int, data: bytes, at: int) -> None:
         view = memoryview(data)

@@ -130,8 +130,18 @@ def test_a_restarted_shard_loses_nothing_and_a_group_begins_where_one_ended(phy:
         assert (its.jobs[0].pull(KEYS) == 1.0).all()
         with pytest.raises(BadState, match=r"shard0.state is in use by another process"):
             sparse_group(1, 2, width=2, phy="udp", state=tmp_path / "one")
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {
+        f"shard{number}.state{end}" for number in range(2) for end in ("", ".before")
+    }
     with pytest.raises(BadState, match=r"2 values per key, Sum; this is .* 3 values per key"):
         sparse_group(1, 2, width=3, state=tmp_path / "one")
+    # a file that is missing does not take the others' with it
+    with sparse_group(1, 2, width=2, state=tmp_path / "one") as its:
+        for _ in range(2):
+            its.push_all([(KEYS, np.ones((200, 2)))])
+    (tmp_path / "one" / "shard1.state").unlink()
+    with pytest.raises(BadState, match="after iterations 2, 0, which do not belong together"):
+        sparse_group(1, 2, width=2, state=tmp_path / "one")
 
 
 def test_a_shard_that_is_lost_is_an_error_of_every_rank() -> None:

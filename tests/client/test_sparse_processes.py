@@ -185,7 +185,8 @@ def test_machines_whose_files_differ_do_not_understand_each_other(tmp_path: Path
     [
         (["switch", "--state", "s"], "a switch has no state"),
         (["shard0", "--anew"], "give the shard's state file"),
-        (["shard0", "--state", "s", "--iteration", "3"], "no model of iteration 3"),
+        (["shard0", "--state", "s", "--iteration", "3"], "can only begin anew"),
+        (["shard0", "--state", "s", "--anew", "--iteration", "3"], "no model of iteration 3"),
         (["shard0", "--state", "other"], "this is job 1, shard 0 of 2"),
     ],
 )

@@ -368,9 +368,11 @@ class ParameterShard:
         Raises :class:`~inanet.proto.zebra.state.BadState` for the journal of another shard, and without that iteration.
         """
         values: F32 | None = None
+        last = 0
         for entry in entries:
+            last = max(last, entry.iteration)
             if iteration is not None and entry.iteration > iteration:
-                break
+                continue
             if entry.kind == state.Record.BORN:
                 if entry.text != self._whose:
                     raise state.BadState(f"it is of {entry.text}; this is {self._whose}")
@@ -386,8 +388,8 @@ class ParameterShard:
                 self.finished, self._version, values = entry.iteration, entry.version, entry.values
                 self._last = _Last(entry.keys, entry.version, entry.following)
         found = self.finished
-        if iteration is not None and found != iteration:
-            raise state.BadState(f"it has no model of iteration {iteration}, but one of {found}")
+        if iteration is not None and (found != iteration or last > iteration + 1):
+            raise state.BadState(f"it has no model of iteration {iteration}, but one of {last}")
         if anew:
             self.finished, self._version, self._next = 0, EMPTY.version, EMPTY.version
             self._last = _Last(self._last.keys[:0], EMPTY.version, EMPTY.version)

@@ -227,6 +227,9 @@ def test_the_journal_of_another_shard_is_refused() -> None:
         ParameterShard(rig.job, 0, Adagrad()).restore(notes.entries())
     with pytest.raises(state.BadState, match="no model of iteration 4, but one of 1"):
         ParameterShard(rig.job, 0, Ftrl()).restore(notes.entries(), iteration=4)
+    _, longer = journal(Ftrl(0.1), 1 << 30, 3)
+    with pytest.raises(state.BadState, match="no model of iteration 1, but one of 3"):
+        ParameterShard(rig.job, 0, Ftrl()).restore(longer.entries(), anew=True, iteration=1)
     shard = ParameterShard(rig.job, 0, Ftrl())
     shard.restore(notes.entries())
     with pytest.raises(ValueError, match="hot set 1 is in use, and was another one"):
