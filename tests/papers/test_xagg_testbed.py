@@ -24,10 +24,11 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
     monkeypatch.setattr(xagg_testbed, "measure", measure)
+    monkeypatch.setattr(xagg_testbed, "measure_alone", lambda models: measure(models))
 
 
 def test_the_model_knows_where_every_scheme_is_bound() -> None:
-    found = modelled("ResNet50", Costs(), 64)
+    found = modelled("ResNet50", Costs(), None)
     byte = 97e6 * 8
     # three contributions and the sum into a server's port, 1 Gbit/s; seven tensors into the PS's
     assert found[XAGG] == pytest.approx(4 * byte * 1094 / 1024 / 1e9, rel=0.02)
@@ -56,6 +57,18 @@ def test_schemes_are_compared_where_the_paper_has_numbers_and_by_the_model_elsew
     (table,) = outcome.tables
     assert len(table.rows) == len(MODELS) * 5
     assert ("VGG16", TCP_AGG, "-") in {row[:3] for row in table.rows}
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_larger_models_are_measured_too() -> None:
+    assert sorted([*xagg_testbed.RUN, *xagg_testbed.LARGE]) == sorted(MODELS)
+    outcome = xagg_testbed.fig13_large()
+    claims = {claim.name: claim for claim in outcome.claims}
+    assert claims[f"times {RING}'s time, BERT-LSTM"].ours == 0.5
+    large = modelled("VGG16", Costs(), None)
+    assert claims[f"{PS}, VGG16: measured over modelled"].ours == pytest.approx(8.0 / large[PS], rel=0.01)
+    (table,) = outcome.tables
+    assert {row[0] for row in table.rows} == {"AlexNet", "VGG16", "BERT-LSTM"}
 
 
 @pytest.mark.usefixtures("measured")

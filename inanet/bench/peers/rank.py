@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from inanet.control.exits import Failure
 from inanet.demo.process import TAIL_LINES
 
+#: Elements that are compared at once: of a large tensor, intermediate arrays would be larger than it is.
+_CHECKED = 1 << 20
+
 
 class Collective(Protocol):
     """What a peer offers to its rank loop."""
@@ -55,7 +58,9 @@ def serve(
         result = peer.all_reduce(array, late)
         answer = {"seconds": time.perf_counter() - start, "cpu": time.process_time() - cpu}
         expected = world * (world + 1) / 2
-        if count and not np.allclose(result, expected, rtol=1e-5):
+        if not all(
+            np.allclose(result[at : at + _CHECKED], expected, rtol=1e-5) for at in range(0, count, _CHECKED)
+        ):
             answer["wrong"] = True
         print(json.dumps(answer), flush=True)
 
