@@ -111,7 +111,10 @@ class Keys:
 
     def server(self) -> ssl.SSLContext:
         """For a coordinator: TLS 1.3 only, and clients must have a certificate. Raises :class:`KeyFileError`."""
-        return self._context(ssl.PROTOCOL_TLS_SERVER)
+        context = self._context(ssl.PROTOCOL_TLS_SERVER)
+        # whoever comes again shows its certificate again: one that has expired meanwhile would pass with a ticket
+        context.num_tickets = 0
+        return context
 
     def client(self) -> ssl.SSLContext:
         """For a node. Raises :class:`KeyFileError`."""
