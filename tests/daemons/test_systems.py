@@ -19,7 +19,7 @@ from tests.client.agent import run_all
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
-SYSTEMS = ("switchml", "atp", "esa", "a2tp")
+SYSTEMS = ("switchml", "atp", "esa", "a2tp", "netreduce")
 HOSTS = 2
 PATIENCE = 60.0
 FLOATS = TensorSpec("g", "f32", (3001,), "sum", ExponentMode.CARRIED)
@@ -74,11 +74,11 @@ def fabric() -> Iterator[Fabric]:
         yield running
 
 
-def join(fabric: Fabric, stack: ExitStack, system: str) -> list[inanet.Job]:
+def join(fabric: Fabric, stack: ExitStack, system: str, name: str = "") -> list[inanet.Job]:
     def connect(rank: int) -> inanet.Job:
         socket = fabric.worker_socket(rank)
         return inanet.connect(
-            system,
+            name or system,
             rank=rank,
             world=HOSTS,
             local_world=1,
@@ -109,9 +109,33 @@ def test_every_system_gives_the_bits_of_a_single_host(fabric: Fabric, system: st
         assert jobs[0].stats()["leaf_contributions"] > 0
 
 
+def test_two_jobs_of_netreduce_sum_at_once_and_share_nothing(fabric: Fabric) -> None:
+    """Two tenants' rings in one switch program, rounds of both on their way at the same time."""
+    with ExitStack() as stack:
+        several = [join(fabric, stack, "netreduce", name) for name in ("one", "other")]
+        rounds = []
+        for seed, jobs in enumerate(several):
+            generator = np.random.default_rng(seed)
+            for number in range(3):
+                arrays = [generator.integers(-(2**20), 2**20, 20_001, np.int32) for _ in jobs]
+                expected = sum(arrays[1:], arrays[0].copy())
+                handles = [
+                    job.all_reduce_async(array, name=f"t{number}")
+                    for job, array in zip(jobs, arrays, strict=True)
+                ]
+                rounds.append((handles, arrays, expected))
+        for handles, arrays, expected in rounds:
+            for handle, array in zip(handles, arrays, strict=True):
+                handle.wait(PATIENCE)
+                np.testing.assert_array_equal(array, expected)
+        for jobs in several:
+            run_all(lambda rank, jobs=jobs: jobs[rank].barrier(), HOSTS)
+            assert jobs[0].stats()["leaf_contributions"] > 0
+
+
 def test_jobs_side_by_side_and_a_lost_switch_is_one_error_for_all(fabric: Fabric) -> None:
     with ExitStack() as stack:
-        several = [join(fabric, stack, system) for system in ("switchml", "a2tp")]
+        several = [join(fabric, stack, system) for system in ("switchml", "a2tp", "netreduce")]
         rounds = [
             jobs[0].all_reduce_async(np.ones(100, np.float32), name=f"g{index}")
             for index, jobs in enumerate(several)
