@@ -50,6 +50,8 @@ class ReceivingDevice(InboxDevice):
         if self._batches % _EVERY == 0:
             counts = self.inbox.counts()
             self._seat.choose(int(counts[InboxCount.BYTES]) // ROW_BYTES, int(counts[InboxCount.FRAMES]))
+            if self.mode == "off":
+                self.share_groups()
         return super()._take()
 
     def close(self) -> None:

@@ -41,7 +41,7 @@ def _worker(cable: Cable, path: str, stack: ExitStack) -> Device:
     mode: Mode = "native" if path == "native" else "generic"
     inbox = load_inbox(device.rx_budget, WORKER)
     stack.callback(inbox.close)
-    inbox.follow({(hop.PARENT, hop.JOB): hop.KEY}, frozenset())
+    inbox.follow({(hop.PARENT, hop.JOB): hop.KEY})
     attachment = cable.run(1, lambda: Attachment(inbox, Cable.NAMES[1], mode))
     stack.callback(attachment.close)
     worker = InboxDevice(device, inbox)

@@ -172,11 +172,10 @@ class Inbox:
         """Readable when something has come since :meth:`sleep`."""
         return self._wakeups.fileno()
 
-    def follow(self, senders: Mapping[tuple[int, int], int], groups: Set[int]) -> None:
-        """Take results from these senders, keys by (endpoint, job), and those for these groups as well, endpoints.
+    def follow(self, senders: Mapping[tuple[int, int], int]) -> None:
+        """Take results from these senders, keys by (endpoint, job).
 
-        Whatever is not among them any more goes to the socket from now on, and so does what is beyond 4096 senders or 256
-        groups.
+        Whatever is not among them any more goes to the socket from now on, and so does what is beyond 4096 of them.
         """
         wanted = {
             np.array([sender], SENDER).tobytes(): key & 0xFFFF_FFFF_FFFF_FFFF
@@ -189,6 +188,11 @@ class Inbox:
         for name, key in wanted.items():
             if known.get(name) != key and _put(self._senders, name, key.to_bytes(8, "little")):
                 known[name] = key
+
+    def hear(self, groups: Set[int]) -> None:
+        """Take what those send to these groups as well, endpoints, and to no others; 256 of them at most. Nobody else on
+        this host gets what is taken.
+        """
         for group in self._known_groups - groups:
             self._groups.drop(group.to_bytes(8, "little"))
             self._known_groups.discard(group)

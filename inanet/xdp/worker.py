@@ -6,6 +6,7 @@ without a program all of it does.
 
 import os
 import select
+import socket
 from collections.abc import Callable, Collection
 
 from inanet.phy.device import Device
@@ -14,10 +15,27 @@ from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan
 from inanet.proto.reliability import Timing
 from inanet.wire.batch import PacketBatch
+from inanet.wire.endpoint import address_of
 from inanet.xdp.inbox import Inbox, InboxCount
 
 #: times in a row that the socket is not looked at after results, when the program has left nothing to it
 _SKIPS = 4
+
+
+def _is_free(group: int) -> bool:
+    """Whether no socket of this host is bound to a group, or to its port on all addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as alone:
+        try:
+            alone.bind(address_of(group))
+        except OSError:
+            return False
+    return True
+
+
+def _share(descriptor: int, allowed: bool) -> None:
+    """Whether other sockets may be bound to where this one is."""
+    with socket.socket(fileno=os.dup(descriptor)) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, allowed)
 
 
 class InboxDevice(Wrapper):
@@ -45,6 +63,8 @@ class InboxDevice(Wrapper):
         self._skipped = 0
         self._found = False
         self._packets = self._bytes = 0
+        #: groups that nobody else on this host hears, with their sockets' descriptors
+        self._own_groups: dict[int, int | None] = {}
 
     def fileno(self) -> int:
         """Readable when the socket is, or when there may be results: always, from one call of :meth:`receive` that has
@@ -66,6 +86,34 @@ class InboxDevice(Wrapper):
             self._room = select.epoll()
             self._room.register(self._device.fileno(), select.EPOLLOUT)
         return self._room.fileno()
+
+    def join(self, group: int) -> int | None:
+        """As :meth:`inanet.phy.device.GroupReceiver.join`. What the program takes, no other socket of this host gets: it takes
+        what is sent to a group only if none is bound to it, and then no other one can be.
+        """
+        free = _is_free(group)
+        descriptor = super().join(group)
+        if group not in self._own_groups and free:
+            if descriptor is not None:
+                _share(descriptor, False)
+            self._own_groups[group] = descriptor
+            self.inbox.hear(self._own_groups.keys())
+        return descriptor
+
+    def leave(self, group: int) -> None:
+        """As :meth:`inanet.phy.device.GroupReceiver.leave`."""
+        if group in self._own_groups:
+            del self._own_groups[group]
+            self.inbox.hear(self._own_groups.keys())
+        super().leave(group)
+
+    def share_groups(self) -> None:
+        """The program takes nothing any more: others may hear what this device hears."""
+        for descriptor in self._own_groups.values():
+            if descriptor is not None:
+                _share(descriptor, True)
+        self._own_groups.clear()
+        self.inbox.hear(frozenset())
 
     def receive(self) -> PacketBatch | None:
         """Results first, then what the socket has."""
@@ -178,4 +226,4 @@ class ReceivingNode(Node):
             for tree in job.trees.values()
             if tree.up is not None
         }
-        self._inbox.follow(senders, self.groups)
+        self._inbox.follow(senders)

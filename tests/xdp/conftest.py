@@ -66,7 +66,7 @@ def open_inbox(root_needed: None) -> Iterator[OpenInbox]:
         def make(rows: int = 64, at: int = OWN) -> Inbox:
             inbox = Inbox(rows, at)
             stack.callback(inbox.close)
-            inbox.follow({(PARENT if at & 0xFFFF else bare(PARENT), 7): 0x0123456789ABCDEF}, frozenset())
+            inbox.follow({(PARENT if at & 0xFFFF else bare(PARENT), 7): 0x0123456789ABCDEF})
             return inbox
 
         yield make

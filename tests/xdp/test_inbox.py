@@ -107,7 +107,7 @@ def test_a_frame_of_which_a_part_is_something_else_goes_up_whole(open_inbox: Ope
 
 def test_jobs_share_a_frame_when_both_are_the_workers(open_inbox: OpenInbox) -> None:
     inbox = open_inbox()
-    inbox.follow({(PARENT, JOB): KEY, (PARENT, 8): KEY ^ 8}, frozenset())
+    inbox.follow({(PARENT, JOB): KEY, (PARENT, 8): KEY ^ 8})
     assert show(inbox, frame(packet(1) + packet(2, job=8, key=KEY ^ 8) + packet(3), PARENT)) == DROP
     assert len(everything(inbox)) == 3
 
@@ -115,13 +115,12 @@ def test_jobs_share_a_frame_when_both_are_the_workers(open_inbox: OpenInbox) -> 
 def test_more_senders_than_there_is_room_for_are_the_sockets(open_inbox: OpenInbox) -> None:
     inbox = open_inbox()
     many = {(CHILDREN[0] + (number << 16), 1): KEY for number in range(4096)}
-    inbox.follow(
-        many | {(PARENT, JOB): KEY, (PARENT, 8): KEY}, frozenset(range(0xE << 44, (0xE << 44) + 300))
-    )
+    inbox.follow(many | {(PARENT, JOB): KEY, (PARENT, 8): KEY})
+    inbox.hear(frozenset(range(0xE << 44, (0xE << 44) + 300)))
     assert show(inbox, frame(packet(1), PARENT)) == DROP
     assert show(inbox, frame(packet(1, job=8), PARENT)) == PASS
     # as soon as there is room, it is not
-    inbox.follow({(PARENT, JOB): KEY, (PARENT, 8): KEY}, frozenset())
+    inbox.follow({(PARENT, JOB): KEY, (PARENT, 8): KEY})
     assert show(inbox, frame(packet(1, job=8), PARENT)) == DROP
 
 
