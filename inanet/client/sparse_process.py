@@ -217,10 +217,10 @@ def serve(
 
 def _model(machine: Machine) -> str:
     """What a shard begins with."""
-    keys = len(machine.store) if isinstance(machine, ParameterShard) else 0
-    if not keys or not isinstance(machine, ParameterShard):
+    if not isinstance(machine, ParameterShard) or not machine.began:
         return ""
-    return f", with {keys} keys" + (f" after iteration {machine.finished}" if machine.finished else ", anew")
+    how = f"after iteration {machine.began}" + ("" if machine.finished else ", for a job that begins anew")
+    return f", with {len(machine.store)} keys, {how}"
 
 
 def _foreign(machine: Machine) -> int:

@@ -120,7 +120,7 @@ def test_a_switch_and_a_shard_that_are_killed_and_started_again_lose_nothing(
                 members[0].job.wait()
             for thread in threads:
                 thread.join(timeout=60)
-        assert "with 200 keys after iteration 2" in said
+        assert "with 200 keys, after iteration 2" in said
         assert all((member.job.pull(KEYS) == total(pushed)).all() for member in members)
         stats = members[0].worker.stats()
         assert stats["hot_pairs"] > 0 < stats["cold_pairs"]

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from inanet.demo.sparse_load import Model, generated
+from inanet.demo.sparse_clicks import drawn
+from inanet.demo.sparse_load import OA, Model, generated
 from inanet.demo.sparse_models import LogisticRegression
 from inanet.papers import zebra_training
 from inanet.papers.zebra_training import Task, _Data, judge, trained, whole
@@ -31,6 +32,21 @@ def test_a_threshold_that_is_not_reached_is_told(task: Task, monkeypatch: pytest
     hopeless = Task("toy", task.model, task.samples, 20, 0.9999)
     with pytest.raises(RuntimeError, match=r"toy: 0\.\d+ after 2 steps, not 0.9999"):
         trained(hopeless, 2, zebra=False, data=_Data(hopeless, 2))
+
+
+def test_drawn_logs_have_the_models_shape_and_can_be_learnt() -> None:
+    """Each key of a batch is in one of its samples; half of the model's keys are pushed as often as all others."""
+    samples = drawn(OA, 90, scale=50)
+    assert len(samples) == 90 * 100
+    hot = OA.hot // 50
+    for batch in samples.batches(100):
+        assert len(np.unique(batch.keys)) == len(batch.keys)
+        assert (batch.keys < hot).mean() == pytest.approx(0.5, abs=0.05)
+    log = Task("drawn", LogisticRegression(), samples, 100, 0.6, in_order=True)
+    ours, theirs = (trained(log, 4, zebra=zebra, data=_Data(log, 4)) for zebra in (True, False))
+    assert ours.steps == theirs.steps
+    assert ours.in_network_share == pytest.approx(0.5, abs=0.05)
+    assert theirs.seconds > 1.2 * ours.seconds
 
 
 def test_computing_dilutes_what_communication_gains() -> None:

@@ -90,6 +90,8 @@ class ParameterShard:
         self.store = Store(job.width, optimiser or Sum(), initial)
         self.timing = timing or Timing()
         self.finished = 0
+        #: the iteration whose model this life began with
+        self.began = 0
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self.cold = self.pulled = 0
         self._rank_of = {address: rank for rank, address in enumerate(job.workers)}
@@ -387,7 +389,7 @@ class ParameterShard:
                 self.store.put(entry.keys, entry.values, entry.states)
                 self.finished, self._version, values = entry.iteration, entry.version, entry.values
                 self._last = _Last(entry.keys, entry.version, entry.following)
-        found = self.finished
+        found = self.began = self.finished
         if iteration is not None and (found != iteration or last > iteration + 1):
             raise state.BadState(f"it has no model of iteration {iteration}, but one of {last}")
         if anew:
