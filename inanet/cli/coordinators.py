@@ -1,6 +1,7 @@
 """Which coordinator a command asks, and how it proves that it may: from options, or from a daemon's configuration."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -61,7 +62,10 @@ class Target:
         """What a conversation with the coordinator comes to, its errors as a sentence."""
         from inanet.aio.channel import ChannelClosed, DeadlineError
         from inanet.control.codec import ControlError
+        from inanet.control.observe import logs
 
+        # beside the answer, not in it
+        logs.configure("warning", "plain", stream=sys.__stderr__)
         try:
             return action()
         except (DeadlineError, ChannelClosed, ControlError) as error:

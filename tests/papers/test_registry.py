@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from click.testing import CliRunner
 
 from inanet.cli.main import main
@@ -93,6 +94,20 @@ def _restless() -> Outcome:
     global _turn
     _turn += 1
     return Outcome((Claim("turn", 1, _turn, "=="),), (Table("t", ("a",), ((math.inf,),)),))
+
+
+def _talkative() -> Outcome:
+    structlog.get_logger().info("joined")
+    return Outcome((Claim("one", 1, 1, "=="),))
+
+
+def test_what_a_run_logs_is_no_part_of_its_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "ENTRIES", {"test": _entry("_talkative")})
+    assert main(["papers", "run", "test", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ok"]
+    structlog.reset_defaults()
 
 
 def _missed() -> Outcome:
