@@ -21,7 +21,7 @@ from inanet.control.errors import InaError, JoinRefused, JoinTimeout, OverflowRe
 from inanet.control.evaluating import Evaluation
 from inanet.control.member import Failed, Member
 from inanet.control.trust import Keys
-from inanet.proto.events import NodeEvent
+from inanet.proto.events import NodeEvent, Participation
 from inanet.proto.plan import TensorSpec
 from inanet.proto.switched.host import SwitchedHost
 from inanet.proto.switched.window import Timing
@@ -43,7 +43,7 @@ class _Membership:
     member: Member | None = None
     uplink: Uplink | None = None
     running: "asyncio.Task[None] | None" = None
-    futures: dict[int, "asyncio.Future[None]"] = field(default_factory=dict)
+    futures: "dict[int, asyncio.Future[Participation | None]]" = field(default_factory=dict)
 
 
 class FabricBackend:
@@ -183,8 +183,8 @@ class FabricBackend:
 
     def submit(
         self, job: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
-    ) -> "asyncio.Future[None]":
-        """One round of this host's ranks."""
+    ) -> "asyncio.Future[Participation | None]":
+        """One round of this host's ranks; in asynchronous training, with the epoch that it took part in."""
         mine = self._jobs[job]
         if mine.sums is not None:
             return mine.sums.submit(round_, spec, arrays)
@@ -203,7 +203,7 @@ class FabricBackend:
         if future is None or future.done():
             return
         if failed is None:
-            future.set_result(None)
+            future.set_result(None if mine.member is None else mine.member.participation)
         elif failed.cause == "overflow":
             future.set_exception(OverflowRefused(failed.message, round=round_))
         else:

@@ -20,6 +20,7 @@ from inanet.aio.local_session import Session
 from inanet.control.errors import FabricError, InaError, JoinRefused, WorkerLostError
 from inanet.control.session import PROTOCOL
 from inanet.control.session import field as get
+from inanet.proto.events import Participation
 from inanet.proto.plan import TensorSpec
 from inanet.proto.systems import NAMES, TREES
 
@@ -45,7 +46,7 @@ class Backend(Protocol):
 
     def submit(
         self, job: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
-    ) -> "asyncio.Future[None]":
+    ) -> "asyncio.Future[Participation | None]":
         """One round: 1, 2, ... without gaps but those of :meth:`mismatch`.
 
         ``arrays`` are 1-D views of shared memory, one per local rank, ordered by rank, with float16 as

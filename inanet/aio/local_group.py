@@ -10,6 +10,7 @@ import structlog
 from numpy.typing import NDArray
 
 from inanet.control.errors import FabricError, InaError, JoinRefused, MismatchError, WorkerLostError
+from inanet.proto.events import Participation
 from inanet.proto.plan import TensorSpec
 from inanet.proto.systems import TREES
 
@@ -159,14 +160,17 @@ class Group:
         finally:
             self._answer(number, error)
 
-    def _done(self, number: int, future: "asyncio.Future[None]") -> None:
+    def _done(self, number: int, future: "asyncio.Future[Participation | None]") -> None:
         if future.cancelled():
             self._answer(number, FabricError("the agent gave the round up", round=number))
             return
         error = future.exception()
-        self._answer(number, error if error is None or isinstance(error, InaError) else _broken(error))
+        if error is None:
+            self._answer(number, None, future.result())
+        else:
+            self._answer(number, error if isinstance(error, InaError) else _broken(error))
 
-    def _answer(self, number: int, error: InaError | None) -> None:
+    def _answer(self, number: int, error: InaError | None, part: Participation | None = None) -> None:
         round_ = self._rounds.pop(number, None)
         if round_ is None:
             # the group has ended in the meantime
@@ -174,7 +178,7 @@ class Group:
         for rank in round_.calls:
             session = self.sessions.get(rank)
             if session is not None:
-                session.result(number, error)
+                session.result(number, error, part)
 
     def report(self, before: float) -> None:
         """Tell those who have waited since ``before`` (the loop's time) for whom."""

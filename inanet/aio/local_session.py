@@ -16,6 +16,7 @@ from inanet.control.errors import FabricError, InaError, cause_of
 from inanet.control.fields import check_spec
 from inanet.control.session import MOST_AHEAD, MOST_IDS, MOST_SEGMENTS, SessionError, Unpacker, pack
 from inanet.control.session import field as get
+from inanet.proto.events import Participation
 from inanet.proto.plan import ExponentMode, TensorSpec
 
 if TYPE_CHECKING:
@@ -180,10 +181,18 @@ class Session:
 
     # ------------------------------------------------------------ answers out
 
-    def result(self, seq: int, error: InaError | None) -> None:
-        """Answer one collective."""
+    def result(self, seq: int, error: InaError | None, part: Participation | None = None) -> None:
+        """Answer one collective; ``part`` is the epoch that it took part in (asynchronous training)."""
         self._unanswered -= 1
-        self.send(pack("result", seq=seq) if error is None else pack("result", seq=seq, **_fields(error)))
+        fields = {} if error is None else _fields(error)
+        if part is not None:
+            fields = {
+                "epoch": part.epoch,
+                "workers": list(part.workers),
+                "awaited": part.awaited,
+                "staleness": part.staleness,
+            }
+        self.send(pack("result", seq=seq, **fields))
 
     def welcome(self) -> None:
         """The job is complete."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from numpy.typing import NDArray
 
 from inanet.control.errors import FabricError, InaError, OverflowRefused, error_of
+from inanet.proto.events import Participation
 from inanet.proto.local import LocalTensor, Refusal
 from inanet.proto.plan import TensorSpec
 
@@ -51,7 +52,7 @@ class _Queued:
     number: int
     tensor: LocalTensor
     arrays: Sequence[NDArray[Any]]
-    future: "asyncio.Future[None]"
+    future: "asyncio.Future[Participation | None]"
 
     @property
     def size(self) -> int:
@@ -70,7 +71,9 @@ class LocalSums:
         self._queue: deque[_Queued] = deque()
         self._working: asyncio.Task[None] | None = None
 
-    def submit(self, number: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]) -> "asyncio.Future[None]":
+    def submit(
+        self, number: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
+    ) -> "asyncio.Future[Participation | None]":
         """One round; see :meth:`inanet.aio.local.Backend.submit`.
 
         Raises :class:`~inanet.control.errors.FabricError` for what no number format can do.

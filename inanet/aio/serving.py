@@ -2,9 +2,10 @@
 
 from inanet.aio.beside import Beside
 from inanet.aio.station import Station, open_device
+from inanet.control.goat.epochs import for_any_workers
 from inanet.control.services import EXPONENTS, Service
 from inanet.proto.switched.exponents import ExponentRoot
-from inanet.proto.switched.root import SwitchedRoot
+from inanet.proto.switched.root import Epochs, SwitchedRoot
 from inanet.proto.systems import SYSTEMS
 
 
@@ -13,6 +14,9 @@ async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Serv
     exponents = ExponentRoot()
     made = {system: parts.make_server() for system, parts in SYSTEMS.items()}
     servers = {system: server for system, server in made.items() if server is not None}
+    for server in servers.values():
+        if isinstance(server, Epochs):
+            server.choose = for_any_workers()
     services = {}
     for name, machine in {EXPONENTS: exponents, **servers}.items():
         device = await open_device(station.config, station.driver.now, legacy=True)

@@ -18,6 +18,7 @@ from inanet.client.connection import Connection
 from inanet.control.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, error_of
 from inanet.control.session import MOST_AHEAD, MOST_IDS, SessionError, pack
 from inanet.control.session import field as get
+from inanet.proto.events import Participation
 
 #: seconds between two log messages about who is waited for
 _LOG_SECONDS = 5.0
@@ -37,9 +38,12 @@ class Outcome:
     #: who is waited for, as far as the agent has said
     awaited: str = ""
     awaited_ranks: tuple[int, ...] = ()
+    #: the epoch that it took part in (asynchronous training)
+    part: Participation | None = None
 
-    def finish(self, error: InaError | None) -> None:
+    def finish(self, error: InaError | None, part: Participation | None = None) -> None:
         """The answer is here."""
+        self.part = part
         self.memory = None
         self.error = error
         self.finished = True
@@ -219,7 +223,8 @@ class Conversation:
         if kind == "result":
             outcome = self._pending.pop(get(message, "seq", int), None)
             if outcome is not None:
-                outcome.finish(self._error(message, outcome) if "cause" in message else None)
+                failed = "cause" in message
+                outcome.finish(self._error(message, outcome) if failed else None, _part(message))
         elif kind == "waiting":
             self._note(get(message, "seq", int), get(message, "text", str), _ranks(message))
         elif kind == "welcome":
@@ -319,6 +324,16 @@ class Conversation:
                 "this process was forked; connect again in the child", job=self.job, rank=self.rank
             )
         )
+
+
+def _part(message: dict[str, Any]) -> Participation | None:
+    if "epoch" not in message:
+        return None
+    workers = get(message, "workers", list)
+    if any(type(worker) is not int for worker in workers):
+        raise SessionError("result.workers are not numbers")
+    epoch, awaited, staleness = (get(message, name, int, low=0) for name in ("epoch", "awaited", "staleness"))
+    return Participation(epoch, tuple(workers), awaited, staleness)
 
 
 def _ranks(message: dict[str, Any]) -> tuple[int, ...]:

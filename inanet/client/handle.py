@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from inanet.client.conversation import Conversation, Outcome
 from inanet.client.memory import Memory, Piece
+from inanet.proto.events import Participation
 
 
 class Handle:
@@ -38,6 +39,15 @@ class Handle:
     def round(self) -> int:
         """Number of the collective in its job, counted from 1."""
         return self._outcome.seq
+
+    @property
+    def participation(self) -> Participation | None:
+        """Once :meth:`wait` has returned, the epoch that a step of asynchronous training took part in; None elsewhere.
+
+        ``workers`` are hosts by index, in the order of their names; ``awaited`` is how many of them were waited for (K_t),
+        ``staleness`` how many epochs there were since this host's last one.
+        """
+        return self._outcome.part
 
     def done(self) -> bool:
         """Whether :meth:`wait` would return, or raise, at once. Does not wait."""

@@ -41,8 +41,8 @@ def connect(
     ``rank``, ``world`` and ``local_world`` (ranks on this host) default to RANK, WORLD_SIZE and
     LOCAL_WORLD_SIZE, as torchrun sets them, and ``local_world`` then to 1; ``socket`` to INA_SOCKET, then to
     the usual places (:func:`~inanet.client.environment.socket_path`). ``timeout`` (seconds) is for joining,
-    and the default for rounds. ``system`` is who sums: "xagg", or "switchml", "atp", "esa", "a2tp" or "netreduce" where there
-    is a switch for it, the same on all ranks; by default what INA_SYSTEM says, or else the agent's configuration. While ranks are missing, the logger ``inanet`` says so every 5 seconds.
+    and the default for rounds. ``system`` is who sums: "xagg", or "switchml", "atp", "esa", "a2tp", "netreduce", "goat" or
+    "goat-async" where there is a switch for it, the same on all ranks; by default what INA_SYSTEM says, or else the agent's configuration. While ranks are missing, the logger ``inanet`` says so every 5 seconds.
 
     Raises :class:`~inanet.control.errors.AgentUnavailable`, :class:`~inanet.control.errors.JoinTimeout`
     naming who is missing, :class:`~inanet.control.errors.JoinRefused`, or ``ValueError`` for numbers that
@@ -150,6 +150,10 @@ class Job:
         mean) is how exponents are agreed: carried, prologue, or fixed with ``factor``. ``nan="propagate"``
         lets NaN and infinity through, spoiling their block of 256 elements; by default they are refused on
         all ranks.
+
+        Under the system "goat-async", asynchronous training, every call is a step of this rank's own: it needs op mean and
+        mode fixed, returns when the gradient has counted, and leaves in ``array`` the sum of the mean gradients of all epochs
+        since this rank's last step. :attr:`Handle.participation` says which epoch that was, and who took part in it.
 
         Raises ``TypeError`` or ``ValueError`` for arguments that cannot be reduced, before anything is sent,
         and :class:`~inanet.control.errors.InaError` if the job is over.

@@ -13,6 +13,7 @@ from inanet.control.entry import check_endpoint, check_entry
 from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.control.fields import Cause
 from inanet.control.goat.fabric import GoatFabric
+from inanet.control.goat.steps import SYSTEM
 from inanet.control.groups import Groups
 from inanet.control.job import Job
 from inanet.control.joining import Forming, Members, Refused
@@ -85,6 +86,7 @@ class Admission:
         #: of those that a controller schedules over several
         self._scheduled = GoatFabric("goat", settings, peers.nodes, numbers, taken)
         self._switched["goat"] = self._scheduled
+        self._switched[SYSTEM] = GoatFabric(SYSTEM, settings, peers.nodes, numbers, taken)
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers
@@ -284,7 +286,8 @@ class Admission:
             next_nonce,
             pending.epoch,
             renewal if chosen.switched is None else None,
-            reschedule if chosen.publish is not None else None,
+            # slots of asynchronous training have gradients that nobody sends again
+            reschedule if chosen.publish is not None and members.system != SYSTEM else None,
             elastic=self._settings.elastic,
         )
         self._jobs[number] = job

@@ -175,6 +175,8 @@ def _check_switched(facts: Switched) -> None:
             _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
     for endpoint in facts.entries:
         _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
+    for index in facts.departed:
+        _in_range("departed worker", index, 0, len(facts.workers) - 1)
 
 
 def _check_placement(place: Placement, version: int) -> None:

@@ -10,6 +10,7 @@ job, or, if that is elastic, has it begin another epoch (:mod:`inanet.control.sh
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NoReturn
 
 from inanet.control.collectives import JobLost
@@ -148,9 +149,18 @@ class Job(Renewing):
                 self.worker_lost(name, f"it left before it had the result of round {round_.number}", now)
                 return
         ranks = show_ranks(self.hosts[name].ranks)
-        self._guard(now, lambda: self.collectives.leave(name, f"{ranks} (host {name}) has left the job"))
+        self._guard(now, lambda: self._leave(name, f"{ranks} (host {name}) has left the job"))
         if not self.hosts and not self.over:
             self._close("all workers have left", None)
+
+    def _leave(self, name: str, text: str) -> None:
+        self.collectives.leave(name, text)
+        facts = self.planner.switched
+        if self.asynchronous and facts is not None and self.hosts:
+            # the PS may wait for this one's gradient
+            gone = (*facts.departed, self._members.index(name))
+            self.planner.switched = replace(facts, departed=gone)
+            self._advance(text)
 
     def holder_lost(self, name: str, why: str, now: float) -> None:
         """An aggregator or parameter server is gone."""

@@ -105,6 +105,8 @@ class Member:
         self._next_round = 1
         #: the worker's job: its number once welcomed
         self.job: int | None = None
+        #: the epoch that the last step took part in (asynchronous training)
+        self.participation: events.Participation | None = None
         #: the first plan has come: rounds may begin
         self.joined = False
         self.welcomed = False
@@ -260,6 +262,7 @@ class Member:
                     f"round {event.round}: the exact sum of element {event.overflow} does not fit its dtype",
                     event.round,
                 )
+            self.participation = event.part
             self._close(event.round, error)
         elif isinstance(event, events.Refused):
             opened = self._opened.get(event.round)

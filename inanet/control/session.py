@@ -15,7 +15,8 @@ one file descriptor (SCM_RIGHTS). Tensors never travel: both sides map the memfd
 ``reduce``  to agent  seq (1, 2, ...), name, dtype, shape, op, mode, factor, propagate, memory (id),
                       offset (bytes); perhaps id, under which the agent remembers all but seq
 ``again``   to agent  seq, id: as the last ``reduce`` of this id; not after its memory was released
-``result``  from      seq; if it failed also cause, message, round, ranks, details
+``result``  from      seq; if it failed also cause, message, round, ranks, details; if it took part in an epoch also epoch,
+                      workers, awaited, staleness
 ``failed``  from      cause, message, round, ranks, details: the job is over for this process
 ``stats``   both      to agent: (none); from: figures
 ``bye``     to agent  (none): the process leaves in good order

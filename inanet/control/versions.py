@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from inanet.control.collectives import Collectives, JobLost
 from inanet.control.events import ControlEvent, PlanChanged, PlanRepeated
+from inanet.control.goat.steps import SYSTEM, Steps
 from inanet.control.holding import Holding
 from inanet.control.messages import Hello, Hold, Message, Plan
 from inanet.control.planner import PlanError, Planner
@@ -101,7 +102,10 @@ class Versions:
         self.verdict = ""
         self.outbox: list[tuple[str, Message]] = []
         self.log: list[ControlEvent] = []
-        self.collectives = Collectives(name, self.hosts, planner, settings, format_of, self._send)
+        #: every host has rounds of its own
+        self.asynchronous = planner.switched is not None and planner.switched.system == SYSTEM
+        made = Steps if self.asynchronous else Collectives
+        self.collectives = made(name, self.hosts, planner, settings, format_of, self._send)
         self._members = tuple(sorted(hosts))
         self.topology = topology
         self._settings = settings

@@ -4,14 +4,27 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class Participation:
+    """The epoch of asynchronous training that a step took part in: its number from 1 on, the workers in it, by index, how many
+    were waited for (K_t), and how many epochs lie between this one and the one in which this worker got its last model.
+    """
+
+    epoch: int
+    workers: tuple[int, ...]
+    awaited: int
+    staleness: int
+
+
+@dataclass(frozen=True, slots=True)
 class RoundDone:
     """Every result of a round has reached this host's arrays. ``overflow`` is the first element whose exact integer
-    sum does not fit its dtype, or -1."""
+    sum does not fit its dtype, or -1. ``part``: in asynchronous training."""
 
     job: int
     round: int
     tensor: int
     overflow: int
+    part: Participation | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,8 @@ class Switched:
     #: the switches, where there are several, and the one that each worker is at
     sites: tuple[Site, ...] = ()
     entries: tuple[int, ...] = ()
+    #: workers that have left, by index; without them only a job in asynchronous training goes on
+    departed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

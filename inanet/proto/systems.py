@@ -123,6 +123,15 @@ SYSTEMS: Mapping[str, System] = {
         static=True,
         server="inanet.proto.goat.ps:GoatServer",
     ),
+    # GOAT's asynchronous training
+    "goat-async": System(
+        "inanet.proto.goat.epochs.worker:join",
+        "inanet.proto.goat.epochs.program:EpochProgram",
+        "",
+        range(7415, 7416),
+        static=True,
+        server="inanet.proto.goat.epochs.ps:EpochServer",
+    ),
 }
 #: what a job may choose
 NAMES = (TREES, *SYSTEMS)

@@ -229,10 +229,11 @@ def test_over_udp_all_programs_run_together(tmp_path: Path) -> None:
     entries = ", ".join(
         f'{{ system = "{one}", memory = "1 MB", udp_ports = "0", {shared.get(one, "shared = 99,")} jobs = [{job}] }}'
         for one in SYSTEMS
-        if one != "goat"
+        if not one.startswith("goat")
     )
-    # its jobs come from a coordinator
-    entries += ', { system = "goat", memory = "1 MB", udp_ports = "0" }'
+    # their jobs come from a coordinator
+    for one in ("goat", "goat-async"):
+        entries += f', {{ system = "{one}", memory = "1 MB", udp_ports = "0" }}'
     switch = open_switch(loaded(tmp_path, f"[switch]\nprograms = [{entries}]\n"))
     try:
         assert switch.endpoints().keys() == SYSTEMS.keys()

@@ -20,12 +20,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inanet.control.goat.asynchronous import Epochs, choose, per_switch
+from inanet.control.goat.asynchronous import Convergence, Epochs, choose, per_switch
 from inanet.control.goat.instance import F64, I64
 from inanet.proto.goat.gathering import Gathered
 
 #: Epochs for which a sum may be on its way.
 HORIZON = 256
+#: sigma^2 / epsilon as a share of the workers, where nothing is known of the task.
+NOISE = 0.125
 #: K of an epoch from the workers' last intervals; :func:`by_algorithm_two` makes one.
 Choose = Callable[[F64], int]
 
@@ -35,6 +37,16 @@ def by_algorithm_two(epochs: Epochs, *, rounds: int | None = None, aggregation: 
     return lambda intervals: (
         choose(intervals.tolist(), epochs, rounds=rounds, aggregation=aggregation).participants
     )
+
+
+def for_any_workers(noise: float = NOISE) -> Choose:
+    """Algorithm 2 for jobs of any size, whose sigma^2 / epsilon is this share of the workers: what decides about K in psi."""
+
+    def choose_for(intervals: F64) -> int:
+        workers = len(intervals)
+        return by_algorithm_two(Convergence(1.0, noise * workers, 1.0, workers).epochs)(intervals)
+
+    return choose_for
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ Exponents are agreed with one machine, sums that the switch could not finish go 
 nothing with the slots of jobs that sum in trees; which jobs are whose is in their plans.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.atp.ps import PSJob
@@ -27,6 +28,23 @@ class Server(Machine, Protocol):
         ...
 
 
+@runtime_checkable
+class Epochs(Server, Protocol):
+    """A PS that closes epochs: it knows the tensor, and who has left. ``choose`` says how many workers an epoch waits for, from
+    the last interval of each, float64 seconds.
+    """
+
+    choose: Callable[[NDArray[np.float64]], int]
+
+    def hold(self, job: int, layout: TensorLayout) -> None:
+        """The tensor of a job. Raises ``ValueError`` for a second one."""
+        ...
+
+    def leave(self, job: int, worker: int, now: float) -> None:
+        """A worker, by index, has left a job."""
+        ...
+
+
 class SwitchedRoot:
     """Follows the plans of all jobs: those without a switch are for ``trees``. ``servers`` are by system."""
 
@@ -43,6 +61,7 @@ class SwitchedRoot:
             self._trees.apply(plan, now, attach=attach)
             return
         if plan.job in self._switched:
+            self._take_leave(plan.job, facts, now)
             return
         self._switched[plan.job] = facts
         members = {worker: 1 << index for index, worker in enumerate(facts.workers)}
@@ -52,6 +71,15 @@ class SwitchedRoot:
             switch = (facts.switch,)
             job = PSJob(facts.number, members, switch, facts.window, facts.slots, switch, key=plan.key)
             server.add_job(job)
+
+    def _take_leave(self, job_id: int, facts: Switched, now: float) -> None:
+        """Tell a PS that closes epochs who has left since the plan before."""
+        gone = set(facts.departed) - set(self._switched[job_id].departed)
+        self._switched[job_id] = facts
+        server = self._servers.get(facts.system)
+        if isinstance(server, Epochs):
+            for worker in sorted(gone):
+                server.leave(facts.number, worker, now)
 
     def drop_job(self, job_id: int) -> None:
         """Forget a job."""
@@ -65,9 +93,19 @@ class SwitchedRoot:
             server.remove_job(facts.number)
 
     def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
-        """Tensors on a switch have no slots here."""
-        if job_id not in self._switched:
+        """Tensors on a switch have no slots here; a PS that closes epochs has to know them. Raises ``MemoryError`` for one that it
+        cannot have.
+        """
+        facts = self._switched.get(job_id)
+        if facts is None:
             self._trees.add_layout(job_id, layout, last_round)
+            return
+        server = self._servers.get(facts.system)
+        if isinstance(server, Epochs):
+            try:
+                server.hold(facts.number, layout)
+            except ValueError as error:
+                raise MemoryError(str(error)) from error
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
         """Forget a tensor."""

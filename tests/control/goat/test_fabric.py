@@ -74,13 +74,13 @@ class MeshSwitch:
     """One of its switches as a follower of plans sees it."""
 
     def __init__(self, mesh: Mesh, name: str, address: int, program: GoatProgram) -> None:
-        self.registration = Registration("goat", program)
+        self.registration = Registration(program.name, program)
         self.pipeline = SimpleNamespace(registrations=[self.registration])
         self._address = address
         self._switch = mesh.network.add_switch(name, program, address)
 
     def endpoints(self) -> dict[str, int]:
-        return {"goat": self._address}
+        return {self.registration.name: self._address}
 
     def serve(self, program: str, job: Job) -> None:
         admit(self.registration, job)
@@ -114,13 +114,16 @@ class Lab(Rack):
                 self.mesh,
                 name,
                 endpoint(f"10.0.2.{index + 1}", 0xBEE0),
-                GoatProgram(budget=SLOTS[name] * 284),
+                self.program_of(SLOTS[name]),
             )
             for index, name in enumerate(SWITCHES)
         }
         for leaf in ("s1", "s2"):
             self.mesh.network.connect("s0", leaf, LINK)
         self.server = GoatServer()
+
+    def program_of(self, slots: int) -> GoatProgram:
+        return GoatProgram(budget=slots * 284)
 
     @property
     def mesh(self) -> Mesh:
@@ -132,17 +135,17 @@ class Lab(Rack):
         exponents = ExponentRoot()
         self.mesh.attach(ROOT, exponents)
         self.mesh.attach(PS, self.server)
-        services = {EXPONENTS: Service(endpoint=ROOT), "goat": Service(endpoint=PS)}
-        follower = SwitchedRoot(Node("ps", 64), exponents, {"goat": self.server})
+        services = {EXPONENTS: Service(endpoint=ROOT), self.system: Service(endpoint=PS)}
+        follower = SwitchedRoot(Node("ps", 64), exponents, {self.system: self.server})
         self._connect("ps", Member(follower, Identity("ps", "ps", TOKEN, ROOT, 512, services=services)))
 
     def start_switch(self, name: str = "", *, relays: bool = True) -> None:
         for one in [name] if name else SWITCHES:
             switch = self.switches[one]
             has = offer(switch.registration, None)
-            where = switch.endpoints()["goat"]
-            services = {"goat": Service(endpoint=where, slots=has.slots, own=has.own, relays=relays)}
-            follower = SwitchFollower(switch, {"goat": "goat"})  # type: ignore[arg-type]
+            where = switch.endpoints()[self.system]
+            services = {self.system: Service(endpoint=where, slots=has.slots, own=has.own, relays=relays)}
+            follower = SwitchFollower(switch, {self.system: self.system})  # type: ignore[arg-type]
             self._connect(
                 one, Member(follower, Identity(one, "switch", TOKEN, where, 512, services=services))
             )

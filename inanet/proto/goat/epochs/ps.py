@@ -177,6 +177,8 @@ class Running:
         self.began = 0.0
         self.revision = 0
         self.published = -1.0
+        #: it is published whose gradients count in this epoch
+        self.released = False
         #: times that a worker has said that it has sent its present gradient
         self.asked: I64 = np.zeros(self.workers, np.int64)
         self.out: list[NDArray[Any]] = []
@@ -234,6 +236,7 @@ class Running:
         waited = first or self.waiting.expected
         self.revision += 1
         self.published = now
+        self.released = bool(first)
         mask = sum(1 << worker for worker in first)
         switches = self.table.heard.shape[0] - 1
         needs = np.zeros((switches + 1, len(self.table.first)), np.int64)
@@ -259,9 +262,25 @@ class Running:
         if not self.waiting.epoch:
             self._begin(now)
         whole = np.flatnonzero((self.table.left[: self.workers] == 0) & self.waiting.there)
+        for worker in whole.tolist():
+            self.waiting.has_sent(worker, now)
         if len(whole) < self.waiting.participants:
+            self._release(now)
             return False
         self._close(whole, now)
+        return True
+
+    def _awaits(self, workers: tuple[int, ...]) -> bool:
+        """Whether something of these workers' gradients has not counted."""
+        assert self.table is not None
+        return bool(self.table.left[list(workers)].any())
+
+    def _release(self, now: float) -> bool:
+        """Have nodes send on what they hold of the first K_t workers, once these have sent everything."""
+        first = self.waiting.first()
+        if self.released or not first or not self._awaits(first):
+            return False
+        self.publish(now)
         return True
 
     def _close(self, inside: I64, now: float) -> None:
@@ -307,6 +326,9 @@ class Running:
         assert self.table is not None
         behind = (int(self.table.serial[worker]) - serial) & 0xFFFFFFFF
         if behind == 1 and worker in self.models:
+            if start == 0 and now - self.waiting.given[worker] < HOLD:
+                # it crosses the result
+                return
             places = start + np.flatnonzero(unpack(marks))
             self.give(worker, places[places <= self.fragments][: self.job.window])
             return
@@ -316,9 +338,9 @@ class Running:
         news = bool(np.isnan(self.waiting.sent[worker]))
         self.waiting.has_sent(worker, now)
         first = self.waiting.first()
-        quorum = news and len(first) == int(np.count_nonzero(~np.isnan(self.waiting.sent)))
-        repeated = not news and now - self.published >= HOLD
-        if worker in first and (quorum or repeated) and self.table.left[list(first)].any():
+        again = not news and now - self.published >= HOLD
+        if not self._release(now) and again and worker in first and self._awaits(first):
+            # something is lost
             self.publish(now)
         missing = np.zeros(MARKS, np.bool_)
         begin = 0

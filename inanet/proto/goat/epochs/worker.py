@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
-from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
+from inanet.proto.events import NodeEvent, Participation, PeerSilent, Refused, RoundDone
 from inanet.proto.goat.epochs.ps import beside, pack, unpack
+from inanet.proto.goat.epochs.tensors import suits
 from inanet.proto.goat.frames import LAST_OF_EPOCHS, inspect_up_to, seal
-from inanet.proto.plan import ExponentMode, Scheduled, Switched, TensorSpec
+from inanet.proto.plan import Scheduled, Switched, TensorSpec
 from inanet.proto.switched.registers import JOBS
 from inanet.proto.switched.window import Index, Timing, Window
 from inanet.proto.switched.worker import Layout, Membership
@@ -46,18 +47,6 @@ from inanet.wire.goat import (
 _HEAD = np.dtype(FRAME.descr[:10])
 #: the longest pause between two words to the PS, seconds
 PATIENCE = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class Participation:
-    """The epoch that a step took part in: its number, the indices of the workers in it, K_t, and how many epochs ago this
-    worker had its last model.
-    """
-
-    epoch: int
-    workers: tuple[int, ...]
-    awaited: int
-    staleness: int
 
 
 @dataclass(slots=True)
@@ -126,7 +115,7 @@ class EpochWorker:
     # ---------------------------------------------------------------- tensors
 
     def add_tensor(self, tensor: int, spec: TensorSpec) -> None:
-        """Make a tensor known. Raises ``ValueError`` for what epochs cannot have: see :func:`suits`."""
+        """Make a tensor known. Raises ``ValueError`` for what epochs cannot have (:func:`suits`)."""
         suits(spec)
         nothing = np.zeros(0, np.int64)
         self._tensors[tensor] = _Tensor(
@@ -235,7 +224,7 @@ class EpochWorker:
         for array in step.arrays:
             array[:] = moved
         its.model, self._epoch = model, step.epoch
-        self._events.append(RoundDone(self.member.job, step.round, step.tensor, -1))
+        self._events.append(RoundDone(self.member.job, step.round, step.tensor, -1, self.participation))
         self._step = None
         self._heard = None
         self._next(now)
@@ -440,17 +429,6 @@ class EpochWorker:
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
         return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
-
-
-def suits(spec: TensorSpec) -> None:
-    """Raises ``ValueError`` for a tensor that epochs cannot have: nobody knows in time whose exponents there will be, and a
-    mean is over those who take part.
-    """
-    if spec.dtype != "f32" or spec.op != "mean" or spec.mode is not ExponentMode.FIXED:
-        raise ValueError(
-            f"tensor {spec.name!r}: asynchronous training takes the mean of f32 under a fixed factor "
-            f"(op='mean', mode='fixed'), not the {spec.op} of {spec.dtype} in mode {spec.mode.name.lower()!r}"
-        )
 
 
 def join(member: Membership, facts: Switched, timing: Timing) -> EpochWorker:

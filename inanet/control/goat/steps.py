@@ -1,0 +1,89 @@
+"""The rounds of asynchronous training: every host has its own, and nobody waits for another's.
+
+What the coordinator does for a job in which all hosts begin the same rounds is to compare them, and to end those that are not
+complete in time. Here a host's k-th step is its own affair: the PS says which epoch it takes part in. What is left is the one
+tensor, which is scheduled when the first host begins a step, and refusals, which concern the host alone.
+"""
+
+from inanet.control.collectives import Collectives, JobLost
+from inanet.control.fields import Cause
+from inanet.control.layouts import LayoutError
+from inanet.control.messages import Begin, Finished, LayoutReady, Refuse, RoundFailed
+from inanet.control.sentences import clip, show_ranks
+from inanet.proto.goat.epochs.tensors import suits
+
+#: the system whose jobs have such rounds
+SYSTEM = "goat-async"
+
+
+class Steps(Collectives):
+    """See :class:`~inanet.control.collectives.Collectives`; the ledger stays empty."""
+
+    def begin(self, host: str, message: Begin, now: float) -> None:
+        """A host begins a step. Raises :class:`JobLost` if it skips one."""
+        record = self.hosts[host]
+        if message.round > record.next_round:
+            ranks = show_ranks(record.ranks)
+            text = f"host {host} ({ranks}) began step {message.round}, its next one is {record.next_round}"
+            raise JobLost("protocol", f"{self._job}: {text}", message.round, record.ranks)
+        if message.round < record.next_round:
+            return
+        record.next_round += 1
+        if self.book.find(message.spec) is not None:
+            return
+        if len(self.book):
+            self._alone(host, message.round, "mismatch", _ONE)
+            return
+        try:
+            suits(message.spec)
+            self._make(message.spec, 0)
+        except LayoutError as error:
+            self._alone(host, message.round, "memory", str(error))
+        except ValueError as error:
+            self._alone(host, message.round, "unsupported", str(error))
+
+    def refuse(self, host: str, message: Refuse, now: float) -> None:
+        """A rank cannot contribute: its host's step fails, nobody else's."""
+        if message.rank not in self.hosts[host].ranks:
+            return
+        at = "" if message.index is None else f" at element {message.index}"
+        text = f"rank {message.rank} (host {host}): {message.detail or message.reason}{at} of tensor {message.tensor!r}"
+        self._alone(host, message.round, message.reason, text, message.rank, message.tensor, message.index)
+
+    def finished(self, name: str, message: Finished) -> None:
+        """Nobody waits for that."""
+
+    def layout_ready(self, name: str, message: LayoutReady) -> None:
+        """A switch or the PS has room, or has not: then every host's step fails."""
+        if message.refused and self.book.get(message.tensor) is not None:
+            for host, record in self.hosts.items():
+                if record.next_round > 1:
+                    text = f"{name!r} has no room for it: {message.refused}"
+                    self._alone(host, record.next_round - 1, "memory", text)
+        super().layout_ready(name, message)
+
+    def _alone(
+        self,
+        host: str,
+        number: int,
+        error: Cause,
+        text: str,
+        rank: int | None = None,
+        tensor: str = "",
+        index: int | None = None,
+    ) -> None:
+        """End one host's step."""
+        failure = RoundFailed(
+            job=self._planner.job,
+            round=number,
+            error=error,
+            message=clip(f"{self._job}, step {number} of host {host}: {text}"),
+            rank=rank,
+            tensor=tensor,
+            index=index,
+        )
+        self._failed.append(failure)
+        self._send(host, failure)
+
+
+_ONE = "a job in asynchronous training has one tensor; hand the whole gradient over as one array, without barriers"
