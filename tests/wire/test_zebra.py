@@ -10,7 +10,7 @@ from inanet.wire import zebra
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 from inanet.wire.xagg import MalformedPacket
-from inanet.wire.zebra import Flag, Kind, Packet
+from inanet.wire.zebra import Flag, Kind, Packet, Refusal
 
 KEY = 0x0123456789ABCDEF
 HOT = Packet(Kind.HOT, 7, 3, 2, 9, 5, 1, 0, (0, 17), (1, 0xFFFFFFFF))
@@ -43,6 +43,10 @@ GOLDEN = [
         "5107000700030002000000090000000102050013",
         "",
     ),
+    # a process of rank 3 with the number 0xdeadbeef
+    (Packet(Kind.JOIN, 7, 3, 0, 0xDEADBEEF, 0, 2, Flag.END), "5108000700030000deadbeef0000000000000201", ""),
+    # shard 1 has iteration 9 and no part in 12
+    (Packet(Kind.REFUSAL, 7, 1, Refusal.LOST, 9, 12, 2), "5109000700010001000000090000000c00000200", ""),
 ]
 
 
