@@ -6,18 +6,13 @@ asyncio's own loop.
 """
 
 import asyncio
-import errno
 import os
 import socket
 import ssl
-import stat
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
-
-import structlog
 
 from inanet.control.codec import ControlError, Decoder, encode
 from inanet.control.exits import Failure
@@ -30,8 +25,6 @@ WRITE_LIMIT = 8 << 20
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 _READ_BYTES = 1 << 16
-
-_log = structlog.get_logger("inanet.channel")
 
 
 class DeadlineError(TimeoutError):
@@ -157,7 +150,7 @@ class Channel:
         try:
             data = await self._reader.read(_READ_BYTES)
         except OSError as error:
-            raise ChannelClosed(f"connection to {self.peer} broke: {_reason(error)}") from None
+            raise ChannelClosed(f"connection to {self.peer} broke: {reason_of(error)}") from None
         if not data:
             cut = f" in the middle of a message ({self._decoder.pending} B)" if self._decoder.pending else ""
             if self.certificate is not None and not self._heard:
@@ -243,7 +236,7 @@ async def connect(
                     else:
                         reader, writer = await _open(target, tls)
                 except OSError as error:
-                    reason = _reason(error)
+                    reason = reason_of(error)
                 else:
                     channel = Channel(reader, writer, address, silence)
                     reason = _distrust(channel.certificate, keys)
@@ -278,134 +271,10 @@ async def _open(
     )
 
 
-Handler = Callable[[Channel], Awaitable[None]]
-
-
-class ControlServer:
-    """Listens and runs one handler task per connection; made by :func:`serve`."""
-
-    def __init__(self, handler: Handler, silence: float | None, keys: Keys | None = None) -> None:
-        self._handler = handler
-        self._keys = keys
-        self._silence = silence
-        self._channels: dict[asyncio.Task[None], Channel] = {}
-        self._server: asyncio.Server | None = None
-        self._path = ""
-        #: where it listens, with the port the system chose if 0 was asked for
-        self.address = ""
-
-    async def _listen(self, address: str, mode: int) -> None:
-        target = parse_address(address)
-        try:
-            if target.path:
-                _remove_stale(target.path)
-                self._server = await asyncio.start_unix_server(self._accept, target.path)
-                self._path = target.path
-                os.chmod(target.path, mode)
-                self.address = address
-            else:
-                tls: dict[str, Any] = {}
-                if self._keys is not None:
-                    tls = {"ssl": self._keys.server(), "ssl_handshake_timeout": HANDSHAKE_SECONDS}
-                self._server = await asyncio.start_server(self._accept, target.host, target.port, **tls)
-                port = self._server.sockets[0].getsockname()[1]
-                self.address = str(Address(target.host, port))
-        except OSError as error:
-            hint = ""
-            if error.errno == errno.EADDRINUSE:
-                hint = (
-                    "; change control.listen, or end what listens there "
-                    f"('ss -ltnp sport = {target.port}' shows it)"
-                )
-            raise AddressError(f"cannot listen on {address}: {_reason(error)}{hint}") from None
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # not a coroutine: asyncio would report its cancellation as an unheard exception
-        channel = Channel(reader, writer, _peer_name(writer, self.address), self._silence)
-        task = asyncio.get_running_loop().create_task(self._serve(channel))
-        self._channels[task] = channel
-        task.add_done_callback(self._ended)
-
-    async def _serve(self, channel: Channel) -> None:
-        try:
-            await self._handler(channel)
-            await channel.close()
-        except (ControlError, ChannelClosed, DeadlineError) as error:
-            _log.info("control connection ended", peer=channel.peer, reason=str(error))
-        except Exception:
-            _log.exception("control connection handler failed", peer=channel.peer)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        # here and not in the task, which may be cancelled before it has run at all
-        self._channels.pop(task).abort()
-
-    async def close(self, seconds: float = 5.0) -> None:
-        """Stop listening, cancel the handlers, remove the Unix socket. Idempotent.
-
-        Raises :class:`DeadlineError` if a handler does not end within ``seconds``.
-        """
-        if self._server is not None:
-            self._server.close()
-        tasks = list(self._channels)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            _, running = await asyncio.wait(tasks, timeout=seconds)
-            if running:
-                raise DeadlineError(f"closing {self.address}: {len(running)} connections", seconds)
-        if self._path:
-            with suppress(FileNotFoundError):
-                os.unlink(self._path)
-
-
-async def serve(
-    address: str,
-    handler: Handler,
-    silence: float | None = None,
-    mode: int = 0o600,
-    keys: Keys | None = None,
-) -> ControlServer:
-    """Listen on ``address`` and run ``handler(channel)`` for each connection, which is closed when it
-    returns. With ``keys``, TCP connections are TLS, and only certificates of the same authority get in.
-
-    Port 0 lets the system choose, see :attr:`ControlServer.address`. ``mode`` are the permissions of a Unix
-    socket; a socket file left behind by a dead process is replaced, one of a live process is not. Raises
-    :class:`AddressError`.
-    """
-    server = ControlServer(handler, silence, keys)
-    await server._listen(address, mode)
-    return server
-
-
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
     """What the system says; asyncio puts the address in its place, which the caller names anyway."""
     if isinstance(error, ssl.SSLError):
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
     if error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return error.strerror or str(error)
-
-
-def _remove_stale(path: str) -> None:
-    try:
-        if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise AddressError(f"{path} exists and is no socket")
-    except FileNotFoundError:
-        return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-        except BlockingIOError:
-            pass
-    raise AddressError(f"cannot listen on unix:{path}: a running process listens there")
-
-
-def _peer_name(writer: asyncio.StreamWriter, local: str) -> str:
-    name = writer.get_extra_info("peername")
-    if isinstance(name, tuple):
-        return str(Address(str(name[0]), int(name[1])))
-    return f"a client of {local}"

@@ -7,7 +7,8 @@ from typing import Any
 
 import structlog
 
-from inanet.aio.channel import Channel, ChannelClosed, ControlServer, parse_address, serve
+from inanet.aio.channel import Channel, ChannelClosed, parse_address
+from inanet.aio.listening import ControlServer, serve
 from inanet.aio.reaching import send_probe
 from inanet.control import events
 from inanet.control.addresses import is_loopback

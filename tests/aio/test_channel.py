@@ -16,12 +16,11 @@ from inanet.aio.channel import (
     AddressError,
     Channel,
     ChannelClosed,
-    ControlServer,
     DeadlineError,
     connect,
     parse_address,
-    serve,
 )
+from inanet.aio.listening import ControlServer, serve
 from inanet.control.codec import ControlError, encode
 from inanet.control.messages import Message, Ping, Pong, Stats, Stop
 

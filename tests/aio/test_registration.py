@@ -240,6 +240,19 @@ async def test_a_node_does_not_take_another_node_for_its_coordinator(keys: Path)
             await ask(coordination.address, "", of(keys, "w0"), 0.3)
 
 
+async def test_one_who_takes_all_connections_leaves_those_that_stand() -> None:
+    async with AsyncExitStack() as stack, coordinating() as coordination:
+        assert coordination._server is not None
+        coordination._server._most = 2
+        channels = [await connect(coordination.address, PATIENCE) for _ in range(4)]
+        for channel in channels:
+            stack.push_async_callback(channel.close)
+        # at once, and not after the time that a stranger has
+        for refused in channels[2:]:
+            assert [message async for message in refused] == []
+        assert (await overview_of(channels[0], "", PATIENCE)).nodes == ()
+
+
 async def test_nobody_listens_beyond_this_machine_without_certificates() -> None:
     refused = Coordination(Settings(FABRIC, "the right one 123"), None)
     with pytest.raises(
