@@ -13,10 +13,11 @@ import numpy as np
 
 from inanet.proto.roce.build import OVERHEAD, build_writes
 from inanet.proto.roce.dcqcn import Rate
+from inanet.proto.roce.overdue import Overdue
 from inanet.proto.roce.serve import Column
 from inanet.proto.roce.verbs import Attributes, Completion, Status
 from inanet.wire.batch import I64, U8, Transmission
-from inanet.wire.roce import RNR_SECONDS, Nak, timeout_seconds
+from inanet.wire.roce import RNR_SECONDS, Nak
 
 _ENDINGS = {
     Nak.INVALID_REQUEST: Status.REM_INV_REQ_ERR,
@@ -72,6 +73,7 @@ class Requester:
         self._every = min(attributes.ack_every, max(attributes.window // 2, 1))
         self.rate = Rate(attributes.line_rate) if attributes.line_rate is not None else None
         self._retries = self._rnr_retries = 0
+        self._overdue = Overdue(attributes)
         self._deadline: float | None = None
         self._not_before: float | None = None
         self._paced: float | None = None
@@ -117,6 +119,7 @@ class Requester:
         if row[Column.PROGRESS]:
             done = int(row[Column.UNACKED])
             self._retries = self._rnr_retries = 0
+            self._overdue.acknowledged(done, now)
             self._deadline = self._timeout(now) if done < row[Column.HIGH] else None
             self._not_before = None
             while self._writes and self._writes[0].end <= done:
@@ -132,16 +135,17 @@ class Requester:
         if not_ready >= 0:
             self._counts["rnr_naks_received"] += 1
             return completions, self._wait(not_ready, now)
-        return completions, self._again(now) if went_back else None
+        return completions, self._again(now, overdue=False) if went_back else None
 
     def on_timer(self, now: float) -> Status | None:
         """Go back if the acknowledgement is overdue; the status if that was done too often."""
         if self._deadline is None or now < self._deadline:
             return None
         self._counts["timeouts"] += 1
-        return self._again(now)
+        return self._again(now, overdue=True)
 
-    def _again(self, now: float) -> Status | None:
+    def _again(self, now: float, *, overdue: bool) -> Status | None:
+        self._overdue.went_back(overdue=overdue)
         if self._retries >= self._attributes.retry_cnt:
             return Status.RETRY_EXC_ERR
         self._retries += 1
@@ -159,7 +163,7 @@ class Requester:
         return None
 
     def _timeout(self, now: float) -> float | None:
-        seconds = timeout_seconds(self._attributes.timeout)
+        seconds = self._overdue.seconds
         return None if seconds is None else now + seconds
 
     def timer(self) -> float | None:
@@ -207,7 +211,7 @@ class Requester:
         row = self._row
         arena = np.empty(count * (self._attributes.path_mtu + OVERHEAD), np.uint8)
         offsets, lengths = np.empty(count, np.int64), np.empty(count, np.int64)
-        at = done = 0
+        at = done = ended = 0
         for write in self._writes:
             if done == count:
                 break
@@ -233,10 +237,14 @@ class Requester:
                 lengths[done : done + packets],
             )
             done += packets
+            if index + packets == write.packets:
+                ended = write.end
         high = int(row[Column.HIGH])
         self._counts["packets_sent"] += count
         self._counts["retransmissions"] += max(min(first + count, high) - first, 0)
         row[Column.NEXT], row[Column.HIGH] = first + count, max(high, first + count)
+        if ended > high:
+            self._overdue.sent(ended, now)
         if self._deadline is None:
             self._deadline = self._timeout(now)
         if self.rate is not None:
