@@ -15,10 +15,7 @@ from inanet.control.config_manager import ManagerConfig
 
 def chosen() -> Iterator[Finding]:
     """For every daemon's file of this machine; nothing without one."""
-    for name in coordinators.FILES:
-        file = coordinators.SYSTEM_DIRECTORY / name
-        if not file.exists():
-            continue
+    for file in coordinators.files():
         try:
             config = load(file, from_outside=True)
         except (ConfigError, OSError) as error:

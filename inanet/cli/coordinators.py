@@ -2,8 +2,9 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,6 +15,7 @@ from inanet.control.addresses import AddressError, parse_host_port, resolve
 from inanet.control.config import AggConfig, PsConfig, WorkerConfig, load
 from inanet.control.config_file import SYSTEM_DIRECTORY
 from inanet.control.config_manager import ManagerConfig
+from inanet.control.config_switch import SwitchConfig
 from inanet.control.exits import Exit, Failure
 from inanet.control.revocation import Revocations
 from inanet.control.standing import Overview
@@ -25,13 +27,33 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 #: Files that are looked for in :data:`~inanet.control.config_file.SYSTEM_DIRECTORY`, in this order.
-FILES = ("manager.toml", "ps.toml", "worker.toml", "agg.toml")
+FILES = ("manager.toml", "ps.toml", "worker.toml", "agg.toml", "switch.toml")
+#: a file to take instead of those
+_given: ContextVar[Path | None] = ContextVar("_given", default=None)
 
 
 class NoCoordinator(Failure):
     """Neither an option nor a file says whom to ask."""
 
     code = Exit.USAGE
+
+
+@contextmanager
+def given(file: str | None) -> Iterator[None]:
+    """Within the block this is the only file of the machine, unless it is None."""
+    token = _given.set(Path(file) if file is not None else None)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def files() -> list[Path]:
+    """Daemons' files of this machine."""
+    file = _given.get()
+    if file is not None:
+        return [file]
+    return [SYSTEM_DIRECTORY / name for name in FILES if (SYSTEM_DIRECTORY / name).exists()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +150,7 @@ def target(
         token = Path(token_file).read_text("utf-8").strip() if token_file is not None else ""
         return Target(address, token, keys)
     if config is None:
-        found = [SYSTEM_DIRECTORY / name for name in FILES if (SYSTEM_DIRECTORY / name).exists()]
+        found = files()
         if not found:
             raise NoCoordinator(
                 f"whom to ask? Give --address HOST:PORT or --config FILE; {SYSTEM_DIRECTORY} has none of "
@@ -168,12 +190,12 @@ def _of_file(config: str) -> Target:
         where = daemon.control.listen
     elif isinstance(daemon, PsConfig):
         where = daemon.control.coordinator or daemon.control.listen
-    elif isinstance(daemon, WorkerConfig | AggConfig):
+    elif isinstance(daemon, WorkerConfig | AggConfig | SwitchConfig) and daemon.control.coordinator:
         where = daemon.control.coordinator
     else:
-        raise NoCoordinator(f"{config} is a switch's file, which has no coordinator: give --address")
+        raise NoCoordinator(f"{config} is the file of a switch without control.coordinator: give --address")
     address = str(where).replace("0.0.0.0:", "127.0.0.1:")
-    name = listen = ""
+    name, listen = (daemon.node.name, "") if isinstance(daemon, SwitchConfig) else ("", "")
     if isinstance(daemon, WorkerConfig | AggConfig | PsConfig):
         name = daemon.node.name
         with suppress(AddressError):

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from inanet.cli import address_probes, fabric_probes, host_probes, network_probes, xdp_probe
+from inanet.cli import address_probes, coordinators, fabric_probes, host_probes, network_probes, xdp_probe
 from inanet.cli.findings import Probe, examine
 from inanet.control.about import version
 from inanet.control.exits import Exit
@@ -33,16 +33,23 @@ _COLOURS = {"OK": "green", "WARN": "yellow", "FAIL": "red"}
 
 
 @click.command()
+@click.option(
+    "--config",
+    type=click.Path(dir_okay=False, exists=True),
+    metavar="FILE",
+    help="A daemon's file of this machine, instead of those in /etc/inanet.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def doctor(context: click.Context, as_json: bool) -> None:
+def doctor(context: click.Context, config: str | None, as_json: bool) -> None:
     """Find out what on this machine would be in the way, and how to mend it.
 
     Every line is OK, WARN (works, but slowly or not everything) or FAIL (cannot work). Exit code 1 if
     anything is FAIL. Needs no privileges and changes nothing; its packets stay on 127.0.0.1, but for a question to the
-    coordinator, if a file in /etc/inanet names one.
+    coordinator, if a file in /etc/inanet, or the one that is given, names one.
     """
-    findings = list(examine(PROBES))
+    with coordinators.given(config):
+        findings = list(examine(PROBES))
     ok = all(finding.status != "FAIL" for finding in findings)
     if as_json:
         report = {

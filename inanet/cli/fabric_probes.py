@@ -38,7 +38,7 @@ def clock() -> Iterator[Finding]:
 
 
 def fabric() -> Iterator[Finding]:
-    """Whether this node's certificate is good, the coordinator that a file in /etc/inanet names answers and misses nobody,
+    """Whether this node's certificate is good, the coordinator that a file of this machine names answers and misses nobody,
     names and ranks are used once, and multicast gets here from it; nothing without a file.
     """
     try:

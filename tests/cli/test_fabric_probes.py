@@ -71,6 +71,31 @@ def test_the_fabric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ill.detail.endswith("missing: a1; silent: a0; job train waits for rank 1")
 
 
+def test_the_fabric_of_a_switch_and_of_a_file_that_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "switch.toml"
+    head, tail = (
+        '[node]\nname = "s0"\n[control]\n',
+        '[switch]\ntransport = "udp"\naddress = "127.0.0.1"\n',
+    )
+    file.write_text(head + tail)
+    assert asked(monkeypatch, tmp_path, Overview(epoch=1)) == []
+    file.write_text(f'{head}coordinator = "127.0.0.1:7400"\n{tail}')
+    assert coordinators.target().name == "s0"
+    well, *_ = asked(monkeypatch, tmp_path, Overview(epoch=1))
+    assert (well.name, well.status) == ("fabric", "OK")
+    other = tmp_path / "else" / "w3.toml"
+    other.parent.mkdir()
+    other.write_text(
+        '[node]\nname = "w3"\n[control]\ncoordinator = "127.0.0.1:7400"\n[local]\nsocket = "w3.sock"\n'
+    )
+    with coordinators.given(str(other)):
+        assert coordinators.target().name == "w3"
+        assert coordinators.files() == [other]
+    assert coordinators.files() == [file]
+
+
 def test_names_and_ranks_are_used_once() -> None:
     def node(name: str, address: str) -> NodeState:
         return NodeState(
