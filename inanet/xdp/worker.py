@@ -71,7 +71,7 @@ class InboxDevice(Wrapper):
         returned something to the next that returns ``None``. Raises ``OSError`` for devices without a descriptor.
         """
         if self._arrivals is None:
-            self._nudge = os.eventfd(int(self._nudged), os.EFD_NONBLOCK)
+            self._nudge = os.eventfd(int(self._nudged), os.EFD_NONBLOCK | os.EFD_CLOEXEC)
             self._arrivals = select.epoll()
             for descriptor in (self._device.fileno(), self.inbox.fileno(), self._nudge):
                 self._arrivals.register(descriptor, select.EPOLLIN)
