@@ -33,7 +33,8 @@ from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES
 WINDOW = 8
 #: contributions to a place that are reckoned with when slots are offered to jobs whose size is not known
 _RECKONED = 16
-#: code of the acknowledgement timeout, 34 ms
+#: code of the shortest acknowledgement timeout, 34 ms: agents and switch may have to wait for a processor for longer, and that
+#: is no loss
 _TIMEOUT = 13
 #: seconds that training processes may be late: the coordinator knows how long a round may last, and ends it if one is later
 _SKEW = inf
@@ -201,7 +202,11 @@ class TunnelWorker:
         self.strangers: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         psn = member.key & 0xFFFFFF
         attributes = Attributes(
-            path_mtu=PACKET_BYTES, timeout=_TIMEOUT, window=2 * WINDOW * sizes.length, ack_every=sizes.length
+            path_mtu=PACKET_BYTES,
+            timeout=_TIMEOUT,
+            adaptive=True,
+            window=2 * WINDOW * sizes.length,
+            ack_every=sizes.length,
         )
         place = Member(
             member.job,

@@ -3,7 +3,8 @@
 A fixed time that finds losses soon takes every peer for lost that waits for a processor. Adaptive ones, which network cards
 have under that name, too, follow the measured round trip as TCP's do (RFC 6298): its mean and four deviations, of packets that
 were sent once only, and twice as long after each time that nothing had come (Karn). They are never shorter than the attribute
-says, and never longer than :data:`LONGEST` times that.
+says, and never longer than :data:`LONGEST` times that. A peer that says that packets are missing shows that the network loses
+some: then it pays to look for losses soon, and the time is the attribute's until :data:`CALM` round trips have been clean.
 """
 
 from inanet.proto.roce.verbs import Attributes
@@ -12,6 +13,8 @@ from inanet.wire.roce import timeout_seconds
 #: the most that an adaptive time is of the attribute's, and how often that doubles it
 LONGEST = 8
 _DOUBLINGS = 3
+#: clean round trips since the last loss after which late peers are reckoned with again
+CALM = 32
 #: weights of a new sample in mean and deviation
 _MEAN, _DEVIATION = 1 / 8, 1 / 4
 
@@ -27,6 +30,7 @@ class Overdue:
         self._mean: float | None = None
         self._deviation = 0.0
         self._doublings = 0
+        self._lossy = 0
 
     def sent(self, end: int, now: float) -> None:
         """A packet that asks for an acknowledgement, ``end - 1``, has left for the first time."""
@@ -38,6 +42,8 @@ class Overdue:
         self._timed = None
         if overdue:
             self._doublings = min(self._doublings + 1, _DOUBLINGS)
+        else:
+            self._lossy = CALM
 
     def acknowledged(self, done: int, now: float) -> None:
         """Everything before packet ``done`` has arrived."""
@@ -45,6 +51,7 @@ class Overdue:
             return
         trip = now - self._timed[1]
         self._timed, self._doublings = None, 0
+        self._lossy = max(self._lossy - 1, 0)
         if self._mean is None:
             self._mean, self._deviation = trip, trip / 2
             return
@@ -54,7 +61,7 @@ class Overdue:
     @property
     def seconds(self) -> float | None:
         """How long to wait from now on; ``None``: for ever."""
-        if self._base is None or not self._adaptive:
+        if self._base is None or not self._adaptive or self._lossy:
             return self._base
         measured = 0.0 if self._mean is None else self._mean + 4 * self._deviation
         wanted = max(self._base, measured) * 2**self._doublings

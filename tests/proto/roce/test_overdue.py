@@ -3,7 +3,7 @@
 import pytest
 
 from inanet.proto.roce import Attributes, QueuePair
-from inanet.proto.roce.overdue import LONGEST, Overdue
+from inanet.proto.roce.overdue import CALM, LONGEST, Overdue
 from inanet.wire.roce import timeout_seconds
 from tests.proto.roce.rig import Wire
 
@@ -70,13 +70,21 @@ def test_times_follow_clean_round_trips_and_silence_within_bounds() -> None:
     assert overdue.seconds == pytest.approx(LONGEST * BASE)
     # what was sent again says nothing of round trips
     overdue.sent(30, 10.0)
-    overdue.went_back(overdue=False)
+    overdue.went_back(overdue=True)
     overdue.acknowledged(30, 10.001)
     assert overdue.seconds == pytest.approx(LONGEST * BASE)
+    # a network that loses is not waited for longer, until it has been calm
+    overdue.went_back(overdue=False)
+    assert overdue.seconds == BASE
+    for k in range(CALM):
+        assert overdue.seconds == BASE
+        overdue.sent(31 + k, 11.0 + k)
+        overdue.acknowledged(31 + k, 11.2 + k)
+    assert overdue.seconds > 0.2
     # back to the shortest one
     for k in range(60):
-        overdue.sent(40 + k, 20.0 + k)
-        overdue.acknowledged(40 + k, 20.001 + k)
+        overdue.sent(80 + k, 80.0 + k)
+        overdue.acknowledged(80 + k, 80.001 + k)
     assert overdue.seconds == BASE
 
 
