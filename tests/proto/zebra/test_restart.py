@@ -43,7 +43,7 @@ def trained(seed: int, workers: int, shards: int, impaired: bool, restarts: tupl
     return seen
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**20),
     workers=st.integers(1, 4),
