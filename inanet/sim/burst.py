@@ -49,7 +49,7 @@ def rows_of(arena: U8, offsets: I64, length: int) -> U8:
         return arena[first : first + length].reshape(1, length).copy()
     step = int(offsets[1]) - first
     # packets mostly lie one behind the other; telling so is cheaper than a window at every byte
-    if step >= length and first + step * count <= len(arena) and (np.diff(offsets) == step).all():
+    if step >= length and first + step * count <= len(arena) and (offsets[1:] - offsets[:-1] == step).all():
         return arena[first : first + step * count].reshape(count, step)[:, :length].copy()
     rows: U8 = np.lib.stride_tricks.sliding_window_view(arena, length)[offsets]
     return rows
@@ -57,6 +57,9 @@ def rows_of(arena: U8, offsets: I64, length: int) -> U8:
 
 def batch_of(bursts: Sequence[Burst]) -> PacketBatch:
     """One batch with copies of all packets, in order."""
+    size = bursts[0].length
+    if all(burst.data.shape[1] == size for burst in bursts):
+        return _alike(bursts, size)
     counts = [len(burst) for burst in bursts]
     lengths = np.repeat(np.array([burst.length for burst in bursts], np.int64), counts)
     sources = np.repeat(np.array([burst.source for burst in bursts], np.uint64), counts)
@@ -70,3 +73,19 @@ def batch_of(bursts: Sequence[Burst]) -> PacketBatch:
         room[:, : burst.length] = burst.data
         first += len(burst)
     return PacketBatch(arena, offsets, lengths, sources)
+
+
+def _alike(bursts: Sequence[Burst], length: int) -> PacketBatch:
+    """:func:`batch_of` packets of one length."""
+    counts = [burst.data.shape[0] for burst in bursts]
+    total, stride = sum(counts), (length + 3) & ~3
+    rows, sources = np.empty((total, stride), np.uint8), np.empty(total, np.uint64)
+    rows[:, length:] = 0
+    first = 0
+    for burst, count in zip(bursts, counts, strict=True):
+        end = first + count
+        rows[first:end, :length] = burst.data
+        sources[first:end] = burst.source
+        first = end
+    offsets = np.arange(0, total * stride, stride) if stride else np.zeros(total, np.int64)
+    return PacketBatch(rows.reshape(total * stride), offsets, np.full(total, length), sources)

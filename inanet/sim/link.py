@@ -66,25 +66,30 @@ class Link:
 
     def carry(self, burst: Burst, now: float) -> Iterator[tuple[float, Burst]]:
         """Queue a burst; gives the pieces that arrive, each with its time. What the queue has no room for is dropped."""
-        size = burst.length + self.spec.overhead
+        spec, offered, length = self.spec, *burst.data.shape
+        size = length + spec.overhead
         before = self.backlog(now)
-        unmarked, marked = self._queue.admit(len(burst), size, now)
+        unmarked, marked = self._queue.admit(offered, size, now)
         count = unmarked + marked
         self._packets += count
         self._bytes += count * size
-        burst = Burst(burst.source, burst.destination, burst.data[:count], burst.marked[:count].copy())
-        burst.marked[unmarked:] = True
-        for first in range(0, count, self.spec.grain):
-            piece = burst.part(slice(first, first + self.spec.grain))
-            at = now + self.spec.delay
-            if self.spec.rate is not None:
-                at += (before + (first + len(piece)) * size) * 8 / self.spec.rate
-            if self.spec.loss:
-                there = self._rng.random(len(piece)) >= self.spec.loss
-                self._lost += len(piece) - int(there.sum())
+        if marked or count < offered:
+            burst = Burst(burst.source, burst.destination, burst.data[:count], burst.marked[:count].copy())
+            burst.marked[unmarked:] = True
+        grain = spec.grain
+        for first in range(0, count, grain):
+            last = min(first + grain, count)
+            piece = burst if count <= grain else burst.part(slice(first, last))
+            at = now + spec.delay
+            if spec.rate is not None:
+                at += (before + last * size) * 8 / spec.rate
+            if spec.loss:
+                there = self._rng.random(last - first) >= spec.loss
+                self._lost += last - first - int(there.sum())
                 piece = piece.part(there)
-            if len(piece):
-                yield at, piece
+                if not len(piece):
+                    continue
+            yield at, piece
 
     def counters(self) -> dict[str, int]:
         """``packets`` and ``bytes`` (on the wire) that left, ``marked``, ``dropped`` by the queue, ``lost`` on the wire,

@@ -78,9 +78,10 @@ class Host(Node):
     def take(self, bursts: Sequence[Burst], groups: frozenset[int], now: float) -> None:
         """Hand what has arrived to the machine, in one batch. Packets to other addresses are counted and dropped."""
         mine = [burst for burst in bursts if burst.destination == self.address or burst.destination in groups]
-        self.misdelivered += sum(map(len, bursts)) - sum(map(len, mine))
+        if len(mine) < len(bursts):
+            self.misdelivered += sum(map(len, bursts)) - sum(map(len, mine))
         if mine:
-            self.marked += sum(int(burst.marked.sum()) for burst in mine)
+            self.marked += sum(np.count_nonzero(burst.marked) for burst in mine)
             self.machine.receive(batch_of(mine), now)
 
     def pump(self, now: float) -> None:
@@ -200,28 +201,23 @@ class Switch(Node):
         """Send what was judged, packets with the same fate and length together."""
         verdicts, count = self._verdicts, len(batch)
         np.add.at(self.drops, verdicts.reason[:count][verdicts.action[:count] == Action.DROP], 1)
-        ways = list(
-            zip(
-                verdicts.action[:count].tolist(),
-                verdicts.target[:count].tolist(),
-                verdicts.length[:count].tolist(),
-                batch.sources.tolist(),
-                bound.tolist(),
-                strict=True,
-            )
-        )
-        first = 0
-        while first < count:
-            last = first + 1
-            while last < count and ways[last] == ways[first]:
-                last += 1
-            action, target, length, source, destination = ways[first]
-            if action != Action.DROP:
-                data = rows_of(batch.arena, batch.offsets[first:last], length)
-                if action == Action.PASS:
-                    target = destination
-                self._send(action, target, source, data, marked[first:last].copy(), now)
-            first = last
+        action, target, length = verdicts.action[:count], verdicts.target[:count], verdicts.length[:count]
+        fates = (action, target, length, batch.sources, bound)
+        cuts = np.zeros(count, np.bool_)
+        cuts[:1] = True
+        for fate in fates:
+            cuts[1:] |= fate[1:] != fate[:-1]
+        starts = np.flatnonzero(cuts)
+        ways = zip(*(fate[starts].tolist() for fate in fates), strict=True)
+        ends = [*starts[1:].tolist(), count]
+        for first, last, (does, to, size, source, destination) in zip(
+            starts.tolist(), ends, ways, strict=True
+        ):
+            if does == Action.DROP:
+                continue
+            data = rows_of(batch.arena, batch.offsets[first:last], size)
+            to = destination if does == Action.PASS else to
+            self._send(does, to, source, data, marked[first:last].copy(), now)
 
     def _send(self, action: int, target: int, source: int, data: Any, marked: Any, now: float) -> None:
         if action == Action.REPLY:

@@ -61,7 +61,9 @@ class EgressQueue:
         if self.rate is None:
             return 0.0
         if now > self._at:
-            self._backlog = max(0.0, self._backlog - (now - self._at) * self.rate / 8)
+            if self._backlog:
+                left = self._backlog - (now - self._at) * self.rate / 8
+                self._backlog = left if left > 0.0 else 0.0
             self._at = now
         return self._backlog
 
@@ -75,6 +77,13 @@ class EgressQueue:
             self._counts[PASSED] += count
             return count, 0
         backlog = self.backlog(now)
+        behind = backlog + count * size
+        if behind <= self.depth and behind - size < self.ecn:
+            # all of them fit and none is marked, as it mostly is
+            self._backlog = behind
+            self._peak = max(self._peak, behind)
+            self._counts[PASSED] += count
+            return count, 0
         taken = min(count, max(int(backlog == 0), int((self.depth - backlog) // size)))
         if backlog >= self.ecn:
             unmarked = 0

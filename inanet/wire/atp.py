@@ -103,14 +103,6 @@ def frame_type(mark: str | None = None) -> np.dtype[Any]:
     )
 
 
-def head_type(frame_type: np.dtype[Any]) -> np.dtype[Any]:
-    """What lies before the values of a frame."""
-    fields = frame_type.fields
-    assert fields is not None
-    names = [name for name in fields if fields[name][1] < fields["values"][1]]
-    return np.dtype([(name, fields[name][0]) for name in names])
-
-
 FRAME = frame_type()
 HEADER_BYTES = 14
 FRAME_BYTES = HEADER_BYTES + 4 * VALUES + TRAILER_BYTES

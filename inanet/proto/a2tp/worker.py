@@ -5,12 +5,13 @@ from numpy.typing import NDArray
 
 from inanet.proto.a2tp.pace import A2tpPace
 from inanet.proto.a2tp.windows import PAPER, PROFILES, Windows
+from inanet.proto.atp.heads import Heads
 from inanet.proto.atp.worker import AtpWorker
 from inanet.proto.plan import Switched
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Mask, Membership
 from inanet.wire.a2tp import FRAME, Mark
-from inanet.wire.atp import ECHO, PROBE, Flag
+from inanet.wire.atp import ECHO, FLAGS_AT, MARK_AT, PROBE, Flag
 from inanet.wire.batch import Transmission
 from inanet.wire.drops import Drop
 
@@ -52,14 +53,13 @@ class A2tpWorker(AtpWorker):
 
     def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
         super()._dress(frames, numbers, again, slots)
-        view = frames.view(self.frame_type)[:, 0]
-        view["col"] = np.where(slots, 0, _BYPASS)
+        frames[~slots, MARK_AT] = _BYPASS
         if self.windows.profile.public:
             # to a switch with the public program the two are one
-            view["flags"][~slots] |= np.uint8(Flag.RESEND)
+            frames[~slots, FLAGS_AT] |= np.uint8(Flag.RESEND)
 
-    def _col(self, frames: NDArray[np.void]) -> Mask:
-        marked: Mask = frames["col"] & _COL != 0
+    def _col(self, heads: Heads) -> Mask:
+        marked: Mask = heads.mark & _COL != 0
         return marked
 
     # ---------------------------------------------------------------- the base round trip
@@ -84,10 +84,10 @@ class A2tpWorker(AtpWorker):
             )
         ]
 
-    def _other(self, frames: NDArray[np.void], now: float) -> None:
-        echoes = (frames["flags"] & np.uint8(0xFF ^ Flag.ECN) == ECHO) & (frames["bitmap"] == self.member.bit)
+    def _other(self, heads: Heads, now: float) -> None:
+        echoes = (heads.flags & np.uint8(0xFF ^ Flag.ECN) == ECHO) & (heads.bitmap == self.member.bit)
         self.drops[Drop.BAD_TYPE] += int(np.count_nonzero(~echoes))
-        for number in frames["seq"][echoes].tolist():
+        for number in (heads.low[echoes] & 0xFFFF).tolist():
             sent = self._probes.pop(number, None)
             if sent is None:
                 self.drops[Drop.DUPLICATE] += 1

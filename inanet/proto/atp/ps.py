@@ -15,23 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.kernels.bigendian import gather
+from inanet.proto.atp.heads import Heads, read_heads, write_heads
 from inanet.proto.atp.slots import SlotTable
 from inanet.proto.machine import Answering
 from inanet.proto.switched.leaves import Leaves, Sums, fold, give, make_leaves
-from inanet.wire.atp import (
-    ECHO,
-    FRAME,
-    JOB_MASK,
-    MAX_JOB,
-    PULL,
-    SECOND_HALF,
-    SEQUENCE_BITS,
-    VALUES,
-    Flag,
-    head_type,
-    mark_of,
-)
+from inanet.wire.atp import ECHO, FRAME, MAX_JOB, PULL, SEQUENCE_BITS, VALUES, Flag, mark_of
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 
@@ -76,7 +64,7 @@ class _Running:
         #: places to answer, places to pull, headers of probes to echo
         self.answers: list[Index] = []
         self.pulls: Index = np.zeros(0, np.int64)
-        self.echoes: list[NDArray[Any]] = []
+        self.echoes: list[Heads] = []
         self.pull_at: float | None = None
 
 
@@ -91,7 +79,6 @@ class ParameterServer(Answering):
         fields = frame_type.fields
         assert fields is not None
         self._values_at = fields["values"][1]
-        self._head_type = head_type(frame_type)
         self._jobs: dict[int, _Running] = {}
         self._completed: Index = np.zeros(1, np.int64)
         self._answered = self._pulled = self._added = 0
@@ -117,33 +104,39 @@ class ParameterServer(Answering):
         if not right.all():
             self.drops[Drop.SHORT] += int(np.count_nonzero(batch.lengths < size))
             self.drops[Drop.OVERSIZED] += int(np.count_nonzero(batch.lengths > size))
-        index = np.flatnonzero(right)
-        offsets = batch.offsets[index]
-        heads = np.empty((len(index), self._values_at), np.uint8)
-        gather(batch.arena, offsets, heads)
-        frames = heads.view(self._head_type)[:, 0]
-        jobs = (frames["app"] & JOB_MASK).astype(np.int64)
-        for number in np.unique(jobs).tolist():
-            mine = np.flatnonzero(jobs == number)
-            running = self._jobs.get(number)
-            if running is None:
-                self.drops[Drop.FOREIGN_JOB] += len(mine)
-                continue
-            mine = mine[self._allowed(running, frames[mine], batch.sources[index[mine]])]
-            probes = frames["flags"][mine] & _PASSING != 0
-            if probes.any():
-                running.echoes.append(frames[mine[probes]])
-            mine = mine[~probes]
-            self._fold(running, batch, frames[mine], offsets[mine] + self._values_at, now)
+            batch = PacketBatch(batch.arena, batch.offsets[right], batch.lengths[right], batch.sources[right])
+        if not len(batch):
+            return
+        heads = read_heads(batch.arena, batch.offsets, self._values_at)
+        if (heads.job == heads.job[0]).all():
+            self._take(batch, heads, now)
+            return
+        for number in np.unique(heads.job).tolist():
+            mine = heads.job == number
+            part = PacketBatch(batch.arena, batch.offsets[mine], batch.lengths[mine], batch.sources[mine])
+            self._take(part, heads.part(mine), now)
 
-    def _allowed(
-        self, running: _Running, frames: NDArray[Any], sources: NDArray[np.uint64]
-    ) -> NDArray[np.bool_]:
+    def _take(self, batch: PacketBatch, heads: Heads, now: float) -> None:
+        """Packets of one job, whichever that is."""
+        running = self._jobs.get(int(heads.job[0]))
+        if running is None:
+            self.drops[Drop.FOREIGN_JOB] += len(batch)
+            return
+        taken, offsets = self._allowed(running, heads, batch.sources), batch.offsets
+        probes = heads.flags & _PASSING != 0
+        if not taken.all() or probes.any():
+            if (taken & probes).any():
+                running.echoes.append(heads.part(taken & probes))
+            taken &= ~probes
+            heads, offsets = heads.part(taken), offsets[taken]
+        self._fold(running, batch.arena, heads, offsets + self._values_at, now)
+
+    def _allowed(self, running: _Running, heads: Heads, sources: NDArray[np.uint64]) -> NDArray[np.bool_]:
         places = np.minimum(np.searchsorted(running.allowed, sources), len(running.allowed) - 1)
-        bitmap = frames["bitmap"].astype(np.int64)
+        bitmap = heads.bitmap
         good: NDArray[np.bool_] = running.allowed[places] == sources
-        good &= (bitmap != 0) & (bitmap & ~running.full == 0)
-        answers = frames["flags"] & _ACK != 0
+        good &= (bitmap != 0) & (bitmap & np.uint32(~running.full & 0xFFFFFFFF) == 0)
+        answers = heads.flags & _ACK != 0
         if good.all() and not answers.any():
             return good
         self.drops[Drop.FOREIGN_HOST] += int(np.count_nonzero(~good))
@@ -152,36 +145,34 @@ class ParameterServer(Answering):
         return taken
 
     def _fold(
-        self, running: _Running, batch: PacketBatch, frames: NDArray[Any], ats: Index, now: float
+        self, running: _Running, arena: NDArray[np.uint8], heads: Heads, ats: Index, now: float
     ) -> None:
-        if not len(frames):
+        if not len(ats):
             return
-        low = frames["seq"].astype(np.int64) | (frames["app"].astype(np.int64) >> 8) << 16
         half = 1 << (SEQUENCE_BITS - 1)
-        numbers = running.expected + ((low - running.expected + half) & (2 * half - 1)) - half
+        numbers = running.expected + ((heads.low - running.expected + half) & (2 * half - 1)) - half
         # nobody is two windows ahead of what has come: this is older than the horizon, and would take a live fragment's place
         near = numbers <= running.expected + 2 * running.job.window
         if not near.all():
             self.drops[Drop.BAD_FRAGMENT] += int(np.count_nonzero(~near))
-            frames, ats, numbers = frames[near], ats[near], numbers[near]
-            if not len(frames):
+            heads, ats, numbers = heads.part(near), ats[near], numbers[near]
+            if not len(ats):
                 return
-        flags = frames["flags"]
-        col = frames[self._mark] & _COL if self._mark == "col" else np.zeros(len(frames), np.uint8)
+        flags = heads.flags
         sums = Sums(
-            ats=np.ascontiguousarray(ats),
-            number=np.ascontiguousarray(numbers),
-            bitmap=frames["bitmap"].astype(np.uint32),
-            ecn=(flags & _ECN != 0).astype(np.uint8),
-            col=np.ascontiguousarray(col),
-            collided=(flags & _COLLISION != 0).astype(np.uint8),
-            slot=frames["agtr"].astype(np.int64),
+            ats=ats,
+            number=numbers,
+            bitmap=heads.bitmap,
+            ecn=(flags & _ECN != 0).view(np.uint8),
+            col=heads.mark & np.uint8(_COL) if self._mark == "col" else np.zeros(len(ats), np.uint8),
+            collided=(flags & _COLLISION != 0).view(np.uint8),
+            slot=heads.slot,
         )
         running.expected = max(running.expected, int(numbers.max()))
-        reason = np.zeros(len(frames), np.uint8)
-        out = np.zeros(len(frames), np.int64)
+        reason = np.zeros(len(ats), np.uint8)
+        out = np.zeros(len(ats), np.int64)
         full = np.uint32(running.full)
-        count = fold(running.table, sums, batch.arena, full, now, reason, out, self._completed)
+        count = fold(running.table, sums, arena, full, now, reason, out, self._completed)
         self.drops += np.bincount(reason, minlength=DROP_CODES)
         added = int(np.count_nonzero(reason == Drop.OK))
         self._added += added
@@ -201,30 +192,25 @@ class ParameterServer(Answering):
                 if len(places):
                     self._answered += len(places)
                     out += self._send(running, self._sums(running, places))
-            if running.echoes:
-                heads = np.concatenate(running.echoes)
-                running.echoes = []
-                echoes = np.zeros(len(heads), self.frame_type)
-                for name in ("bitmap", "app", "seq"):
-                    echoes[name] = heads[name]
-                echoes["flags"] = ECHO
+            for heads in running.echoes:
+                echoes = np.zeros(len(heads.job), self.frame_type)
+                echoes["bitmap"], echoes["flags"] = heads.bitmap, ECHO
+                echoes["app"], echoes["seq"] = heads.job | heads.low >> 16 << 8, heads.low & 0xFFFF
                 out += self._send(running, echoes)
+            running.echoes.clear()
             if len(running.pulls):
                 self._pulled += len(running.pulls)
-                out += self._send(running, self._heads(running, running.pulls, PULL))
+                flags = np.full(len(running.pulls), PULL, np.uint8)
+                out += self._send(running, self._heads(running, running.pulls, flags))
                 running.pulls = np.zeros(0, np.int64)
         return out
 
-    def _heads(self, running: _Running, places: Index, flags: int) -> NDArray[Any]:
+    def _heads(self, running: _Running, places: Index, flags: NDArray[np.uint8]) -> NDArray[Any]:
         table = running.table
         frames = np.zeros(len(places), self.frame_type)
-        numbers = table.number[places]
-        frames["bitmap"] = 1
-        frames["flags"] = flags
-        frames["app"] = running.job.job | (numbers >> 16 & 0xFF) << 8
-        frames["seq"] = numbers & 0xFFFF
-        frames["agtr"] = table.slot[places]
-        frames["agtr2"] = (table.slot[places] + SECOND_HALF) & 0xFFFF
+        rows = frames.view(np.uint8).reshape(len(places), self.frame_type.itemsize)
+        numbers, slots = table.number[places], table.slot[places]
+        write_heads(rows, numbers, slots, flags, 1, 0, running.job.job, self._values_at)
         return frames
 
     def _sums(self, running: _Running, places: Index) -> NDArray[Any]:
@@ -233,11 +219,14 @@ class ParameterServer(Answering):
             # decided once; whoever asks again is told the same
             table.collided[place] = 2
             table.instead[place] = running.slots.again(int(table.number[place]))
-        frames = self._heads(running, places, Flag.ACK)
-        moved = table.instead[places] >= 0
-        frames["flags"] |= np.where(moved, Flag.COLLISION, 0).astype(np.uint8)
-        frames["length"] = np.where(moved, table.instead[places], 0)
-        frames["flags"] |= np.where(table.ecn[places] != 0, Flag.ECN, 0).astype(np.uint8)
+        instead = table.instead[places]
+        moved = instead >= 0
+        flags = np.full(len(places), _ACK, np.uint8)
+        flags[moved] |= _COLLISION
+        flags[table.ecn[places] != 0] |= _ECN
+        frames = self._heads(running, places, flags)
+        if moved.any():
+            frames["length"][moved] = instead[moved]
         if self._mark == "col":
             frames["col"] = table.col[places]
         give(table, places, frames.view(np.uint8), self._values_at, self.frame_type.itemsize)

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
+from inanet.proto.atp.heads import Heads, read_heads, write_heads, write_tails
 from inanet.proto.atp.slots import SlotTable
 from inanet.proto.plan import Switched
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Answers, Layout, Mask, Membership, Pace, Worker
-from inanet.wire.atp import FRAME, JOB_MASK, MAX_JOB, SECOND_HALF, SEQUENCE_BITS, VALUES, Flag, head_type
+from inanet.wire.atp import FRAME, MAX_JOB, SEQUENCE_BITS, VALUES, Flag
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 
@@ -73,14 +74,6 @@ class AtpWorker(Worker):
         super().__init__(member, layout, window, pace or AtpPace(initial, window), timing)
         self._table = SlotTable(member.job, window, slots)
         self._slots = slots
-        self._head_type = head_type(self.frame_type)
-
-    def _heads(self, batch: PacketBatch, index: Index) -> NDArray[np.void]:
-        """What lies before the values of these packets."""
-        heads = np.empty((len(index), self.layout.values_at), np.uint8)
-        gather(batch.arena, batch.offsets[index], heads)
-        frames: NDArray[np.void] = heads.view(self._head_type)[:, 0]
-        return frames
 
     def _instead(self, batch: PacketBatch, offsets: Index, flags: NDArray[np.uint8]) -> Index:
         """The slots that answers name, in the field that is the tensor's length otherwise."""
@@ -93,33 +86,32 @@ class AtpWorker(Worker):
         return instead
 
     def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
-        index = self._sized(batch, index)
-        frames = self._heads(batch, index)
-        mine = frames["app"] & JOB_MASK == self.member.job
-        answers = frames["flags"] & _KIND == _ACK
+        offsets = batch.offsets[self._sized(batch, index)]
+        heads = read_heads(batch.arena, offsets, self.layout.values_at)
+        mine = heads.job == self.member.job
+        answers = heads.flags & _KIND == _ACK
         good = mine & answers
         if not good.all():
             self.drops[Drop.FOREIGN_JOB] += int(np.count_nonzero(~mine))
             others = mine & ~answers
             if others.any():
-                self._other(frames[others], now)
-        frames, offsets = frames[good], batch.offsets[index[good]]
-        flags = frames["flags"]
+                self._other(heads.part(others), now)
+            heads, offsets = heads.part(good), offsets[good]
         return Answers(
-            low=frames["seq"].astype(np.int64) | (frames["app"].astype(np.int64) >> 8) << 16,
+            low=heads.low,
             ats=offsets + self.layout.values_at,
-            ecn=flags & _ECN != 0,
-            col=self._col(frames),
-            instead=self._instead(batch, offsets, flags),
+            ecn=heads.flags & _ECN != 0,
+            col=self._col(heads),
+            instead=self._instead(batch, offsets, heads.flags),
         )
 
-    def _col(self, frames: NDArray[np.void]) -> Mask:
+    def _col(self, heads: Heads) -> Mask:
         """Which answers say that their slot was wanted by others."""
-        return np.zeros(len(frames), np.bool_)
+        return np.zeros(len(heads.job), np.bool_)
 
-    def _other(self, frames: NDArray[np.void], now: float) -> None:
+    def _other(self, heads: Heads, now: float) -> None:
         """Packets of the job that are no answers."""
-        self.drops[Drop.BAD_TYPE] += len(frames)
+        self.drops[Drop.BAD_TYPE] += len(heads.job)
 
     def _learn(self, numbers: Index, answers: Answers, new: Mask) -> None:
         instead = answers.instead[new]
@@ -129,21 +121,15 @@ class AtpWorker(Worker):
             self._table.use(numbers[moved], instead[moved])
 
     def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
-        view = frames.view(self.frame_type)[:, 0]
-        view["bitmap"] = self.member.bit
-        view["fan_in"] = self.member.workers
-        view["flags"][:again] = _RESEND
-        view["app"] = self.member.job | (numbers >> 16 & 0xFF) << 8
-        view["seq"] = numbers & 0xFFFF
+        flags = np.zeros(len(numbers), np.uint8)
+        flags[:again] = _RESEND
+        member, head = self.member, self.layout.values_at
         places = self._table.of(numbers)
-        view["agtr"] = places
-        view["agtr2"] = (places + SECOND_HALF) & 0xFFFF
+        write_heads(frames, numbers, places, flags, member.bit, member.workers, member.job, head)
         for stream in self._streams:
             if stream.first is None:
                 break
-            mine = numbers >= stream.first
-            view["key"][mine] = stream.tensor.tensor
-            view["length"][mine] = stream.tensor.spec.elements
+            write_tails(frames, numbers, stream.first, stream.tensor.tensor, stream.tensor.spec.elements)
 
 
 def join(member: Membership, facts: Switched, timing: Timing) -> AtpWorker:

@@ -7,6 +7,7 @@ from inanet.proto.atp.worker import AtpWorker
 from inanet.proto.plan import Switched, TensorSpec
 from inanet.proto.switched.window import Index, Timing
 from inanet.proto.switched.worker import Mask, Membership
+from inanet.wire.atp import MARK_AT
 from inanet.wire.esa import FRAME, MAX_PRIORITY
 
 
@@ -28,11 +29,10 @@ class EsaWorker(AtpWorker):
 
     def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
         super()._dress(frames, numbers, again, slots)
-        view = frames.view(self.frame_type)[:, 0]
         for stream in self._streams:
             if stream.first is None:
                 break
-            view["priority"][numbers >= stream.first] = stream.tensor.priority
+            frames[numbers >= stream.first, MARK_AT] = stream.tensor.priority
 
 
 def join(member: Membership, facts: Switched, timing: Timing) -> EsaWorker:

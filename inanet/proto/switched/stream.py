@@ -135,22 +135,25 @@ class Stream(Source):
 
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
         """Write fragments, big-endian, ``stride`` bytes apart from byte ``at`` of an arena on."""
+        if self._again is None:
+            place(self._main.rows, self._main.words, fragments, self.width, arena, at, stride)
+            return
         # ascending: what belongs to the second pass comes last
         main = int(np.searchsorted(fragments, self._main.count))
         place(self._main.rows, self._main.words, fragments[:main], self.width, arena, at, stride)
-        if self._again is not None:
-            rest = fragments[main:] - self._main.count
-            place(self._again.rows, self._again.words, rest, self.width, arena, at + main * stride, stride)
+        rest = fragments[main:] - self._main.count
+        place(self._again.rows, self._again.words, rest, self.width, arena, at + main * stride, stride)
 
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
         """Take results, each fragment once: ``fragments[k]`` lies at byte ``ats[k]``."""
         self._taken += len(fragments)
+        if self._again is None:
+            take(arena, ats, fragments, self.width, self._main.words, self._main.rows)
+            return
         main = fragments < self._main.count
         take(arena, ats[main], fragments[main], self.width, self._main.words, self._main.rows)
-        if not main.all():
-            assert self._again is not None
-            rest = fragments[~main] - self._main.count
-            take(arena, ats[~main], rest, self.width, self._again.words, self._again.rows)
+        rest = fragments[~main] - self._main.count
+        take(arena, ats[~main], rest, self.width, self._again.words, self._again.rows)
 
     # ---------------------------------------------------------------- the end
 

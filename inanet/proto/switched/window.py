@@ -19,8 +19,11 @@ slots of a switch (two sets) and the table of a PS (two windows) can answer.
 
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
+import numba
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 Index = NDArray[np.int64]
@@ -43,6 +46,68 @@ class Timing:
     silent: float = 5.0
 
 
+@numba.njit(
+    types.UniTuple(types.int64, 5)(
+        types.int64[::1],
+        types.int64,
+        types.int64,
+        types.boolean[::1],
+        types.float64[::1],
+        types.int64[::1],
+        types.int64[::1],
+        types.int64[::1],
+        types.float64,
+        types.boolean[::1],
+        types.float64[::1],
+    ),
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def _take(
+    numbers: Any,
+    base: int,
+    end: int,
+    answered: Any,
+    sent_at: Any,
+    times_sent: Any,
+    beside: Any,
+    order: Any,
+    now: float,
+    new: Any,
+    trips: Any,
+) -> Any:
+    """Note answers; ``new[k]`` says whether one counts. Returns the new base, how many count, the highest of them, how many
+    are of fragments that were sent several times, and the most that was in flight beside one of them.
+
+    ``trips`` becomes, of those sent once: sum of round trips, the shortest, sum of shares of what was in flight, latest sending.
+    """
+    size = answered.size
+    count, unsure, highest, most = 0, 0, base - 1, 1
+    trips[0], trips[1], trips[2], trips[3] = 0.0, np.inf, 0.0, -1.0
+    for k in range(numbers.size):
+        number = numbers[k]
+        place = number % size
+        new[k] = base <= number < end and not answered[place]
+        if not new[k]:
+            continue
+        answered[place] = True
+        count += 1
+        highest = max(highest, number)
+        most = max(most, beside[place])
+        if times_sent[place] != 1:
+            unsure += 1
+            continue
+        trip = now - sent_at[place]
+        trips[0] += trip
+        trips[1] = min(trips[1], trip)
+        trips[2] += 1.0 / beside[place]
+        trips[3] = max(trips[3], np.float64(order[place]))
+    while base < end and answered[base % size]:
+        base += 1
+    return base, count, highest, unsure, most
+
+
 class Window:
     """``capacity`` bounds every window; ``first`` is the number of the first fragment ever."""
 
@@ -60,6 +125,7 @@ class Window:
         self._order: NDArray[np.int64] = np.zeros(self._size, np.int64)
         self._sendings = 0
         self._furthest = -1
+        self._trips: NDArray[np.float64] = np.zeros(4)
         #: how many were in flight when it was sent
         self._beside: NDArray[np.int64] = np.ones(self._size, np.int64)
         self._highest = first - 1
@@ -146,34 +212,33 @@ class Window:
 
     def accept(self, numbers: Index, now: float) -> NDArray[np.bool_]:
         """Which of these answers are new and were asked for; they are answered from now on."""
-        new = (numbers >= self.base) & (numbers < self.next)
-        new[new] = ~self._answered[numbers[new] % self._size]
-        known = numbers[new]
-        if len(known) > 1 and (known[1:] <= known[:-1]).any():
-            # not ascending: the same number may be in it twice
-            once = np.zeros(len(numbers), np.bool_)
-            once[np.flatnonzero(new)[np.unique(known, return_index=True)[1]]] = True
-            new = once
-        accepted = numbers[new]
-        if not len(accepted):
+        new = np.empty(len(numbers), np.bool_)
+        self.base, count, highest, unsure, beside = _take(
+            numbers,
+            self.base,
+            self.next,
+            self._answered,
+            self._sent_at,
+            self._times_sent,
+            self._beside,
+            self._order,
+            now,
+            new,
+            self._trips,
+        )
+        if not count:
             return new
-        places = accepted % self._size
-        self._answered[places] = True
         self._news = True
         self._heard = now
-        self._highest = max(self._highest, int(accepted.max()))
-        measured = places[self._times_sent[places] == 1]
-        self._unclear = 0 if len(measured) else self._unclear + len(places)
-        if self._unclear <= UNCLEAR * self._beside[places].max():
+        self._highest = max(self._highest, highest)
+        self._unclear = 0 if unsure < count else self._unclear + count
+        if self._unclear <= UNCLEAR * beside:
             self._backoff = 0
-        if len(measured):
-            self._furthest = max(self._furthest, int(self._order[measured].max()))
-            share = min(1.0, float((1.0 / self._beside[measured]).sum()))
-            trips = now - self._sent_at[measured]
-            self._shortest = min(self._shortest, float(trips.min()))
-            self._measure(float(trips.mean()), share)
-        ahead = self._answered[np.arange(self.base, self.next) % self._size]
-        self.base = self.next if ahead.all() else self.base + int(np.argmin(ahead))
+        if unsure < count:
+            total, shortest, share, furthest = self._trips.tolist()
+            self._furthest = max(self._furthest, int(furthest))
+            self._shortest = min(self._shortest, shortest)
+            self._measure(total / (count - unsure), min(1.0, share))
         return new
 
     def _measure(self, trip: float, share: float) -> None:

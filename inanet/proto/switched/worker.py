@@ -278,6 +278,9 @@ class Worker:
                 break
             stop = self.window.next if stream.count is None else stream.first + stream.count
             mine = (taken >= stream.first) & (taken < stop)
+            if mine.all():
+                stream.take(batch.arena, ats, taken - stream.first)
+                break
             if mine.any():
                 stream.take(batch.arena, ats[mine], taken[mine] - stream.first)
         self._learn(taken, answers, new)
@@ -293,7 +296,7 @@ class Worker:
             out += self._client.transmit(now)
         lost = self.window.lost(now) if self._streams else np.zeros(0, np.int64)
         fresh = self.window.fresh(self.pace.window, self._limit(), now)
-        numbers = np.concatenate([lost, fresh])
+        numbers = np.concatenate([lost, fresh]) if len(lost) else fresh
         if len(numbers):
             out.append(self._frames(numbers, len(lost)))
         return out
@@ -316,6 +319,10 @@ class Worker:
             if stream.first is None:
                 break
             stop = stream.first + (stream.ready if stream.count is None else stream.count)
+            if not again and stream.first <= numbers[0] and numbers[-1] < stop:
+                # one run, as it mostly is
+                stream.place(numbers - stream.first, arena, self.layout.values_at, size)
+                break
             mine = np.flatnonzero((numbers >= stream.first) & (numbers < stop))
             self._place(stream, numbers, mine, arena)
         slots = np.ones(count, np.bool_)
