@@ -76,9 +76,12 @@ class Renewing(Versions):
         self.collectives.renew(self.planner)
         self._members = tuple(sorted(self.hosts))
         self._settling = Settling(self.collectives.ledger)
-        self._gate, self._attach, self._performances, self._wanted = set(), {}, {}, None
+        self._gate, self._attach = set(), {}
         self._quiet = self._held_back = False
-        self._holding.discard(REARRANGED)
+        if fewer or found is not None:
+            # what others have done, and trees for them, is of no use
+            self._performances, self._wanted = {}, None
+            self._holding.discard(REARRANGED)
         self._holding.discard(REKEYED)
         self._compromised = ""
         if found is None and fewer:

@@ -27,6 +27,8 @@ from inanet.control.messages import (
     RoundFailed,
     Welcome,
 )
+from inanet.control.topology import Topology
+from inanet.control.trees import Performance
 from inanet.control.trust import ROLES, Certified, certified
 from tests.control.nodes import FIRST_KEY, JOB, TOKEN, Nodes, consistent, parents, spec
 from tests.control.test_elastic import judge
@@ -273,6 +275,25 @@ def test_who_waits_to_come_back_does_so_under_the_new_key(nodes: Guarded) -> Non
     nodes.wait(nodes.settings.hold * 11)
     assert parents(nodes) == {"w0": "ps", "w2": "ps", "w1": "a1", "w3": "a1", "a1": "ps"}
     assert nodes.keys == {FIRST_KEY + 1}
+
+
+def test_what_is_known_of_the_workers_and_wanted_for_them_stays(nodes: Guarded) -> None:
+    (job,) = nodes.coordinator.jobs.values()
+    assert job.performed(Performance("w0", 1.0, 1.0)) == ()
+    nodes.begin(1, spec(), ["w0"])
+    wanted = Topology(roots=("ps",), aggregators={"a1": "ps"}, workers=dict.fromkeys(nodes.workers, ("a1",)))
+    job.rearrange(wanted, {}, nodes.now)
+    nodes.revoke("a0")
+    nodes.begin(1, spec(), ["w1", "w2", "w3"])
+    nodes.finish(1)
+    assert nodes.keys == {FIRST_KEY + 1}
+    assert [job.performed(Performance(name, 1.0, 1.0)) != () for name in ("w1", "w2", "w3")] == [
+        False,
+        False,
+        True,
+    ]
+    nodes.wait(nodes.settings.hold * 11)
+    assert parents(nodes) == {**dict.fromkeys(nodes.workers, "a1"), "a1": "ps"}
 
 
 def test_a_revoked_parameter_server_comes_back_with_another_certificate(nodes: Guarded) -> None:
