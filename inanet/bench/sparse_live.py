@@ -1,6 +1,7 @@
 """A sparse job of real processes on this machine: a switch, PS shards and ranks, each with a socket and a link of its own."""
 
 import json
+import select
 import socket
 import subprocess
 import sys
@@ -119,13 +120,18 @@ def _end(process: "subprocess.Popen[str]") -> None:
 
 def _ready(process: "subprocess.Popen[str]", machine: str) -> None:
     assert process.stdout is not None
+    if not select.select([process.stdout], [], [], PATIENCE)[0]:
+        raise Failure(f"{machine} did not start within {PATIENCE:g} s")
     line = process.stdout.readline()
     if not line.startswith("ready: "):
         raise Failure(f"{machine} did not start: {line}{process.stdout.read()}")
 
 
 def _said(process: "subprocess.Popen[str]", rank: int) -> dict[str, float]:
-    output, _ = process.communicate(timeout=PATIENCE)
+    try:
+        output, _ = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        raise Failure(f"rank {rank} has not come to its end within {PATIENCE:g} s") from None
     if process.returncode:
         raise Failure(f"rank {rank} failed:\n{output}")
     found: dict[str, float] = json.loads(output.splitlines()[-1])
