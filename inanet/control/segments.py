@@ -15,11 +15,14 @@ from inanet.control.session import SessionError
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK = 1, 2
+_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
 
 
 def create(size: int) -> tuple[int, Any]:
@@ -56,6 +59,17 @@ def adopt(fd: int, size: int) -> Any:
         return _map(fd, size)
     except OSError as error:
         raise SessionError(f"cannot map shared memory: {error.strerror}") from None
+
+
+def mirror(source: int, target: int, size: int) -> None:
+    """Map the first ``size`` bytes of a shared mapping at the address ``source`` at ``target`` as well.
+
+    Both addresses are those of pages; what was mapped at ``target`` is gone. Raises ``OSError`` if the system refuses.
+    """
+    # of a shared mapping, and with an old size of 0, the kernel makes a second one and leaves the first alone
+    if _libc.mremap(source, 0, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
 
 
 def _map(fd: int, size: int) -> Any:

@@ -4,7 +4,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +12,9 @@ import torch.distributed as dist
 from torch.autograd import Variable
 
 from inanet.client.job import Job
+from inanet.control.errors import RoundTimeout
 from inanet.torch import verdict as rules
+from inanet.torch.buckets import BucketMemory
 from inanet.torch.lane import promise
 from inanet.torch.options import Options
 from inanet.torch.record import Recorder, now
@@ -42,19 +43,6 @@ def hook(process_group: "dist.ProcessGroup | None" = None, **options: Any) -> "t
     return GradientHook(process_group, Options(**options)), GradientHook.reduce
 
 
-@dataclass(slots=True)
-class _Slot:
-    """Memory shared with the agent for one bucket, as a tensor, and the reduction that last used it."""
-
-    tensor: torch.Tensor
-    reduction: Reduction | None = None
-
-    def fits(self, buffer: torch.Tensor) -> bool:
-        """Whether a bucket may be put into it: an agent still writes into one whose reduction timed out."""
-        same = self.tensor.dtype == buffer.dtype and self.tensor.numel() == buffer.numel()
-        return same and (self.reduction is None or self.reduction.answered())
-
-
 class GradientHook:
     """The state of one model's hook. :meth:`close` leaves the job; the end of the process does, too."""
 
@@ -68,7 +56,7 @@ class GradientHook:
         self._leave: Callable[[], Any] = lambda: None
         self._share: CommunicationShare | None = None
         self._recorder: Recorder | None = None
-        self._slots: dict[int, _Slot] = {}
+        self._memory: dict[int, BucketMemory] = {}
         self._parameters: set[int] = set()
         self._whole = False
         self._step = 0
@@ -142,7 +130,7 @@ class GradientHook:
 
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Called by DDP for every bucket as soon as backward has filled it; returns at once with the mean to
-        come."""
+        come, which will be in the bucket itself."""
         ready = now()
         if bucket.index() == 0:
             self._begin_step(ready)
@@ -157,16 +145,22 @@ class GradientHook:
             self._say_once(values.dtype)
             return self._through_group(buffer)
         name = f"bucket {bucket.index()}"
-        if values.is_cuda:
-            target, reduction = values, transport.reduce(values, "mean", name)
-        else:
-            slot = self._slot(bucket.index(), values)
-            slot.tensor.copy_(values)
-            target, reduction = slot.tensor, transport.reduce(slot.tensor, "mean", name)
-            slot.reduction = reduction
+        memory = None if values.is_cuda else self._memory_of(bucket.index(), values)
+        if memory is not None:
+            memory.take(values)
+        reduction = transport.reduce(values if memory is None else memory.tensor, "mean", name)
+
+        def value() -> torch.Tensor:
+            reduction.synchronize()
+            if memory is not None:
+                memory.give(values)
+            return buffer
+
+        if memory is not None:
+            memory.reduction = reduction
         self._running.append(reduction)
         times = (self._step, ready, now())
-        future = self._promise(transport, reduction, buffer, target, bucket.index(), times)
+        future = self._promise(transport, reduction, buffer, value, bucket.index(), times)
         if bucket.is_last():
             self._queue_end()
         return future
@@ -176,7 +170,7 @@ class GradientHook:
         transport: Transport,
         reduction: Reduction,
         buffer: torch.Tensor,
-        target: torch.Tensor,
+        value: Callable[[], torch.Tensor],
         index: int,
         times: tuple[int, int, int],
     ) -> torch.futures.Future[torch.Tensor]:
@@ -189,10 +183,6 @@ class GradientHook:
                 self._share.add(sent, back)
             if self._recorder is not None:
                 self._recorder.bucket(index, buffer.nbytes, step, ready, sent, back)
-
-        def value() -> torch.Tensor:
-            reduction.synchronize()
-            return torch.view_as_complex(target.view(-1, 2)) if buffer.is_complex() else target
 
         devices = [buffer.device] if buffer.is_cuda else None
         return promise(transport.delivery, wait, value, devices)
@@ -213,15 +203,22 @@ class GradientHook:
             self._parameters |= parameters
             self._whole = bucket.is_last()
 
-    def _slot(self, index: int, buffer: torch.Tensor) -> _Slot:
-        """Memory for a bucket. DDP has copied the last step's result out of it before backward returned; it
-        builds its buckets anew after the first step, and then other sizes replace the first ones."""
-        slot = self._slots.get(index)
-        if slot is None or not slot.fits(buffer):
-            assert self._transport is not None
-            memory = self._transport.job.empty(buffer.nbytes, "uint8")
-            slot = self._slots[index] = _Slot(torch.from_numpy(memory).view(buffer.dtype))
-        return slot
+    def _memory_of(self, index: int, values: torch.Tensor) -> BucketMemory:
+        """Memory for a bucket. DDP builds its buckets anew after the first step, and then other sizes replace the
+        first ones.
+
+        Raises :class:`~inanet.control.errors.RoundTimeout` if the bucket itself is memory that the agent still
+        writes to.
+        """
+        assert self._transport is not None
+        job = self._transport.job
+        memory = self._memory.get(index)
+        if memory is not None and not memory.idle() and memory.holds(values):
+            text = f"bucket {index} is still being reduced in a round that timed out; start again from a checkpoint"
+            raise RoundTimeout(text, job=job.name, rank=job.rank)
+        if memory is None or not memory.idle() or not memory.fits(values):
+            memory = self._memory[index] = BucketMemory(job, values)
+        return memory
 
     def _queue_end(self) -> None:
         """Look at the results at the end of backward, just before DDP does.

@@ -1,0 +1,166 @@
+"""Buckets that move to memory shared with the agent while DDP, the optimizer and autograd go on using them."""
+
+import gc
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed: pip install 'inanet[torch]'")
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import inanet
+from inanet.client.memory import Memory
+from inanet.torch.buckets import LEAST_BYTES, BucketMemory
+from inanet.torch.ddp import GradientHook
+
+ELEMENTS = LEAST_BYTES // 4 + 100
+
+
+class Job:
+    """What a job does for a bucket, without an agent."""
+
+    name, rank = "train", 2
+
+    def __init__(self) -> None:
+        self.memory = Memory()
+
+    def empty(self, size: int, dtype: Any) -> NDArray[Any]:
+        piece, fd = self.memory.create(size, findable=True)
+        os.close(fd)
+        return piece.view(np.dtype(dtype), (size,))
+
+
+class Pending:
+    """A reduction that the agent has not answered."""
+
+    def answered(self) -> bool:
+        return False
+
+
+def seen_twice(bucket: torch.Tensor) -> BucketMemory:
+    """Its memory after two steps."""
+    memory = BucketMemory(Job(), bucket)  # type: ignore[arg-type]
+    for _ in range(2):
+        memory.take(bucket)
+        memory.give(bucket)
+    return memory
+
+
+def mapped(address: int) -> str:
+    """What of this process is mapped from an address on."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    return next((line for line in lines if line.startswith(f"{address:x}-")), "")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_second_time_it_moves_with_all_that_look_into_it(dtype: torch.dtype) -> None:
+    bucket = torch.arange(2 * ELEMENTS, dtype=torch.float32).to(dtype)
+    gradient = bucket[100:200].view(10, 10)
+    before = bucket.clone()
+    memory = BucketMemory(Job(), bucket)  # type: ignore[arg-type]
+    memory.take(bucket)
+    assert not memory.holds(bucket)
+    assert torch.equal(memory.tensor, before)
+    memory.take(bucket)
+    assert memory.holds(bucket)
+    assert torch.equal(bucket, before)
+    # a result that the agent writes, and a gradient that autograd adds
+    memory.tensor[100] = 7
+    assert gradient[0, 0] == 7
+    gradient += 1
+    assert memory.tensor[100] == 8
+    assert "memfd:inanet" in mapped(bucket.data_ptr())
+    # of what torch had made there for it, not even the pages are left
+    [made, _] = bucket.untyped_storage()._share_fd_cpu_()
+    assert os.fstat(made).st_blocks == 0
+
+
+def test_the_range_is_unmapped_with_the_bucket_and_the_memory_stays() -> None:
+    bucket = torch.ones(ELEMENTS)
+    memory = seen_twice(bucket)
+    address = bucket.data_ptr()
+    assert mapped(address)
+    del bucket
+    gc.collect()
+    assert not mapped(address)
+    assert (memory.tensor == 1).all()
+    # what comes to lie there later is not taken for the bucket
+    assert not memory.holds(torch.ones(ELEMENTS))
+
+
+def test_the_bucket_outlives_the_memory() -> None:
+    bucket = torch.ones(ELEMENTS)
+    memory = seen_twice(bucket)
+    del memory
+    gc.collect()
+    bucket += 1
+    assert bucket.sum() == 2 * ELEMENTS
+
+
+def _small(_: pytest.MonkeyPatch) -> torch.Tensor:
+    return torch.ones(LEAST_BYTES // 4 - 1)
+
+
+def _part(_: pytest.MonkeyPatch) -> torch.Tensor:
+    return torch.ones(2 * ELEMENTS)[:ELEMENTS]
+
+
+def _shared(_: pytest.MonkeyPatch) -> torch.Tensor:
+    return torch.ones(ELEMENTS).share_memory_()
+
+
+def _no_room(patch: pytest.MonkeyPatch) -> torch.Tensor:
+    patch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=1, f_frsize=4096))
+    return torch.ones(ELEMENTS)
+
+
+def _no_mount(patch: pytest.MonkeyPatch) -> torch.Tensor:
+    def missing(path: str) -> None:
+        raise FileNotFoundError(path)
+
+    patch.setattr(os, "statvfs", missing)
+    return torch.ones(ELEMENTS)
+
+
+def _refused(patch: pytest.MonkeyPatch) -> torch.Tensor:
+    def refused(*_: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    patch.setattr("inanet.control.segments.mirror", refused)
+    return torch.ones(ELEMENTS)
+
+
+@pytest.mark.parametrize("make", [_small, _part, _shared, _no_room, _no_mount, _refused])
+def test_what_cannot_move_is_copied_there_and_back(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    bucket = make(monkeypatch)
+    memory = BucketMemory(Job(), bucket)  # type: ignore[arg-type]
+    for step in range(3):
+        bucket.fill_(step)
+        memory.take(bucket)
+        assert not memory.holds(bucket)
+        assert (memory.tensor == step).all()
+        memory.tensor += 10
+        memory.give(bucket)
+        assert (bucket == step + 10).all()
+
+
+def test_a_bucket_that_the_agent_still_writes_to_is_not_reduced_again() -> None:
+    hook = object.__new__(GradientHook)
+    hook._transport = SimpleNamespace(job=Job())  # type: ignore[assignment]
+    moved, copied = torch.ones(ELEMENTS), torch.ones(10)
+    hook._memory = {0: seen_twice(moved), 1: seen_twice(copied)}
+    first = hook._memory[1]
+    assert hook._memory_of(1, copied) is first
+    for memory in hook._memory.values():
+        memory.reduction = Pending()  # type: ignore[assignment]
+    with pytest.raises(inanet.RoundTimeout, match=r"rank 2.*bucket 0 is still being reduced") as caught:
+        hook._memory_of(0, moved)
+    assert caught.value.rank == 2
+    # the copy is left to the agent
+    assert hook._memory_of(1, copied) is not first
