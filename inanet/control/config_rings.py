@@ -1,5 +1,6 @@
 """``[[switch.rings]]``: NetReduce rings between RoCE hosts whose connections pass a switch, on one rack or on several."""
 
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 from typing import Annotated
 
@@ -31,6 +32,9 @@ class RingConnection(Section):
         description="number of the receiver's queue pair"
     )
 
+    def __str__(self) -> str:
+        return f"{self.source} to {self.destination}, queue pair {self.queue_pair}"
+
 
 class RingRack(Section):
     """A switch that hosts of the ring are on, below the spine: its own address, and theirs."""
@@ -61,6 +65,35 @@ class RingEntry(Section):
     spine: Address | None = None
     racks: Annotated[tuple[RingRack, ...], Field(strict=False, validate_default=True)] = ()
 
+    @field_validator("window")
+    @classmethod
+    def _wraps(cls, window: int, info: ValidationInfo) -> int:
+        if window & (window - 1):
+            raise ValueError(f"{window} messages in flight; allowed: a power of two, because MsgIDs wrap")
+        length = info.data.get("length", 0)
+        if (2 * window + 1) * length >= 1 << 23:
+            raise ValueError(
+                f"{window} messages of {length} packets in flight; allowed: so few that sequence numbers of 24 bits tell them"
+                " apart"
+            )
+        return window
+
+    @field_validator("packet")
+    @classmethod
+    def _whole(cls, packet: int) -> int:
+        if packet % 8:
+            raise ValueError(
+                f"{packet} bytes; allowed: the path MTU of RoCE connections, 256, 512, 1024, 2048 or 4096, or a multiple of 8"
+            )
+        return packet
+
+    @field_validator("connections")
+    @classmethod
+    def _each_once(cls, connections: tuple[RingConnection, ...]) -> tuple[RingConnection, ...]:
+        if again := {one: None for one in connections if connections.count(one) > 1}:
+            raise SeveralErrors([f"{one}, stands there twice; allowed: once" for one in again])
+        return connections
+
     @field_validator("racks")
     @classmethod
     def _every_host_once(cls, racks: tuple[RingRack, ...], info: ValidationInfo) -> tuple[RingRack, ...]:
@@ -88,3 +121,21 @@ class RingEntry(Section):
     def switches(self) -> tuple[IPv4Address, ...]:
         """Own addresses of the switches that it names: the spine first; none on one rack."""
         return () if self.spine is None else (self.spine, *(rack.switch for rack in self.racks))
+
+
+def contradictions(rings: Sequence[RingEntry]) -> list[str]:
+    """What several rings of one switch cannot have in common, in sentences."""
+    numbers = [ring.ring for ring in rings]
+    problems = [
+        f"ring {number} stands there twice; allowed: each number once"
+        for number in sorted({one for one in numbers if numbers.count(one) > 1})
+    ]
+    owners: dict[RingConnection, int] = {}
+    for ring in rings:
+        for connection in ring.connections:
+            owner = owners.setdefault(connection, ring.ring)
+            if owner != ring.ring:
+                problems.append(
+                    f"rings {owner} and {ring.ring} have the same connection, {connection}; allowed: one of them"
+                )
+    return problems

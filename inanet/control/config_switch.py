@@ -22,7 +22,7 @@ from inanet.control.config_fields import (
     span,
 )
 from inanet.control.config_file import SeveralErrors
-from inanet.control.config_rings import Address, RingEntry
+from inanet.control.config_rings import Address, RingEntry, contradictions
 from inanet.control.config_sections import Impair, Log, Metrics, Section
 from inanet.proto.systems import SYSTEMS
 
@@ -274,7 +274,8 @@ class Switch(Section):
                 "rings are connections between other hosts; allowed: with transport packet or tun"
             )
         own = info.data.get("address")
-        problems = [
+        problems = contradictions(rings)
+        problems += [
             f"ring {ring.ring} is on several racks, and none of its switches has this one's address {own}; allowed: "
             f"{', '.join(map(str, ring.switches))}"
             for ring in rings

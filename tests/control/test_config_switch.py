@@ -118,6 +118,8 @@ RACKED = (
     'transport = "packet"\naddress = "10.0.0.9"\nports = [{ name = "e" }]\nrings = [{ ring = 1, '
     'connections = [{ source = "10.0.0.1", destination = "10.0.0.2", queue_pair = 1 }], '
 )
+OTHER = '{ source = "10.0.0.1", destination = "10.0.0.2", queue_pair = 7 }'
+TWICE = 'queue_pair = 1 }, { source = "10.0.0.1", destination = "10.0.0.2", queue_pair = 1 }'
 
 
 @pytest.mark.parametrize(
@@ -177,6 +179,35 @@ RACKED = (
             RACKED + 'spine = "10.0.0.8", racks = [{ switch = "10.0.0.7", hosts = ["10.0.0.1"] }] }]',
             "switch.rings: ring 1 is on several racks, and none of its switches has this one's address 10.0.0.9; "
             "allowed: 10.0.0.8, 10.0.0.7",
+        ),
+        (
+            RACKED + "window = 3 }]",
+            "switch.rings[0].window: 3 messages in flight; allowed: a power of two, because MsgIDs wrap",
+        ),
+        (
+            RACKED + "packet = 100 }]",
+            "switch.rings[0].packet: 100 bytes; allowed: the path MTU of RoCE connections, 256, 512, 1024, 2048 or 4096, or a "
+            "multiple of 8",
+        ),
+        (
+            RACKED + "length = 65536 }]",
+            "switch.rings[0].length: 65536 is not allowed; allowed: less than or equal to 65535",
+        ),
+        (
+            RACKED + "length = 65535, window = 64 }]",
+            "switch.rings[0].window: 64 messages of 65535 packets in flight; allowed: so few that sequence numbers of 24 bits",
+        ),
+        (
+            RACKED.replace("queue_pair = 1 }", TWICE) + "epoch = 0 }]",
+            "switch.rings[0].connections: 10.0.0.1 to 10.0.0.2, queue pair 1, stands there twice; allowed: once",
+        ),
+        (
+            RACKED + "epoch = 0 }, { ring = 1, connections = [" + OTHER + "] }]",
+            "switch.rings: ring 1 stands there twice; allowed: each number once",
+        ),
+        (
+            RACKED + "epoch = 0 }, { ring = 2, connections = [" + OTHER.replace("pair = 7", "pair = 1") + "] }]",
+            "switch.rings: rings 1 and 2 have the same connection, 10.0.0.1 to 10.0.0.2, queue pair 1; allowed: one of them",
         ),
         (
             'transport = "tun"\naddress = "10.0.0.9"\nports = [{ name = "e" }]\nroutes = [{ network = "0.0.0.0/0", port = "f" }]',

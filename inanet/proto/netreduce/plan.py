@@ -119,6 +119,8 @@ class RingAt:
         over = [child.ranks > 0 for child in self.children]
         if any(over) and not all(over):
             raise ValueError(f"{name}: a switch is over hosts or over switches, not over both")
+        if len({child.connection for child in self.children}) < len(self.children):
+            raise ValueError(f"{name}: two contributions come on the same connection")
         if len(self.below) != (len(self.children) if all(over) else 0):
             raise ValueError(
                 f"{name}: {len(self.below)} connections to switches below for {over.count(True)} of them"
