@@ -160,7 +160,7 @@ class Job(Renewing):
             # the PS may wait for this one's gradient
             gone = (*facts.departed, self._members.index(name))
             self.planner.switched = replace(facts, departed=gone)
-            self._advance(text)
+            self._inform(text)
 
     def holder_lost(self, name: str, why: str, now: float) -> None:
         """An aggregator or parameter server is gone."""

@@ -17,6 +17,8 @@ from inanet.proto.systems import NAMES, TREES
 MAX_STEPS = 2000
 #: the system of sparse models, which has a demo of its own, and its models
 SPARSE = "zebra"
+#: the one of asynchronous training, where a step is an epoch
+EPOCHS = "goat-async"
 MODELS = ("lr", "fm", "ncf")
 
 
@@ -74,6 +76,9 @@ def demo(
     127.0.0.1 without privileges, trains, repeats the
     training in a single process and compares. Exit status 0 if both agree within the stated bound, 1 if not.
 
+    goat-async trains asynchronously, STEPS epochs through three ina-switch, with workers that are late: what is compared is the
+    loss.
+
     zebra trains a sparse model on Python's own sources instead, with all machines in one process, over UDP.
     """
     given = {name: value for name, value in for_zebra.items() if value is not None}
@@ -89,6 +94,9 @@ def demo(
             as_json,
         )
     options = Options(workers=workers, steps=steps, seed=seed, impair=impair, system=system)
+    if system == EPOCHS:
+        epochs(options, as_json)
+        return
     try:
         with Interrupts() as interrupts, report.progress(sys.stderr) as show:
             outcome = run(options, show, interrupts.check)
@@ -123,6 +131,23 @@ def sparse(options: dict[str, Any], as_json: bool) -> None:
         fail(str(error), error.code, as_json)
     click.echo(json.dumps(result) if as_json else "\n".join(table(result)))
     sys.exit(Exit.OK if result["ok"] else Exit.FAILED)
+
+
+def epochs(options: Options, as_json: bool) -> None:
+    """GOAT's asynchronous training."""
+    from inanet.demo.epochs_demo import run as train
+    from inanet.demo.epochs_demo import table, to_dict
+
+    try:
+        with Interrupts() as interrupts, report.progress(sys.stderr) as show:
+            result = train(options, show, interrupts.check)
+    except Interrupted as signal_name:
+        click.echo(f"{signal_name}: every process was ended and every file removed", err=True)
+        sys.exit(Exit.INTERRUPTED)
+    except Failure as error:
+        fail(str(error), error.code, as_json)
+    click.echo(json.dumps(to_dict(result)) if as_json else "\n".join(table(result)))
+    sys.exit(Exit.FAILED if result.problems else Exit.OK)
 
 
 def present(outcome: Outcome, as_json: bool) -> None:

@@ -14,6 +14,7 @@ from inanet.demo.counters import Traffic, traffic
 from inanet.demo.fabric import GLANCE, Fabric, python, python_environment
 from inanet.demo.patience import patient
 from inanet.demo.process import Process
+from inanet.demo.topology import SCHEDULED
 from inanet.demo.trainer import Task
 from inanet.demo.training import Recipe
 from inanet.proto.systems import TREES
@@ -21,7 +22,7 @@ from inanet.proto.systems import TREES
 AGGREGATORS = 2
 #: Registers of each switch where the default would be more than there is to show: no switch has room for the gradient, so
 #: that GOAT's scheduler has to share it out.
-MEMORY = {"goat": "24 KiB"}
+MEMORY = dict.fromkeys(SCHEDULED, "24 KiB")
 #: Seconds without a line from any training process after which the run is given up, if the machine is not busy.
 STALL = 60.0
 
@@ -107,7 +108,7 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     started = time.monotonic()
     between = f"{AGGREGATORS} ina-agg"
     if options.system != TREES:
-        between = f"{3 if options.system == 'goat' else 1} ina-switch ({options.system})"
+        between = f"{3 if options.system in SCHEDULED else 1} ina-switch ({options.system})"
     show.stage(
         f"starting {options.workers} ina-worker, {between}, 1 ina-ps on 127.0.0.1 "
         "(compiles the kernels if this is the first time)"

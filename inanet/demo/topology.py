@@ -13,6 +13,8 @@ from inanet.control.config import Role
 from inanet.control.topology import Topology
 from inanet.proto.systems import TREES
 
+#: Systems that sum in several switches.
+SCHEDULED = ("goat", "goat-async")
 #: The roles, leaves first: the order in which a fabric is taken down.
 ROLES: tuple[Role, ...] = ("worker", "agg", "switch", "ps")
 
@@ -68,7 +70,7 @@ def plugged(system: str, workers: int, aggregators: int) -> list[NodeSpec]:
     """The nodes of a fabric for a system."""
     if system == TREES:
         return two_level(workers, aggregators)
-    return collaborative(workers) if system == "goat" else switched(workers)
+    return collaborative(workers) if system in SCHEDULED else switched(workers)
 
 
 def section(nodes: Iterable[NodeSpec]) -> dict[str, Any]:

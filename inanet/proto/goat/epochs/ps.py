@@ -177,10 +177,9 @@ class Running:
         self.began = 0.0
         self.revision = 0
         self.published = -1.0
-        #: it is published whose gradients count in this epoch
+        #: it is published whose gradients count in this epoch, and since when
         self.released = False
-        #: times that a worker has said that it has sent its present gradient
-        self.asked: I64 = np.zeros(self.workers, np.int64)
+        self.released_at = 0.0
         self.out: list[NDArray[Any]] = []
 
     # ---------------------------------------------------------------- the tensor
@@ -224,7 +223,7 @@ class Running:
 
     def _begin(self, now: float) -> None:
         self.waiting.begin(now)
-        self.began, self.revision = now, -1
+        self.began, self.revision, self.released = now, -1, False
         self.publish(now)
 
     def publish(self, now: float) -> None:
@@ -236,7 +235,8 @@ class Running:
         waited = first or self.waiting.expected
         self.revision += 1
         self.published = now
-        self.released = bool(first)
+        if first and not self.released:
+            self.released, self.released_at = True, now
         mask = sum(1 << worker for worker in first)
         switches = self.table.heard.shape[0] - 1
         needs = np.zeros((switches + 1, len(self.table.first)), np.int64)
@@ -295,7 +295,6 @@ class Running:
         table.inside[:] &= np.uint32(0xFFFFFFFF ^ bits)
         table.serial[inside] += np.uint32(1)
         table.left[inside] = self.fragments
-        self.asked[inside] = 0
         model = np.zeros((self.fragments + 1, VALUES), ">f4")
         model[:-1] = self.total
         plain = model.view(">i4")
@@ -334,7 +333,6 @@ class Running:
             return
         if behind:
             return
-        self.asked[worker] += 1
         news = bool(np.isnan(self.waiting.sent[worker]))
         self.waiting.has_sent(worker, now)
         first = self.waiting.first()
@@ -344,7 +342,7 @@ class Running:
             self.publish(now)
         missing = np.zeros(MARKS, np.bool_)
         begin = 0
-        if worker in first and self.asked[worker] > 1:
+        if worker in first and not news and now - self.released_at >= 2 * HOLD:
             lacking = np.flatnonzero(~(self.table.inside >> np.uint32(worker) & 1).astype(np.bool_))
             if len(lacking):
                 begin = int(lacking[0])

@@ -280,7 +280,8 @@ class EpochWorker:
         fresh[order] = self.window.accept(numbers[order], now)
         reason[fresh] = Drop.OK
         if self._all_taken(step) and self._say_at == inf:
-            self._say_at = now
+            # answers of the PS take as long as acknowledgements
+            self._say_at, self._pause = now, self.window.timeout
         return reason
 
     def _all_taken(self, step: _Step) -> bool:
