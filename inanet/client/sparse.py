@@ -14,14 +14,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from inanet.client.sparse_job import SparseJob, keys_of
+from inanet.client.sparse_shards import Shards
 from inanet.client.stations import Machine, Stations
-from inanet.control.errors import FabricError, InaError, JoinRefused, RoundTimeout
-from inanet.control.sparse_state import StateFile
+from inanet.control.errors import RoundTimeout
 from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
@@ -42,187 +43,15 @@ from inanet.proto.zebra.membership import (
 )
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.state import BadState
 from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
 from inanet.proto.zebra.stream import Timing
-from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
+from inanet.proto.zebra.worker import ZebraWorker
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.wire.batch import I64, U64
 
 #: what carries packets: queues of this process, or UDP sockets on the loopback interface
 Phy = Literal["memory", "udp"]
 _GROUP = 1
-
-
-class Carrier(Protocol):
-    """Whoever carries a rank's packets."""
-
-    def do(self, action: Callable[[float], Any]) -> Any:
-        """Do something with a machine."""
-        ...
-
-    def wait_for(self, until: Callable[[], bool], job: "SparseJob", timeout: float | None) -> None:
-        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
-        ...
-
-
-class SparseJob:
-    """One rank of a sparse job. Made by :func:`sparse_group`, or :func:`~inanet.client.sparse_process.join_sparse`."""
-
-    def __init__(self, group: Carrier, rank: int, worker: ZebraWorker) -> None:
-        self.rank = rank
-        self.worker = worker
-        self._group = group
-        self._pushed = 0
-        self._values: dict[int, F32] = {}
-        self._stalled: Stalled | None = None
-        self._refused: Refused | None = None
-
-    def push(
-        self, keys: ArrayLike, values: ArrayLike, *, wait: bool = True, timeout: float | None = None
-    ) -> None:
-        """Add gradients of distinct keys: ``keys`` uint64[n], ``values`` float32[n, width] (or [n] if the width is 1).
-
-        Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``.
-        Raises ``ValueError`` for arguments that make no sense, before anything is sent;
-        :class:`~inanet.control.errors.RoundTimeout` saying who is waited for; :class:`~inanet.control.errors.FabricError` when
-        a shard has lost a part of the model, and :class:`~inanet.control.errors.JoinRefused` when another process has had this
-        rank's place: then the job is over.
-        """
-        self.check()
-        found = _keys(keys), _values(values)
-        self._group.do(lambda now: self.worker.push(*found, now))
-        self._pushed += 1
-        if wait:
-            self.wait(timeout)
-
-    def wait(self, timeout: float | None = None) -> None:
-        """Return when the last push is part of a finished iteration. Raises as :meth:`push`."""
-        number = self._pushed
-        self._wait(lambda: self.worker.done >= number, timeout)
-
-    def pull(self, keys: ArrayLike, *, timeout: float | None = None) -> F32:
-        """Values of keys (uint64[n], repetitions allowed) after all pushes of this rank: float32[n, width].
-
-        Raises as :meth:`push`.
-        """
-        return self.take(self.ask(keys), timeout)
-
-    def ask(self, keys: ArrayLike) -> int:
-        """Begin a pull; :meth:`take` with this ticket has its values."""
-        self.check()
-        wanted = _keys(keys)
-        ticket: int = self._group.do(lambda now: self.worker.pull(wanted, now))
-        return ticket
-
-    def take(self, ticket: int, timeout: float | None = None) -> F32:
-        """Values of a pull that was asked for. Raises as :meth:`pull`."""
-        self._wait(lambda: ticket in self._values, timeout)
-        return self._values.pop(ticket)
-
-    def _wait(self, until: Callable[[], bool], timeout: float | None) -> None:
-        self._group.wait_for(lambda: until() or self._refused is not None, self, timeout)
-        if not until():
-            self.check()
-
-    def push_pull(
-        self,
-        keys: ArrayLike,
-        values: ArrayLike,
-        pull_keys: ArrayLike | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> F32:
-        """:meth:`push`, then :meth:`pull` of the same keys or of ``pull_keys``. Needs a thread for every rank."""
-        self.push(keys, values, wait=False)
-        return self.pull(keys if pull_keys is None else pull_keys, timeout=timeout)
-
-    def check(self) -> None:
-        """Raise the error that this rank's job has ended with, if it has."""
-        refused = self._refused
-        if refused is not None:
-            kind: type[InaError] = JoinRefused if refused.joining else FabricError
-            raise kind(refused.reason, job=str(refused.job), rank=self.rank, round=refused.iteration)
-
-    def heard(self, event: Any) -> None:
-        """Take an event of the worker."""
-        if isinstance(event, Pulled):
-            self._values[event.ticket] = event.values
-        elif isinstance(event, Stalled):
-            self._stalled = event
-        elif isinstance(event, Refused):
-            self._refused = event
-        elif isinstance(event, IterationDone):
-            self._stalled = None
-
-    def why(self) -> str:
-        """Who is waited for, as far as it is known."""
-        stalled = self._stalled
-        return "; ".join(stalled.waiting_for) if stalled is not None else "other ranks have not pushed yet"
-
-
-def _keys(keys: ArrayLike) -> U64:
-    """uint64[n] of what a caller calls keys. Raises ``ValueError`` for numbers that are no integers of 64 bits."""
-    found = np.asarray(keys, np.uint64) if not isinstance(keys, np.ndarray) else keys
-    if found.size and found.dtype.kind not in "iu":
-        raise ValueError(f"keys are integers of 64 bits, not {found.dtype}")
-    return found.astype(np.uint64, copy=False)
-
-
-def _values(values: ArrayLike) -> F32:
-    # what float32 does not hold is infinite, and refused as that
-    with np.errstate(over="ignore"):
-        return np.asarray(values, np.float32)
-
-
-class _Shards:
-    """Makes PS shards, each with its state file in ``folder`` if there is one, and makes them again."""
-
-    def __init__(
-        self, job: Job, optimiser: Optimiser, initial: Initial, timing: Timing, folder: Path | None
-    ) -> None:
-        self._of = job, optimiser, initial, timing
-        self._files: dict[int, StateFile] = {}
-        self._paths: list[Path] = []
-        if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._paths = [folder / f"shard{number}.state" for number in range(len(job.shards))]
-        self._made = 0
-
-    def first(self) -> list[ParameterShard]:
-        """All shards, with the model that is in the folder. Raises :class:`~inanet.proto.zebra.state.BadState` and ``OSError``."""
-        last = []
-        for number, path in enumerate(self._paths):
-            file = self._files[number] = StateFile(path)
-            last.append(max((entry.iteration for entry in file.entries()), default=0))
-            file.keep()
-        if last and max(last) > min(last) + 1:
-            raise BadState(
-                f"{self._paths[0].parent}: the shards' parts are of the models after iterations {', '.join(map(str, last))}, which "
-                "do not belong together; put the right files there, or none"
-            )
-        common = min(last) if last else None
-        return [self._make(number, common, anew=True) for number in range(len(self._of[0].shards))]
-
-    def _make(self, number: int, iteration: int | None, *, anew: bool) -> ParameterShard:
-        job, optimiser, initial, timing = self._of
-        self._made += 1
-        life, file = self._made & 0xFFFF, self._files.get(number)
-        shard = ParameterShard(job, number, optimiser, initial, timing, life=life, journal=file)
-        shard.restore(file.entries() if file is not None else (), anew=anew, iteration=iteration)
-        return shard
-
-    def again(self, number: int) -> ParameterShard:
-        """A shard whose process is gone, without having been asked. Raises as :meth:`first`."""
-        if number in self._files:
-            self._files.pop(number).close()
-            self._files[number] = StateFile(self._paths[number])
-        return self._make(number, None, anew=False)
-
-    def close(self) -> None:
-        """All are gone."""
-        for file in self._files.values():
-            file.close()
 
 
 class SparseGroup:
@@ -234,7 +63,7 @@ class SparseGroup:
         machines: Mapping[str, Machine],
         devices: Mapping[str, Device],
         timeout: float,
-        shards: _Shards,
+        shards: Shards,
     ) -> None:
         self.job = job
         self.timeout = timeout
@@ -297,7 +126,7 @@ class SparseGroup:
         """
         if self.program is None:
             raise ValueError("this job has no switch: nothing can be hot")
-        wanted, version = _keys(keys).copy(), following(self.hot.version)
+        wanted, version = keys_of(keys).copy(), following(self.hot.version)
         if magnitudes is None:
             hot = fixed(version, wanted, shift)
         else:
@@ -475,7 +304,7 @@ def sparse_group(
     machines: dict[str, Machine] = {
         f"worker{rank}": ZebraWorker(job, rank, timing) for rank in range(workers)
     }
-    made = _Shards(job, optimiser or Sum(), initial, timing, None if state is None else Path(state))
+    made = Shards(job, optimiser or Sum(), initial, timing, None if state is None else Path(state))
     try:
         machines |= {f"shard{shard.number}": shard for shard in made.first()}
     except (ValueError, OSError):

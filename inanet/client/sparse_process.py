@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from inanet.client.sparse import SparseJob
+from inanet.client.sparse_job import SparseJob
 from inanet.client.stations import Machine, Stations
 from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
 from inanet.control.config_sparse import SparseConfig

@@ -152,20 +152,13 @@ class ZebraProgram:
         return max(self._bytes(served.job, len(hot)) for hot in (served.hot, *served.prepared.values()))
 
     def _bytes(self, job: Job, count: int) -> int:
-        layout = self._place(count, job.registers)
-        ledger = len(job.workers) * (self._packets(job, count) + 7) // 8
-        return 4 * job.width * layout.registers * layout.depth * (count > 0) + _RANK_STATE * count + ledger
-
-    @staticmethod
-    def _packets(job: Job, count: int) -> int:
-        """Packets that a worker can have in an iteration: one per parameter at worst, and the END."""
-        return count + 1
+        return register_bytes(len(job.workers), job.width, job.registers, count, self._place)
 
     def _install(self, served: _Served, hot: HotSet) -> None:
         job, count = served.job, len(hot)
         served.hot = hot
         served.layout = self._place(count, job.registers)
-        served.ledger = Ledger(len(job.workers), self._packets(job, count), fixed=True)
+        served.ledger = Ledger(len(job.workers), _packets(count), fixed=True)
         served.shards = job.shard_of(hot.keys)
         served.registers = Registers(
             position=np.ascontiguousarray(served.layout.position),
@@ -415,6 +408,20 @@ class ZebraProgram:
             for key, value in served.cpu.stats().items():
                 out[key] = out.get(key, 0) + value
         return out
+
+
+def _packets(count: int) -> int:
+    """Packets that a worker can have in an iteration: one per hot parameter at worst, and the END."""
+    return count + 1
+
+
+def register_bytes(workers: int, width: int, registers: int, count: int, place: Place = by_heat) -> int:
+    """Bytes of a switch that a job of ``workers`` takes for ``count`` hot parameters in ``registers``: values of ``width`` words,
+    what is known of each parameter, and the ledger of packets.
+    """
+    layout = place(count, registers)
+    ledger = workers * (_packets(count) + 7) // 8
+    return 4 * width * layout.registers * layout.depth * (count > 0) + _RANK_STATE * count + ledger
 
 
 def _known(judged: Judged) -> NDArray[np.bool_]:

@@ -24,6 +24,7 @@ from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
 from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
 from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, by_length
 from inanet.proto.zebra.piles import Pile, added
+from inanet.proto.zebra.recovery import Last, recovered
 from inanet.proto.zebra.serial import ahead
 from inanet.proto.zebra.store import Initial, Optimiser, Store, Sum, zeros
 from inanet.proto.zebra.stream import Path, Stream, Timing
@@ -47,15 +48,6 @@ PsEvent = IterationFinished | PeerSilent
 
 #: kinds that a shard takes
 _TAKEN = [int(kind) for kind in (Kind.COLD, Kind.AGGREGATE, Kind.PULL, Kind.ACK, Kind.JOIN)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Last:
-    """The last iteration that is finished: ``keys`` that it has changed, its hot set, and the next one's."""
-
-    keys: U64
-    version: int
-    following: int
 
 
 class ParameterShard:
@@ -104,7 +96,7 @@ class ParameterShard:
         self._cold, self._sums = Pile(), Pile()
         self._path = Path(self.timing)
         self._news: Stream | None = None
-        self._last = _Last(np.zeros(0, np.uint64), EMPTY.version, EMPTY.version)
+        self._last = Last(np.zeros(0, np.uint64), EMPTY.version, EMPTY.version)
         self._out: list[Transmission] = []
         self._events: list[PsEvent] = []
         self._since = 0.0
@@ -247,7 +239,7 @@ class ParameterShard:
         self.finished += 1
         self.cold += cold
         self._events.append(IterationFinished(job.number, self.finished, self.number, len(keys), cold))
-        self._last = _Last(keys, self._version, self._next if self.number == 0 else self._version)
+        self._last = Last(keys, self._version, self._next if self.number == 0 else self._version)
         self._workers.clear()
         self._switch.clear()
         self._cold, self._sums = Pile(), Pile()
@@ -369,40 +361,20 @@ class ParameterShard:
 
         Raises :class:`~inanet.proto.zebra.state.BadState` for the journal of another shard, and without that iteration.
         """
-        values: F32 | None = None
-        last = 0
-        for entry in entries:
-            last = max(last, entry.iteration)
-            if iteration is not None and entry.iteration > iteration:
-                continue
-            if entry.kind == state.Record.BORN:
-                if entry.text != self._whose:
-                    raise state.BadState(f"it is of {entry.text}; this is {self._whose}")
-                self.life = (entry.following + 1) & 0xFFFF
-            elif entry.hot is not None:
-                self._know(entry.hot)
-            elif entry.kind == state.Record.JOINED:
-                self._lives[entry.version] = entry.following
-            elif entry.kind == state.Record.NEXT:
-                self._next = entry.version
-            else:
-                self.store.put(entry.keys, entry.values, entry.states)
-                self.finished, self._version, values = entry.iteration, entry.version, entry.values
-                self._last = _Last(entry.keys, entry.version, entry.following)
-        found = self.began = self.finished
-        if iteration is not None and (found != iteration or last > iteration + 1):
-            raise state.BadState(f"it has no model of iteration {iteration}, but one of {last}")
-        if anew:
-            self.finished, self._version, self._next = 0, EMPTY.version, EMPTY.version
-            self._last = _Last(self._last.keys[:0], EMPTY.version, EMPTY.version)
-            self._lives, self._hot, self._ranks = {}, {EMPTY.version: EMPTY}, {EMPTY.version: KeyIndex()}
-            if self._journal is not None:
-                self._journal.rewrite(self.snapshot())
-            return found
-        self._write(state.born(self._whose, self.life))
-        if self.finished and values is not None:
-            self._tell(values)
-        return found
+        found = recovered(entries, self._whose, self.store, iteration)
+        self.life = self.life if found.life is None else (found.life + 1) & 0xFFFF
+        self.began = found.finished
+        if not anew:
+            self.finished, self._last, self._lives = found.finished, found.last, found.lives
+            self._version, self._next = found.last.version, found.following
+            for hot in found.hot:
+                self._know(hot)
+            self._write(state.born(self._whose, self.life))
+            if self.finished:
+                self._tell(found.values)
+        elif self._journal is not None:
+            self._journal.rewrite(self.snapshot())
+        return self.began
 
     # ------------------------------------------------------------ contract
 

@@ -1,0 +1,134 @@
+"""A rank of a sparse job, for whoever trains: push, pull, and what they raise."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from inanet.control.errors import FabricError, InaError, JoinRefused
+from inanet.proto.zebra.membership import F32
+from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
+from inanet.wire.batch import U64
+
+
+def keys_of(keys: ArrayLike) -> U64:
+    """uint64[n] of what a caller calls keys. Raises ``ValueError`` for numbers that are no integers of 64 bits."""
+    found = np.asarray(keys, np.uint64) if not isinstance(keys, np.ndarray) else keys
+    if found.size and found.dtype.kind not in "iu":
+        raise ValueError(f"keys are integers of 64 bits, not {found.dtype}")
+    return found.astype(np.uint64, copy=False)
+
+
+def values_of(values: ArrayLike) -> F32:
+    """float32 of what a caller calls gradients."""
+    # what float32 does not hold is infinite, and refused as that
+    with np.errstate(over="ignore"):
+        return np.asarray(values, np.float32)
+
+
+class Carrier(Protocol):
+    """Whoever carries a rank's packets."""
+
+    def do(self, action: Callable[[float], Any]) -> Any:
+        """Do something with a machine."""
+        ...
+
+    def wait_for(self, until: Callable[[], bool], job: "SparseJob", timeout: float | None) -> None:
+        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
+        ...
+
+
+class SparseJob:
+    """One rank of a sparse job. Made by :func:`sparse_group`, or :func:`~inanet.client.sparse_process.join_sparse`."""
+
+    def __init__(self, group: Carrier, rank: int, worker: ZebraWorker) -> None:
+        self.rank = rank
+        self.worker = worker
+        self._group = group
+        self._pushed = 0
+        self._values: dict[int, F32] = {}
+        self._stalled: Stalled | None = None
+        self._refused: Refused | None = None
+
+    def push(
+        self, keys: ArrayLike, values: ArrayLike, *, wait: bool = True, timeout: float | None = None
+    ) -> None:
+        """Add gradients of distinct keys: ``keys`` uint64[n], ``values`` float32[n, width] (or [n] if the width is 1).
+
+        Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``.
+        Raises ``ValueError`` for arguments that make no sense, before anything is sent;
+        :class:`~inanet.control.errors.RoundTimeout` saying who is waited for; :class:`~inanet.control.errors.FabricError` when
+        a shard has lost a part of the model, and :class:`~inanet.control.errors.JoinRefused` when another process has had this
+        rank's place: then the job is over.
+        """
+        self.check()
+        found = keys_of(keys), values_of(values)
+        self._group.do(lambda now: self.worker.push(*found, now))
+        self._pushed += 1
+        if wait:
+            self.wait(timeout)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Return when the last push is part of a finished iteration. Raises as :meth:`push`."""
+        number = self._pushed
+        self._wait(lambda: self.worker.done >= number, timeout)
+
+    def pull(self, keys: ArrayLike, *, timeout: float | None = None) -> F32:
+        """Values of keys (uint64[n], repetitions allowed) after all pushes of this rank: float32[n, width].
+
+        Raises as :meth:`push`.
+        """
+        return self.take(self.ask(keys), timeout)
+
+    def ask(self, keys: ArrayLike) -> int:
+        """Begin a pull; :meth:`take` with this ticket has its values."""
+        self.check()
+        wanted = keys_of(keys)
+        ticket: int = self._group.do(lambda now: self.worker.pull(wanted, now))
+        return ticket
+
+    def take(self, ticket: int, timeout: float | None = None) -> F32:
+        """Values of a pull that was asked for. Raises as :meth:`pull`."""
+        self._wait(lambda: ticket in self._values, timeout)
+        return self._values.pop(ticket)
+
+    def _wait(self, until: Callable[[], bool], timeout: float | None) -> None:
+        self._group.wait_for(lambda: until() or self._refused is not None, self, timeout)
+        if not until():
+            self.check()
+
+    def push_pull(
+        self,
+        keys: ArrayLike,
+        values: ArrayLike,
+        pull_keys: ArrayLike | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> F32:
+        """:meth:`push`, then :meth:`pull` of the same keys or of ``pull_keys``. Needs a thread for every rank."""
+        self.push(keys, values, wait=False)
+        return self.pull(keys if pull_keys is None else pull_keys, timeout=timeout)
+
+    def check(self) -> None:
+        """Raise the error that this rank's job has ended with, if it has."""
+        refused = self._refused
+        if refused is not None:
+            kind: type[InaError] = JoinRefused if refused.joining else FabricError
+            raise kind(refused.reason, job=str(refused.job), rank=self.rank, round=refused.iteration)
+
+    def heard(self, event: Any) -> None:
+        """Take an event of the worker."""
+        if isinstance(event, Pulled):
+            self._values[event.ticket] = event.values
+        elif isinstance(event, Stalled):
+            self._stalled = event
+        elif isinstance(event, Refused):
+            self._refused = event
+        elif isinstance(event, IterationDone):
+            self._stalled = None
+
+    def why(self) -> str:
+        """Who is waited for, as far as it is known."""
+        stalled = self._stalled
+        return "; ".join(stalled.waiting_for) if stalled is not None else "other ranks have not pushed yet"
