@@ -94,18 +94,21 @@ class Holding:
         attempt.mark = Mark(nonce, before)
         return attempt.mark
 
-    def ready(self, hosts: Collection[str]) -> tuple[str, ...]:
-        """Those that may come in now, and wait no longer; empty if the moment has not come."""
+    def ready(self, hosts: Collection[str]) -> tuple[str, ...] | None:
+        """Those that may come in now, and wait no longer; nobody, if all that hosts hold for have gone again. None if the
+        moment has not come.
+        """
         attempt = self._attempt
         if attempt is None or not attempt.held.issuperset(hosts) or not self._ledger.quiet:
-            return ()
+            return None
         self._attempt = None
-        self._names -= set(attempt.names)
+        names = tuple(name for name in attempt.names if name in self._names)
+        self._names -= set(names)
         if self._insists & set(attempt.names):
             # it was no attempt of theirs that others would have to wait after
             self._insists -= set(attempt.names)
             self._not_before = 0.0
-        return attempt.names
+        return names
 
     def is_late(self, now: float) -> bool:
         """Whether hosts have held for long enough."""

@@ -107,7 +107,7 @@ class Job(Renewing):
             reason, self._shrinking = self._shrinking.reason, None
             self._renew(reason, self._anew(reason))
         names = self._holding.ready(self.hosts)
-        if names:
+        if names is not None:
             self._enter(names)
         if self._may_hold:
             self._hold(self._holding.propose(self._now))

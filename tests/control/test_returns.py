@@ -195,3 +195,21 @@ def test_one_that_comes_back_and_makes_no_slots_is_done_without() -> None:
     assert nodes.last("w0", Plan).plan.placements[0].parent.name == "ps"  # type: ignore[union-attr]
     assert "it did not make slots within 9 s" in nodes.last("a0", JobEnded).reason
     assert nodes.plans["ps"].placements[0].retired == ()
+
+
+def test_one_that_goes_again_while_hosts_hold_for_it_does_not_enter(nodes: Nodes) -> None:
+    nodes.kill("a1")
+    nodes.begin(1, spec(), ["w0"])
+    nodes.join("a1")
+    nodes.kill("a1")
+    nodes.begin(1, spec(), ["w1", "w2", "w3"])
+    version = nodes.plans["w0"].version
+    nodes.clear()
+    nodes.finish(1)
+    # who holds for nobody is told to go on, with the trees as they are
+    assert nodes.last("w0", Plan).plan.version == version
+    assert "a1" not in parents(nodes).values()
+    nodes.begin(2, spec())
+    nodes.finish(2)
+    assert nodes.coordinator.jobs[JOB].collectives.completing is False
+    consistent(nodes)
