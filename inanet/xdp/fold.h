@@ -17,44 +17,63 @@ static __always_inline __u32 linear(__u32 s0, __u32 t0, __u32 s1, __u32 t1)
 	return (2 * half + 1) * s0 - 2 * t0 + (4 * half + 1) * s1 - 2 * t1;
 }
 
-/* Functions that are not static are checked by the verifier for themselves, whoever calls them. Pointers may be null
- * for all it knows.
+/* Values of each half of a payload in a turn of a loop; a turn costs four instructions of its own, as long as both pointers
+ * are moved on, which the compiler has to be told: it would keep an index, and not in a register.
  */
-__noinline int is_sound(const struct xagg_row *packet)
-{
-	__u32 s0 = 0, t0 = 0, s1 = 0, t1 = 0;
-
-	if (!packet)
-		return 0;
-	UNROLL
-	for (int j = 0; j < VALUES / 2; j++) {
-		s0 += packet->payload[j];
-		t0 += s0;
-		s1 += packet->payload[j + VALUES / 2];
-		t1 += s1;
-	}
-	return linear(s0, t0, s1, t1) == packet->checksum;
-}
-
-/* Two values at a time: rows are not aligned to 8 bytes, which no processor with a BPF compiler minds. */
-__noinline int fold_copy(struct xagg_row *row, const struct xagg_row *packet)
-{
-	__u64 *target = (__u64 *)row->payload;
-	const __u64 *source = (const __u64 *)packet->payload;
-
-	if (!row || !packet)
-		return 0;
-	UNROLL
-	for (int j = 0; j < VALUES / 2; j++)
-		target[j] = source[j];
-	row->checksum = packet->checksum;
-	return 0;
-}
+#define TURN 16
+#define TURNS (VALUES / 2 / TURN)
+_Static_assert(TURNS * TURN * 2 == VALUES, "payloads are taken in whole turns");
+#define EACH _Pragma("clang loop unroll(full)") for (int k = 0; k < TURN; k++)
+#define ONCE _Pragma("clang loop unroll(disable)") for (int turn = 0; turn < TURNS; turn++)
+#define MOVE_ON(pointer) pointer += TURN; PIN(pointer)
 
 /* Running sum, and sum of running sums. Written so that no register has to be copied: there are too few of them. Both halves
  * of a payload have their own, as each addition waits for the one before.
  */
 #define WEIGH(s, t, value) asm volatile("%0 += %2\n\t%1 += %0" : "+&r"(s), "+&r"(t) : "r"(value))
+
+/* Functions that are not static are checked by the verifier for themselves, whoever calls them. Pointers may be null
+ * for all it knows.
+ */
+__noinline int is_sound(const struct xagg_row *packet)
+{
+	__u64 s = 0, t = 0, u = 0, v = 0, a;
+	const __u32 *from;
+
+	if (!packet)
+		return 0;
+	from = packet->payload;
+	ONCE {
+		EACH {
+			a = from[k];
+			WEIGH(s, t, a);
+			a = from[k + VALUES / 2];
+			WEIGH(u, v, a);
+		}
+		MOVE_ON(from);
+	}
+	return linear(s, t, u, v) == packet->checksum;
+}
+
+/* Two values at a time: rows are not aligned to 8 bytes, which no processor with a BPF compiler minds. */
+__noinline int fold_copy(struct xagg_row *row, const struct xagg_row *packet)
+{
+	const __u64 *from;
+	__u64 *to;
+
+	if (!row || !packet)
+		return 0;
+	to = (__u64 *)row->payload;
+	from = (const __u64 *)packet->payload;
+	ONCE {
+		EACH
+			to[k] = from[k];
+		MOVE_ON(to);
+		MOVE_ON(from);
+	}
+	row->checksum = packet->checksum;
+	return 0;
+}
 
 /* Takes off again what did not match its checksum. */
 __noinline int fold_off(struct xagg_row *row, const struct xagg_row *packet)
@@ -71,17 +90,24 @@ __noinline int fold_off(struct xagg_row *row, const struct xagg_row *packet)
 __noinline int fold_add(struct xagg_row *row, const struct xagg_row *packet)
 {
 	__u64 s = 0, t = 0, u = 0, v = 0, a;
+	const __u32 *from;
+	__u32 *to;
 
 	if (!row || !packet)
 		return 0;
-	UNROLL
-	for (int j = 0; j < VALUES / 2; j++) {
-		a = packet->payload[j];
-		WEIGH(s, t, a);
-		row->payload[j] += a;
-		a = packet->payload[j + VALUES / 2];
-		WEIGH(u, v, a);
-		row->payload[j + VALUES / 2] += a;
+	to = row->payload;
+	from = packet->payload;
+	ONCE {
+		EACH {
+			a = from[k];
+			WEIGH(s, t, a);
+			to[k] += a;
+			a = from[k + VALUES / 2];
+			WEIGH(u, v, a);
+			to[k + VALUES / 2] += a;
+		}
+		MOVE_ON(to);
+		MOVE_ON(from);
 	}
 	if (linear(s, t, u, v) != packet->checksum) {
 		fold_off(row, packet);
@@ -96,20 +122,25 @@ __noinline int fold_add(struct xagg_row *row, const struct xagg_row *packet)
  */
 __noinline int fold_last(struct xagg_row *row, struct xagg_row *packet, __u64 *internet)
 {
-	__u64 *target = (__u64 *)packet->payload, s = 0, t = 0, u = 0, v = 0, a;
-	const __u64 *source = (const __u64 *)row->payload;
-	__u32 check;
+	__u64 s = 0, t = 0, u = 0, v = 0, a;
+	const __u32 *from;
+	__u32 *to, check;
 
 	if (!row || !packet || !internet)
 		return 0;
-	UNROLL
-	for (int j = 0; j < VALUES / 2; j++) {
-		a = row->payload[j] + packet->payload[j];
-		WEIGH(s, t, a);
-		row->payload[j] = a;
-		a = row->payload[j + VALUES / 2] + packet->payload[j + VALUES / 2];
-		WEIGH(u, v, a);
-		row->payload[j + VALUES / 2] = a;
+	to = row->payload;
+	from = packet->payload;
+	ONCE {
+		EACH {
+			a = to[k] + from[k];
+			WEIGH(s, t, a);
+			to[k] = a;
+			a = to[k + VALUES / 2] + from[k + VALUES / 2];
+			WEIGH(u, v, a);
+			to[k + VALUES / 2] = a;
+		}
+		MOVE_ON(to);
+		MOVE_ON(from);
 	}
 	check = row->checksum + packet->checksum;
 	if (linear(s, t, u, v) != check) {
@@ -120,11 +151,8 @@ __noinline int fold_last(struct xagg_row *row, struct xagg_row *packet, __u64 *i
 		row->checksum = check;
 		return DAMAGED_SLOT;
 	}
-	UNROLL
-	for (int j = 0; j < VALUES / 2; j++)
-		target[j] = source[j];
 	row->checksum = check;
-	packet->checksum = check;
+	fold_copy(packet, row);
 	*internet += s + u + check;
 	return SOUND;
 }
