@@ -200,13 +200,13 @@ class SparseGroup:
         """Carry packets until a condition of a rank holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
         patience = self.timeout if timeout is None else timeout
         if not self._stations.wait(until, self._listen, time.monotonic() + patience):
-            missing = self.program.missing(self.job.number) if self.program is not None else []
+            missing = tuple(self.program.missing(self.job.number)) if self.program is not None else ()
             raise RoundTimeout(
                 f"not finished after {patience:g} s: {job.why()}",
                 job=str(self.job.number),
                 rank=job.rank,
                 round=job.worker.done + 1,
-                ranks=tuple(missing),
+                ranks=missing or job.worker.ranks_waited_for,
             )
 
     def _listen(self, name: str, event: Any) -> None:

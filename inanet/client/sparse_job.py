@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from inanet.control.errors import FabricError, InaError, JoinRefused
+from inanet.control.errors import FabricError, InaError, JoinRefused, RoundTimeout
 from inanet.proto.zebra.membership import F32
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.wire.batch import U64
@@ -48,15 +48,18 @@ class SparseJob:
         self._group = group
         self._pushed = 0
         self._values: dict[int, F32] = {}
+        self._given_up: set[int] = set()
         self._stalled: Stalled | None = None
         self._refused: Refused | None = None
+        self._over: InaError | None = None
 
     def push(
         self, keys: ArrayLike, values: ArrayLike, *, wait: bool = True, timeout: float | None = None
     ) -> None:
         """Add gradients of distinct keys: ``keys`` uint64[n], ``values`` float32[n, width] (or [n] if the width is 1).
 
-        Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``.
+        Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``. After a
+        ``RoundTimeout`` the push is still on its way: :meth:`wait` for it, since another one would be the next iteration's.
         Raises ``ValueError`` for arguments that make no sense, before anything is sent;
         :class:`~inanet.control.errors.RoundTimeout` saying who is waited for; :class:`~inanet.control.errors.FabricError` when
         a shard has lost a part of the model, and :class:`~inanet.control.errors.JoinRefused` when another process has had this
@@ -79,7 +82,13 @@ class SparseJob:
 
         Raises as :meth:`push`.
         """
-        return self.take(self.ask(keys), timeout)
+        ticket = self.ask(keys)
+        try:
+            return self.take(ticket, timeout)
+        except RoundTimeout:
+            # nobody can ask for it any more when it comes
+            self._given_up.add(ticket)
+            raise
 
     def ask(self, keys: ArrayLike) -> int:
         """Begin a pull; :meth:`take` with this ticket has its values."""
@@ -94,9 +103,18 @@ class SparseJob:
         return self._values.pop(ticket)
 
     def _wait(self, until: Callable[[], bool], timeout: float | None) -> None:
-        self._group.wait_for(lambda: until() or self._refused is not None, self, timeout)
+        self._group.wait_for(lambda: until() or self.over, self, timeout)
         if not until():
             self.check()
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended with an error."""
+        return self._refused is not None or self._over is not None
+
+    def end(self, error: InaError) -> None:
+        """Whoever knows says that the job is over: every call raises the first such error from now on."""
+        self._over = self._over or error
 
     def push_pull(
         self,
@@ -112,6 +130,8 @@ class SparseJob:
 
     def check(self) -> None:
         """Raise the error that this rank's job has ended with, if it has."""
+        if self._over is not None:
+            raise self._over
         refused = self._refused
         if refused is not None:
             kind: type[InaError] = JoinRefused if refused.joining else FabricError
@@ -120,7 +140,10 @@ class SparseJob:
     def heard(self, event: Any) -> None:
         """Take an event of the worker."""
         if isinstance(event, Pulled):
-            self._values[event.ticket] = event.values
+            if event.ticket in self._given_up:
+                self._given_up.remove(event.ticket)
+            else:
+                self._values[event.ticket] = event.values
         elif isinstance(event, Stalled):
             self._stalled = event
         elif isinstance(event, Refused):
@@ -130,5 +153,6 @@ class SparseJob:
 
     def why(self) -> str:
         """Who is waited for, as far as it is known."""
-        stalled = self._stalled
-        return "; ".join(stalled.waiting_for) if stalled is not None else "other ranks have not pushed yet"
+        if self._stalled is not None or self.worker.ranks_waited_for:
+            return "; ".join(self.worker.waiting_for())
+        return "other ranks have not pushed yet"

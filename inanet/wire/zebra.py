@@ -12,12 +12,13 @@ offset size field      meaning
 1      1    kind       :class:`Kind`
 2      2    job        job number, any value
 4      2    sender     rank of a worker (HOT, COLD, PULL, JOIN and the answers to them) or number of a PS shard (AGGREGATE,
-                       NEWS, REFUSAL)
-6      2    version    version of the hot set that ranks refer to; in a REFUSAL a :class:`Refusal`
-8      4    iteration  HOT, COLD, AGGREGATE, NEWS: the iteration, modulo 2^32; PULL, VALUES: the last one that must be in the
+                       NEWS, REFUSAL, WAITING)
+6      2    version    version of the hot set that ranks refer to; in a REFUSAL a :class:`Refusal`, in a WAITING how many
+                       ranks besides the one named are waited for
+8      4    iteration  HOT, COLD, AGGREGATE, NEWS, WAITING: the iteration, modulo 2^32; PULL, VALUES: the last one that must be in the
                        values; JOIN: the number of the worker's life; REFUSAL: the last one that the shard has finished
 12     4    sequence   number of the packet in its stream, modulo 2^32; a retransmission has the same; in a REFUSAL the iteration
-                       of what is refused
+                       of what is refused, in a WAITING a rank, or the number of ranks for the switch
 16     2    pairs      entries that follow; in a switch's or a shard's ACK the number of its life, another after every restart
 18     1    width      32-bit values per key
 19     1    flags      :class:`Flag` bits; in HOT, COLD and AGGREGATE the high nibble is the attempt, which the ACK has for its
@@ -77,6 +78,8 @@ class Kind(IntEnum):
     JOIN = 8
     #: PS to worker: what it has sent can never be taken, and why
     REFUSAL = 9
+    #: PS to worker that asks whether it still has its gradients: whom the iteration waits for
+    WAITING = 10
 
 
 class Refusal(IntEnum):

@@ -204,6 +204,19 @@ def test_who_is_waited_for_is_said() -> None:
         assert caught.value.ranks == (1,)
         group.jobs[1].push([1], [1.0])
         assert group.jobs[0].pull([1])[0, 0] == 2.0
+    # the shard says so to whoever asks whether it still has what was pushed; without a switch nobody else could
+    with sparse_group(3, 1, switch=False, timing=Timing(first=0.01, least=0.005, ask=0.005)) as group:
+        with pytest.raises(
+            RoundTimeout, match="shard 0 has not finished the iteration: it waits for rank 1 and 1 more"
+        ):
+            group.jobs[0].push([1], [1.0], timeout=0.1)
+        with pytest.raises(RoundTimeout) as caught:
+            group.jobs[0].pull([1], timeout=0.01)
+        assert caught.value.ranks == (1,)
+        for job in group.jobs[1:]:
+            job.push([1], [1.0], wait=False)
+        assert group.jobs[0].pull([1])[0, 0] == 3.0
+        assert (group.jobs[0]._values, group.jobs[0]._given_up) == ({}, set())
 
 
 def run_shifting(group: SparseGroup, identifier: OnlineIdentifier) -> list[int]:

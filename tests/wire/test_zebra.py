@@ -45,6 +45,8 @@ GOLDEN = [
     ),
     # a process of rank 3 with the number 0xdeadbeef
     (Packet(Kind.JOIN, 7, 3, 0, 0xDEADBEEF, 0, 2, Flag.END), "5108000700030000deadbeef0000000000000201", ""),
+    # shard 1 waits for rank 4 and two more in iteration 9
+    (Packet(Kind.WAITING, 7, 1, 2, 9, 4, 2), "510a000700010002000000090000000400000200", ""),
     # shard 1 has iteration 9 and no part in 12
     (Packet(Kind.REFUSAL, 7, 1, Refusal.LOST, 9, 12, 2), "5109000700010001000000090000000c00000200", ""),
 ]

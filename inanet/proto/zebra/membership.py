@@ -19,6 +19,8 @@ DEFAULT_SHIFT = 20
 MAX_WORKERS = 0xFFFF
 #: passes of a packet through a switch
 MOST_PASSES = 255
+#: bytes of a switch that a hot parameter takes beside its values: its position, its counter, whether it was touched
+_RANK_STATE = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,3 +150,16 @@ def with_exponents(version: int, keys: U64, magnitudes: F32, workers: int, headr
     exponents = np.frexp(np.maximum(magnitudes.astype(np.float64), 2.0**-100))[1] + headroom
     shifts = 31 - math.ceil(math.log2(workers)) - exponents
     return HotSet(version, np.asarray(keys, np.uint64), shifts.astype(np.int16))
+
+
+def most_packets(count: int) -> int:
+    """Packets that a worker can have for the switch in an iteration: one per hot parameter at worst, and the END."""
+    return count + 1
+
+
+def register_bytes(workers: int, width: int, count: int, slots: int) -> int:
+    """Bytes of a switch that a job of ``workers`` takes for ``count`` hot parameters in so many ``slots`` of its registers: values
+    of ``width`` words, what is known of each parameter, and the ledger of packets.
+    """
+    ledger = workers * (most_packets(count) + 7) // 8
+    return 4 * width * slots * (count > 0) + _RANK_STATE * count + ledger

@@ -35,7 +35,7 @@ _TYPE, _JOB, _TAG, _CHECK = (
     int(Drop.BAD_TAG),
     int(Drop.BAD_CHECKSUM),
 )
-_END, _NEWS, _LAST = int(Flag.END), int(Kind.NEWS), int(max(Kind))
+_END, _NEWS = int(Flag.END), int(Kind.NEWS)
 _HEAD, _EMPTY, _NEXT, _CHECK_BYTES = HEADER_BYTES, EMPTY_BYTES, NEXT_BYTES, CHECKSUM_BYTES
 _FIRST_MAGIC = MAGIC_VERSION
 _INLINE = {"cache": True, "nogil": True, "_nrt": False, "inline": "always"}
@@ -88,7 +88,7 @@ def inspect(
 ) -> None:
     """Judge a batch: ``reason`` of every packet (0: sound), its header's columns in ``fields[i * COLUMNS:]``.
 
-    ``entry[kind]`` holds the bytes of an entry without values and the values (0 or 1 times width).
+    ``entry[kind]``, of all kinds that there are, holds the bytes of an entry without values and the values (0 or 1 times width).
     """
     for i in range(offsets.size):
         at, length = offsets[i], lengths[i]
@@ -99,7 +99,7 @@ def inspect(
             reason[i] = _MAGIC
             continue
         kind = np.int64(arena[at + 1])
-        if kind < 1 or kind > _LAST:
+        if kind < 1 or kind >= entry.shape[0]:
             reason[i] = _TYPE
             continue
         if np.int64(load16(arena, at + 2)) != job:

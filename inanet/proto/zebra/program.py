@@ -25,7 +25,15 @@ from inanet.proto.program import Action, Verdicts
 from inanet.proto.zebra.layout import Layout, by_heat
 from inanet.proto.zebra.ledger import Ledger
 from inanet.proto.zebra.logsum import TABLE_BYTES, TABLES
-from inanet.proto.zebra.membership import EMPTY, MOST_PASSES, HotSet, Job, forget
+from inanet.proto.zebra.membership import (
+    EMPTY,
+    MOST_PASSES,
+    HotSet,
+    Job,
+    forget,
+    most_packets,
+    register_bytes,
+)
 from inanet.proto.zebra.packets import Column, Judged, seal
 from inanet.proto.zebra.registers import Registers, empty, gather
 from inanet.proto.zebra.serial import ahead
@@ -37,8 +45,6 @@ from inanet.wire.zebra import EMPTY_BYTES, KIND_SHIFT, Flag, Kind
 
 #: a share of 5 % of 20 MB (section V-A)
 DEFAULT_BUDGET = 1 << 20
-#: bytes that a rank takes beside its values: its position, its counter, whether it was touched
-_RANK_STATE = 9
 #: Places parameters: how many, in how many registers.
 Place = Callable[[int, int], Layout]
 
@@ -152,13 +158,14 @@ class ZebraProgram:
         return max(self._bytes(served.job, len(hot)) for hot in (served.hot, *served.prepared.values()))
 
     def _bytes(self, job: Job, count: int) -> int:
-        return register_bytes(len(job.workers), job.width, job.registers, count, self._place)
+        layout = self._place(count, job.registers)
+        return register_bytes(len(job.workers), job.width, count, layout.registers * layout.depth)
 
     def _install(self, served: _Served, hot: HotSet) -> None:
         job, count = served.job, len(hot)
         served.hot = hot
         served.layout = self._place(count, job.registers)
-        served.ledger = Ledger(len(job.workers), _packets(count), fixed=True)
+        served.ledger = Ledger(len(job.workers), most_packets(count), fixed=True)
         served.shards = job.shard_of(hot.keys)
         served.registers = Registers(
             position=np.ascontiguousarray(served.layout.position),
@@ -408,20 +415,6 @@ class ZebraProgram:
             for key, value in served.cpu.stats().items():
                 out[key] = out.get(key, 0) + value
         return out
-
-
-def _packets(count: int) -> int:
-    """Packets that a worker can have in an iteration: one per hot parameter at worst, and the END."""
-    return count + 1
-
-
-def register_bytes(workers: int, width: int, registers: int, count: int, place: Place = by_heat) -> int:
-    """Bytes of a switch that a job of ``workers`` takes for ``count`` hot parameters in ``registers``: values of ``width`` words,
-    what is known of each parameter, and the ledger of packets.
-    """
-    layout = place(count, registers)
-    ledger = workers * (_packets(count) + 7) // 8
-    return 4 * width * layout.registers * layout.depth * (count > 0) + _RANK_STATE * count + ledger
 
 
 def _known(judged: Judged) -> NDArray[np.bool_]:

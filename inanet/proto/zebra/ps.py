@@ -25,7 +25,7 @@ from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
 from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, by_length
 from inanet.proto.zebra.piles import Pile, added
 from inanet.proto.zebra.recovery import Last, recovered
-from inanet.proto.zebra.serial import ahead
+from inanet.proto.zebra.serial import ahead, low
 from inanet.proto.zebra.store import Initial, Optimiser, Store, Sum, zeros
 from inanet.proto.zebra.stream import Path, Stream, Timing
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
@@ -201,6 +201,8 @@ class ParameterShard:
         ends = columns[:, Column.FLAGS] & Flag.END != 0
         how = ledger.enter(sources[live], columns[:, Column.SEQUENCE], ends)
         judged.reason[live[how == SEEN]] = Drop.DUPLICATE
+        if kind == Kind.COLD:
+            self._explain(judged, live[(how == SEEN) & ends])
         judged.reason[live[how == BEYOND]] = Drop.BAD_FRAGMENT
         judged.reason[late] = Drop.STALE_ROUND
         fresh = live[how == FRESH]
@@ -323,6 +325,19 @@ class ParameterShard:
         sheaf = Sheaf(Kind.REFUSAL, head, np.zeros(len(which), np.int64), None, None, end=False)
         sheaf.number(judged[Column.ITERATION][which], self.job.key)
         self._send_back(sheaf, judged.batch.sources[which])
+
+    def _explain(self, judged: Judged, questions: I64) -> None:
+        """Tell workers that ask again whom the iteration waits for."""
+        missing = self._workers.missing()
+        if not len(questions) or not (missing or self.job.switch):
+            return
+        sources = np.unique(judged.batch.sources[questions])
+        head = self._head(min(max(len(missing) - 1, 0), 0xFFFF))
+        head.iteration = low(self.finished + 1)
+        sheaf = Sheaf(Kind.WAITING, head, np.zeros(len(sources), np.int64), None, None, end=False)
+        first = missing[0] if missing else len(self.job.workers)
+        sheaf.number(np.full(len(sources), first, np.int64), self.job.key)
+        self._send_back(sheaf, sources)
 
     # --------------------------------------------------------------- lives
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.zebra.awaited import Awaited
 from inanet.proto.zebra.cache import HotCache
 from inanet.proto.zebra.gradients import divided
 from inanet.proto.zebra.joining import Joining
@@ -76,7 +77,7 @@ WorkerEvent = IterationDone | Pulled | Stalled | Refused
 
 
 #: kinds that a worker takes
-_TAKEN = [int(kind) for kind in (Kind.NEWS, Kind.VALUES, Kind.ACK, Kind.REFUSAL)]
+_TAKEN = [int(kind) for kind in (Kind.NEWS, Kind.VALUES, Kind.ACK, Kind.REFUSAL, Kind.WAITING)]
 
 
 @dataclass(slots=True)
@@ -112,6 +113,7 @@ class ZebraWorker:
         self._pushing = Pushing(job, paths, self.timing.ask)
         self._pulling = Pulling(job, rank, paths)
         self._news = Ledger(shards)
+        self._awaited = Awaited(job)
         self._share = (0, 0)
         #: why the worker has stopped
         self.refused = ""
@@ -233,6 +235,7 @@ class ZebraWorker:
             forget(self._known, self._wanted)
         self._begun += 1
         self._news.clear()
+        self._awaited.clear()
         head = Head(job.number, job.key, self.rank, self._cache.hot.version, self._begun, job.width)
         parts = divided(job, self._cache, head, push.keys, push.values)
         self.misfits += parts.misfits
@@ -278,6 +281,7 @@ class ZebraWorker:
         self._end_pull()
         moved |= self._told_news(judged)
         self._refusals(judged, places)
+        self._awaited.take(judged, places, self._begun)
         if moved:
             self._moved, self._told = now, False
         self._turn(now)
@@ -393,12 +397,24 @@ class ZebraWorker:
         if not self._waiting or self._told or now < self._moved + self.timing.silent:
             return
         self._told = True
+        self._events.append(
+            Stalled(self.job.number, self.rank, self._begun, now - self._moved, self.waiting_for())
+        )
+
+    def waiting_for(self) -> tuple[str, ...]:
+        """From whom what is missing, as far as this worker knows."""
         waiting = [*self._joining.waiting(), *self._pushing.waiting(), *self._pulling.waiting()]
         if isinstance(self._current, _Push):
-            waiting += [f"shard {shard} has not finished the iteration" for shard in self._news.missing()]
-        self._events.append(
-            Stalled(self.job.number, self.rank, self._begun, now - self._moved, tuple(waiting))
-        )
+            waiting += [
+                f"shard {shard} has not finished the iteration{self._awaited.by(shard)}"
+                for shard in self._news.missing()
+            ]
+        return tuple(waiting)
+
+    @property
+    def ranks_waited_for(self) -> tuple[int, ...]:
+        """Ranks that some shard waits for, as far as it has said."""
+        return self._awaited.ranks if isinstance(self._current, _Push) else ()
 
     def events(self) -> list[WorkerEvent]:
         """What has happened since the last call."""

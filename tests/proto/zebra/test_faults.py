@@ -93,7 +93,8 @@ def test_a_missing_worker_is_named_by_the_others_and_by_the_ps() -> None:
     assert {event.name for event in told} == {"rank 2", "switch"}
     stalled = [event for _, event in rig.star.log if isinstance(event, Stalled)]
     assert {event.rank for event in stalled} == {0, 1}
-    assert stalled[0].waiting_for == ("shard 0 has not finished the iteration",)
+    assert stalled[0].waiting_for == ("shard 0 has not finished the iteration: it waits for rank 2",)
+    assert rig.workers[1].ranks_waited_for == (2,)
     assert rig.program.missing(3) == [2]
     # told once, and no harm done
     rig.workers[2].push(KEYS, ONES, rig.star.now)
