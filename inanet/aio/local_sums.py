@@ -117,12 +117,22 @@ class LocalSums:
             return queued.tensor.reduce(queued.arrays)
         parts = min(queued.size // INLINE_BYTES + 1, PARTS_PER_THREAD * self._threads.count)
         round_ = queued.tensor.begin(queued.arrays, parts)
-        works = [self._threads.run(round_.work, part) for part in round_.parts]
+        # taken by whichever thread is free, so that threads are woken once a round and not once a part
+        rest = iter(round_.parts)
+
+        def work() -> None:
+            for part in rest:
+                round_.work(part)
+
+        works = [self._threads.run(work) for _ in range(min(self._threads.count, len(round_.parts)))]
         # all of them, also if one fails: nobody may write into arrays that were given back
         for result in await asyncio.gather(*works, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
-        return await self._threads.run(round_.finish)
+        if any(part.refused >= 0 for part in round_.parts):
+            # it looks for the culprit in all that is left
+            return await self._threads.run(round_.finish)
+        return round_.finish()
 
     def _settle(self, queued: _Queued, refusal: Refusal | None) -> None:
         if queued.future.done():
