@@ -2,6 +2,7 @@
 the key of every job that one who was turned out knows.
 """
 
+import random
 from collections.abc import Iterator
 from typing import get_args
 
@@ -33,7 +34,7 @@ from inanet.control.trust import ROLES, Certified, certified
 from tests.control.nodes import FIRST_KEY, JOB, TOKEN, Nodes, consistent, parents, spec
 from tests.control.test_elastic import judge
 from tests.control.test_phases import PHASES, SPEC, Watched, reached
-from tests.control.test_whole import DEEP, arrays_for
+from tests.control.test_whole import DEEP, FLOATS, INTEGERS, TREES, Whole, all_reduce, arrays_for
 
 
 class Guarded(Nodes):
@@ -429,3 +430,62 @@ def test_no_bit_depends_on_an_aggregator_that_is_revoked(phase: str, name: str) 
             assert {held} == before
     assert outcomes[0] == outcomes[1]
     assert all(len(one) == 1 for one in outcomes[0])
+
+
+class Renewed(Whole):
+    """Every process has a certificate of its own. ``revoked`` are serial numbers."""
+
+    def __init__(self, topology: Topology, impair: float) -> None:
+        self.revoked: set[str] = set()
+        self.serials: dict[str, str] = {}
+        super().__init__(topology, impair)
+
+    def connect(self, name: str) -> None:
+        super().connect(name)
+        self.serials[name] = f"{name}-{self.ids[name]}"
+        peer = self.coordinator._peers.get(self.ids[name])
+        assert peer is not None
+        peer.certificate = Certified(frozenset([name]), frozenset(ROLES), serial=self.serials[name])
+
+    def withdrawn(self, certificate: Certified | None) -> str:
+        return "revoked" if certificate is not None and certificate.serial in self.revoked else ""
+
+    def act(self, name: str, chance: random.Random) -> None:
+        """Kill it, revoke it, or first the one and then the other; some moments later it is there again."""
+        steps = chance.randrange(12)
+        how = chance.choice(["killed", "revoked", "both"])
+        for _ in range(steps):
+            self.step()
+        if how != "killed":
+            self.revoked.add(self.serials[name])
+        if how != "both":
+            self.coordinator.recheck(self.withdrawn, self.clock.now)
+            for _ in range(steps):
+                self.step()
+        self.kill(name)
+        self.coordinator.recheck(self.withdrawn, self.clock.now)
+        for _ in range(chance.randrange(6)):
+            self.step()
+        self.start(name)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whoever_is_revoked_when_no_bit_is_lost_and_no_key_is_kept(seed: int) -> None:
+    chance = random.Random(seed)
+    topology = DEEP if seed % 2 else TREES
+    whole = Renewed(topology, chance.choice([0.0, 0.03]))
+    (first,) = {job.planner.key for job in whole.coordinator.jobs.values()}
+    for round_ in range(1, 7):
+        victim = chance.choice([*topology.aggregators, *topology.roots])
+        all_reduce(
+            whole, round_, FLOATS if round_ % 2 else INTEGERS, lambda victim=victim: whole.act(victim, chance)
+        )  # type: ignore[misc]
+    (job,) = whole.coordinator.jobs.values()
+    whole.run(lambda: not any(map(whole.withdrawn, whole.coordinator._keyholders.of(job.planner.key))))
+    whole.wait(60.0)
+    assert job.absent == set()
+    followed = {
+        (name, view.plan.key) for name, member in whole.members.items() for view in member._jobs.values()
+    }
+    assert followed == {(name, job.planner.key) for name in whole.members}
+    assert job.planner.key != first, "somebody who knew it was revoked"
