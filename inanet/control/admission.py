@@ -332,11 +332,6 @@ class Admission:
         found = [self._peers.worker(pending.number, name) for name in pending.members.hellos]
         return [peer for peer in found if peer is not None]
 
-    @property
-    def keys(self) -> set[int]:
-        """Of jobs that resume: their members know them."""
-        return set(self._resuming)
-
     def pending(self) -> Iterator[tuple[Forming | Resuming, tuple[str, ...]]]:
         """Jobs that do not run yet, and what each waits for."""
         connected = self._peers.nodes()
@@ -411,6 +406,7 @@ class Admission:
         name = resuming.members.job
         forming = self._forming.pop(name, None)
         job = self._new_job(name, Arrangement(topology), resuming, resuming.hosts())
+        job.inherited = resuming.key
         self._office.say(JobStarted(job.number, name, resuming.members.world, resumed=True, epoch=job.epoch))
         resuming.restore(job, now, self._settings.round)
         for node, hello in self._peers.nodes().items():

@@ -106,7 +106,9 @@ class Coordinator:
             if self._peers.get(peer.id) is not None and (why := withdrawn(peer.certificate)):
                 self.reject(peer, Refused(why), now)
         for job in self.jobs.values():
-            whys = (withdrawn(one) for one in self._keyholders.of(job.planner.key))
+            whys = [withdrawn(one) for one in self._keyholders.of(job.planner.key)]
+            if job.planner.key == job.inherited:
+                whys.append("an earlier coordinator had told its key, and nobody knows whom")
             if why := next(filter(None, whys), ""):
                 job.change_key(why, now)
         self._settle(now)
@@ -172,7 +174,6 @@ class Coordinator:
             self.send(peer, Pong(nonce=message.nonce))
         elif isinstance(message, Hello):
             self._admission.hello(peer, message, now)
-            self._keyholders.brought(peer.certificate, message)
             if message.role != "worker":
                 self._renew(now)
             if self._negotiation is not None:
@@ -391,7 +392,7 @@ class Coordinator:
             del self.jobs[job.number]
             self._spared = {(number, name) for number, name in self._spared if number != job.number}
             self._admission.remember(job.planner.key, job.verdict)
-            self._keyholders.keep({j.planner.key for j in self.jobs.values()} | self._admission.keys)
+            self._keyholders.keep({j.planner.key for j in self.jobs.values()})
             self._admission.groups.withdraw(job.number)
             for peer in self._peers:
                 if peer.job == job.number:

@@ -1,11 +1,12 @@
 """Who has been told the key of a job: on the day a certificate is revoked, the jobs whose key it has seen get another.
 
-What counts is the certificate and not the connection: a node that went before it was revoked has the key as well.
+What counts is the certificate and not the connection: a node that went before it was revoked has the key as well. Whom an
+earlier coordinator has told, nobody knows; jobs that outlive it get another key in any case.
 """
 
 from collections.abc import Collection, Iterable
 
-from inanet.control.messages import Hello, Message, Plan
+from inanet.control.messages import Message, Plan
 from inanet.control.trust import Certified
 
 
@@ -18,16 +19,7 @@ class Keyholders:
     def told(self, certificate: Certified | None, message: Message) -> None:
         """A message is sent to whoever has this certificate: a plan has the key of its job."""
         if certificate is not None and isinstance(message, Plan):
-            self._note(certificate, message.plan.key)
-
-    def brought(self, certificate: Certified | None, hello: Hello) -> None:
-        """Somebody comes back with what an earlier coordinator has told it."""
-        if certificate is not None:
-            for resume in hello.resume:
-                self._note(certificate, resume.key)
-
-    def _note(self, certificate: Certified, key: int) -> None:
-        self._known.setdefault(key, {})[certificate.serial] = certificate
+            self._known.setdefault(message.plan.key, {})[certificate.serial] = certificate
 
     def of(self, key: int) -> Iterable[Certified]:
         """Who knows a key."""

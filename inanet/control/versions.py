@@ -114,6 +114,8 @@ class Versions:
         self._next_nonce = next_nonce
         self._renewal = renewal
         self._elastic = elastic and renewal is not None
+        #: the key that an earlier coordinator had given it, if there was one
+        self.inherited: int | None = None
         #: why the job needs another key, if it does
         self._compromised = ""
         self._reschedule = reschedule

@@ -350,13 +350,19 @@ def test_who_is_turned_out_of_a_job_that_forms_has_never_known_its_key() -> None
     assert nodes.keys == {FIRST_KEY}
 
 
-def test_what_an_earlier_coordinator_has_told_is_known_as_well(nodes: Guarded) -> None:
+def test_whom_an_earlier_coordinator_has_told_nobody_knows(nodes: Guarded) -> None:
+    """Revoked while there was none, and never seen again."""
     nodes.restart()
-    for name in ("ps", "a0", "a1", "w0", "w1", "w2", "w3"):
+    nodes.revoked.add("a1")
+    for name in ("ps", "a0", "w0", "w1", "w2", "w3"):
         nodes.resume(name, 1)
-    nodes.revoke("a1")
-    (plan,) = {plan.key for name, plan in nodes.plans.items() if name in nodes.ids}
-    assert plan != FIRST_KEY
+    nodes.wait(nodes.settings.resume)
+    assert nodes.keys == {FIRST_KEY}
+    nodes.revoke()
+    (key,) = nodes.keys
+    assert key != FIRST_KEY
+    nodes.revoke()
+    assert nodes.keys == {key}
 
 
 def test_connections_without_certificates_are_none_of_this() -> None:
