@@ -56,6 +56,7 @@ class Coordination:
         self.coordinator = Coordinator(
             settings, make_format, lambda: secrets.randbits(64), registry=registry, epochs=epochs
         )
+        self.coordinator.works.elsewhere = self._elsewhere
         self._keys = keys
         self._local = local
         self._wake = wake
@@ -68,6 +69,7 @@ class Coordination:
         self.jobs_running = 0
         self.address = ""
         self._waiters: list[asyncio.Future[None]] = []
+        self._closed = False
 
     async def start(self, address: str) -> None:
         """Listen for nodes, and let the local node join. Raises :class:`InsecureListener` without keys, unless the address
@@ -169,6 +171,19 @@ class Coordination:
         if acted:
             self._wake()
 
+    def _elsewhere(self, work: Callable[[], None], done: Callable[[float], None]) -> None:
+        """Run something slow in a thread, and have the coordinator act on it."""
+
+        def finished(future: "asyncio.Future[None]") -> None:
+            if self._closed:
+                return
+            if not future.cancelled() and (error := future.exception()) is not None:
+                _log.error("a schedule failed", exc_info=error)
+            done(self._loop.time())
+            self.pump()
+
+        self._loop.run_in_executor(None, work).add_done_callback(finished)
+
     async def changed(self) -> None:
         """Wait until a node has registered, or a connection is gone."""
         waiter = self._loop.create_future()
@@ -262,6 +277,7 @@ class Coordination:
 
     async def close(self, reason: str) -> None:
         """Tell everybody, then close all connections."""
+        self._closed = True
         self.coordinator.stop(reason)
         self.pump()
         for timer in (self._timer, self._rechecking):

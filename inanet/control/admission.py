@@ -14,6 +14,7 @@ from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined,
 from inanet.control.fields import Cause
 from inanet.control.goat.fabric import GoatFabric
 from inanet.control.goat.steps import SYSTEM
+from inanet.control.goat.works import Works
 from inanet.control.groups import Groups
 from inanet.control.job import Job
 from inanet.control.joining import Forming, Members, Refused
@@ -83,10 +84,12 @@ class Admission:
         self._switched = {
             system: SwitchedFabric(system, settings, peers.nodes, numbers) for system in SYSTEMS
         }
+        #: where schedules are computed
+        self.works = Works()
         #: of those that a controller schedules over several
-        self._scheduled = GoatFabric("goat", settings, peers.nodes, numbers, taken)
+        self._scheduled = GoatFabric("goat", settings, peers.nodes, numbers, taken, self.works)
         self._switched["goat"] = self._scheduled
-        self._switched[SYSTEM] = GoatFabric(SYSTEM, settings, peers.nodes, numbers, taken)
+        self._switched[SYSTEM] = GoatFabric(SYSTEM, settings, peers.nodes, numbers, taken, self.works)
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers

@@ -25,7 +25,7 @@ from inanet.control.rounds import Host, Round, RoundLedger
 from inanet.control.sentences import clip, differences, listing, show_ranks, show_spec
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.switches import MOST_TENSORS
-from inanet.proto.plan import TensorSpec
+from inanet.proto.plan import Scheduled, TensorSpec
 
 #: Failures that are remembered in case a host turns out to have the result.
 _MOST_RECENT = 256
@@ -33,6 +33,7 @@ _MOST_RECENT = 256
 #: ends anyway, once results that are there have been fetched.
 _BY_ALL: tuple[Cause, ...] = ("nonfinite", "unsupported", "worker_lost")
 Send = Callable[[str, Message], None]
+Guard = Callable[[float, Callable[[], None]], None]
 
 
 class JobLost(Exception):
@@ -59,7 +60,9 @@ class Collectives:
         settings: Settings,
         format_of: FormatOf,
         send: Send,
+        guard: Guard,
     ) -> None:
+        """``guard`` runs what was computed elsewhere meanwhile."""
         self.name = name
         self.hosts = hosts
         self.ledger = RoundLedger(hosts)
@@ -75,6 +78,9 @@ class Collectives:
         self._settings = settings
         self._format_of = format_of
         self._send = send
+        self._guard = guard
+        #: tensors whose schedule is being computed
+        self._scheduling: set[TensorSpec] = set()
         #: the latest failures: a result may cross one on its way
         self._recent: dict[int, RoundFailed] = {}
         #: rounds that failed since they were last asked for
@@ -266,6 +272,7 @@ class Collectives:
         """
         self._planner = planner
         self.farewell, self.departed, self.replanned = "", (), False
+        self._scheduling.clear()
         for tensor in self.book:
             self.book.drop(tensor)
         self.ledger.renew()
@@ -327,28 +334,67 @@ class Collectives:
         return tuple(name for name in self._planner.nodes() if name not in workers)
 
     def _provide(self, round_: Round, spec: TensorSpec) -> None:
-        """Find or make the tensor of a round's spec."""
+        """Find or make the tensor of a round's spec; it may have to be scheduled first."""
+        if self.book.find(spec) is None:
+            self._have(spec, round_.number - 1)
         tensor = self.book.find(spec)
-        if tensor is None:
-            try:
-                tensor = self._make(spec, round_.number - 1)
-            except LayoutError as error:
-                self.fail(round_, "memory", str(error))
-                return
-            except ValueError as error:
-                self.fail(round_, "unsupported", str(error))
-                return
+        if tensor is not None:
+            self._rooted(round_, tensor)
+
+    def _rooted(self, round_: Round, tensor: Tensor) -> None:
         used = {shard.tree for shard in tensor.layout.shards}
         round_.roots = frozenset(tree.root for tree in self._planner.trees if tree.tree in used)
 
-    def _make(self, spec: TensorSpec, last_round: int) -> Tensor:
+    def _have(self, spec: TensorSpec, last_round: int) -> None:
+        """Make a tensor, or have it scheduled and made after that."""
+        publish = self._planner.publish
+        if publish is None:
+            self._try(spec, last_round, lambda: ())
+            return
+        if spec in self._scheduling:
+            return
+        planner, ranks = self._planner, self._planner.ranks
+        try:
+            self._format_of(spec, ranks)
+            draft = publish.draft(spec, ranks)
+        except ValueError as error:
+            self._cannot(spec, "unsupported", str(error))
+            return
+        self._scheduling.add(spec)
+
+        def finish() -> None:
+            if self._planner is planner:
+                self._scheduling.discard(spec)
+                self._try(spec, last_round, lambda: draft.take()[0])
+
+        publish.works.add(draft, finish, self._guard)
+
+    def _try(self, spec: TensorSpec, last_round: int, scheduled: Callable[[], tuple[Scheduled, ...]]) -> None:
+        try:
+            tensor = self._make(spec, last_round, scheduled)
+        except LayoutError as error:
+            self._cannot(spec, "memory", str(error))
+        except ValueError as error:
+            self._cannot(spec, "unsupported", str(error))
+        else:
+            for round_ in self.ledger:
+                if round_.spec == spec:
+                    self._rooted(round_, tensor)
+
+    def _cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
+        """There is no such tensor: rounds that wait for it fail."""
+        for round_ in list(self.ledger):
+            if round_.failure is None and round_.spec == spec:
+                self.fail(round_, error, text)
+
+    def _make(
+        self, spec: TensorSpec, last_round: int, scheduled: Callable[[], tuple[Scheduled, ...]]
+    ) -> Tensor:
         facts = self._format_of(spec, self._planner.ranks)
         busy = {spec for round_ in self.ledger for spec in round_.specs.values()}
         while not self._switched and (spare := self.book.spare(busy)) is not None:
             self.drop(spare)
-        publish = self._planner.publish
-        scheduled = publish(spec, self._planner.ranks) if publish is not None else ()
-        tensor = self.book.create(spec, facts, len(self._planner.trees), last_round, scheduled)
+        tensor = self.book.create(spec, facts, len(self._planner.trees), last_round, scheduled())
         tensor.waiting = set(self.holders())
         for name in self.holders():
             self.tell(name, tensor)

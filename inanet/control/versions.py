@@ -4,6 +4,7 @@ Aggregators and parameter servers have a version before any worker does. Those t
 (the *gate*).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
@@ -105,7 +106,7 @@ class Versions:
         #: every host has rounds of its own
         self.asynchronous = planner.switched is not None and planner.switched.system == SYSTEM
         made = Steps if self.asynchronous else Collectives
-        self.collectives = made(name, self.hosts, planner, settings, format_of, self._send)
+        self.collectives = made(name, self.hosts, planner, settings, format_of, self._send, self._guard)
         self._members = tuple(sorted(hosts))
         self.topology = topology
         self._settings = settings
@@ -139,6 +140,10 @@ class Versions:
         self._stations: dict[str, Station] = {}
         #: what every member was told last
         self._told: dict[str, _Told] = {}
+
+    @abstractmethod
+    def _guard(self, now: float, action: Callable[[], None]) -> None:
+        """Run something that may find that the job cannot go on, and then what it has made possible."""
 
     def _send(self, name: str, message: Message) -> None:
         self.outbox.append((name, message))

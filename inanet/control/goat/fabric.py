@@ -1,9 +1,11 @@
 """A job's switches where several sum for it, and who schedules its tensors on them."""
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from inanet.control.goat.extras import plan_extra
-from inanet.control.goat.publishing import Memory, Publisher
+from inanet.control.goat.publishing import Draft, Memory, Publisher
+from inanet.control.goat.works import Works
 from inanet.control.messages import Hello
 from inanet.control.sentences import listing
 from inanet.control.services import EXPONENTS, Service
@@ -12,12 +14,17 @@ from inanet.control.switches import MOST_WORKERS, Numbers, SwitchedFabric
 from inanet.control.topology import Arrangement, Topology, TopologyError
 from inanet.proto.formats import make_format
 from inanet.proto.goat.routes import sites
-from inanet.proto.plan import Scheduled, Switched, TensorSpec
+from inanet.proto.plan import Switched, TensorSpec
 from inanet.proto.switched.stream import words_of
 from inanet.wire.goat import MAX_NODES, VALUES
 
-#: what a job calls to have a tensor's sub-models, of so many ranks
-Publish = Callable[[TensorSpec, int], tuple[Scheduled, ...]]
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """What a job has its tensors scheduled with: ``draft(spec, ranks)``, and where that is computed."""
+
+    draft: Callable[[TensorSpec, int], Draft]
+    works: Works
 
 
 def ways(links: Collection[tuple[str, str]], ps: str, switches: Collection[str]) -> dict[str, str]:
@@ -62,10 +69,12 @@ class GoatFabric(SwitchedFabric):
         nodes: Callable[[], Mapping[str, Hello]],
         numbers: Numbers,
         numbers_taken: Callable[[], Collection[int]],
+        works: Works | None = None,
     ) -> None:
         super().__init__(system, settings, nodes, numbers)
         self._memory = Memory()
         self._taken = numbers_taken
+        self._works = works or Works()
         #: switches that have run the system at some time
         self._met: set[str] = set()
 
@@ -237,7 +246,7 @@ class GoatFabric(SwitchedFabric):
         self._memory.keep(set(self._taken()))
         publisher = Publisher(number, parents, root, switches, workers, slots, self._memory, seed=number)
 
-        def publish(spec: TensorSpec, ranks: int) -> tuple[Scheduled, ...]:
-            return publisher.publish(spec.name, -(-words_of(make_format(spec, ranks)) // VALUES))
+        def draft(spec: TensorSpec, ranks: int) -> Draft:
+            return Draft(publisher, [(spec.name, -(-words_of(make_format(spec, ranks)) // VALUES))])
 
-        return publish
+        return Publish(draft, self._works)

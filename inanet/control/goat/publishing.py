@@ -20,7 +20,7 @@ from inanet.wire.goat import NO_SUBMODEL, WORDS
 SLOT_BYTES = 4 * WORDS + 24
 #: parts that a switch's memory is cut into: a layer that is larger than one of them is partitioned
 SHARES = 8
-#: seconds that the relaxation may take: heartbeats wait meanwhile
+#: seconds that the relaxation may take
 SECONDS = 5.0
 #: sub-models of one tensor at most
 MOST_PARTS = 256
@@ -108,6 +108,16 @@ class Publisher:
 
     def publish_all(self, tensors: Sequence[tuple[str, int]]) -> list[tuple[Scheduled, ...]]:
         """:meth:`publish` several at once, which makes better use of memory where all of a model is known."""
+        draft = Draft(self, tensors)
+        draft.prepare()
+        draft.solve()
+        return draft.take()
+
+    def pose(self, tensors: Sequence[tuple[str, int]]) -> tuple[list[int], list[SubModel], Instance | None]:
+        """What there is to schedule: how many sub-models each tensor has, all of them, and GINA in the memory that is free.
+
+        Raises ``ValueError`` when the job has no numbers left for them, ``ImportError`` without the plan extra.
+        """
         free = [self._memory.hole(one, self._slots.get(one, 0))[1] for one in self.switches]
         most = share_of(free, sum(fragments for _, fragments in tensors)) * _FRAGMENT_BYTES
         parts = [
@@ -119,19 +129,15 @@ class Publisher:
             raise ValueError(
                 f"tensor {names}: the job has {self._next} sub-models, {NO_SUBMODEL} can be numbered"
             )
-        if not whole:
-            return [() for _ in tensors]
-        try:
-            planned = schedule(self.instance(whole), self._seed, seconds=SECONDS)
-        except NoSolution as error:
-            names = ", ".join(name for name, _ in tensors[:3])
-            raise ValueError(f"tensor {names} cannot be scheduled over the switches: {error}") from None
-        self.last = planned
-        found = iter(self._published(planned, whole))
-        return [tuple(next(found) for _ in its) for its in parts]
+        return [len(its) for its in parts], whole, self.instance(whole) if whole else None
 
-    def _published(self, planned: Schedule, parts: Sequence[SubModel]) -> list[Scheduled]:
-        """Addresses for what was planned, one sub-model after the other in each switch's largest hole."""
+    def scheduled(self, instance: Instance) -> Schedule:
+        """KRGS. Touches nothing that belongs to the publisher; any thread may call it."""
+        return schedule(instance, self._seed, seconds=SECONDS)
+
+    def commit(self, planned: Schedule, parts: Sequence[SubModel]) -> list[Scheduled]:
+        """Take slots: addresses for what was planned, one sub-model after the other in each switch's largest hole."""
+        self.last = planned
         names = planned.instance.switches
         place = np.array([self.switches.index(name) for name in names], np.int64)
         # column -1 of the nodes is the PS
@@ -149,3 +155,45 @@ class Publisher:
             found.append(Scheduled(self._next + g, first, part.fragments, nodes, tuple(bases)))
         self._next += len(parts)
         return found
+
+
+class Draft:
+    """Tensors on their way to addresses, as a piece of :class:`~inanet.control.goat.works.Works`: name and fragments each."""
+
+    def __init__(self, publisher: Publisher, tensors: Sequence[tuple[str, int]]) -> None:
+        self._publisher, self._tensors = publisher, tuple(tensors)
+        self._counts: list[int] = []
+        self._parts: list[SubModel] = []
+        self._instance: Instance | None = None
+        self._planned: Schedule | None = None
+        self._error: Exception | None = None
+
+    def prepare(self) -> None:
+        """Look at the memory that is free."""
+        try:
+            self._counts, self._parts, self._instance = self._publisher.pose(self._tensors)
+        except (ValueError, ImportError) as error:
+            self._error = error
+
+    def solve(self) -> None:
+        """Compute the schedule, which can take :data:`SECONDS` and more."""
+        if self._error is not None or self._instance is None:
+            return
+        names = ", ".join(name for name, _ in self._tensors[:3])
+        try:
+            self._planned = self._publisher.scheduled(self._instance)
+        except NoSolution as error:
+            self._error = ValueError(f"tensor {names} cannot be scheduled over the switches: {error}")
+        except (ArithmeticError, ImportError, MemoryError, RuntimeError, ValueError) as error:
+            self._error = ValueError(f"tensor {names}: the scheduler failed: {type(error).__name__}: {error}")
+
+    def take(self) -> list[tuple[Scheduled, ...]]:
+        """Each tensor's sub-models, whose slots are taken. Raises what has gone wrong."""
+        if self._error is not None:
+            raise self._error
+        if self._instance is None:
+            return [() for _ in self._tensors]
+        if self._planned is None:
+            raise ValueError("the scheduler failed; the coordinator's log has the details")
+        found = iter(self._publisher.commit(self._planned, self._parts))
+        return [tuple(next(found) for _ in range(count)) for count in self._counts]

@@ -7,10 +7,10 @@ tensor, which is scheduled when the first host begins a step, and refusals, whic
 
 from inanet.control.collectives import Collectives, JobLost
 from inanet.control.fields import Cause
-from inanet.control.layouts import LayoutError
 from inanet.control.messages import Begin, Finished, LayoutReady, Refuse, RoundFailed
 from inanet.control.sentences import clip, show_ranks
 from inanet.proto.goat.epochs.tensors import suits
+from inanet.proto.plan import TensorSpec
 
 #: the system whose jobs have such rounds
 SYSTEM = "goat-async"
@@ -31,16 +31,15 @@ class Steps(Collectives):
         record.next_round += 1
         if self.book.find(message.spec) is not None:
             return
-        if len(self.book):
+        if len(self.book) or self._scheduling - {message.spec}:
             self._alone(host, message.round, "mismatch", _ONE)
             return
         try:
             suits(message.spec)
-            self._make(message.spec, 0)
-        except LayoutError as error:
-            self._alone(host, message.round, "memory", str(error))
         except ValueError as error:
             self._alone(host, message.round, "unsupported", str(error))
+        else:
+            self._have(message.spec, 0)
 
     def refuse(self, host: str, message: Refuse, now: float) -> None:
         """A rank cannot contribute: its host's step fails, nobody else's."""
@@ -61,6 +60,12 @@ class Steps(Collectives):
                     text = f"{name!r} has no room for it: {message.refused}"
                     self._alone(host, record.next_round - 1, "memory", text)
         super().layout_ready(name, message)
+
+    def _cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
+        """There is no such tensor: the steps that wait for it fail."""
+        for host, record in self.hosts.items():
+            if record.next_round > 1:
+                self._alone(host, record.next_round - 1, error, text)
 
     def _alone(
         self,
