@@ -28,7 +28,7 @@ class Options:
     :class:`~inanet.control.errors.NonFiniteError` on all ranks. ``require_ina``: raise instead of falling
     back to the process group's own all-reduce (default: INA_REQUIRE). ``measure``: compare with that
     all-reduce at the start and take the faster; without effect if INA is required. ``trace``: directory
-    for traces (default: INA_TRACE).
+    for traces of a hook (default: INA_TRACE).
 
     Raises ``ValueError`` for values that make no sense.
     """

@@ -3,7 +3,10 @@
 import os
 import signal
 import time
+import tomllib
 from datetime import timedelta
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,6 +75,17 @@ def every_operation(rank: Rank) -> dict[tuple[str, str], str]:
                 right = torch.equal(tensor, expected) if kind != "float8_e4m3fn" else False
                 answers[kind, op] = "right" if right else "wrong"
     return answers
+
+
+def test_a_torch_that_looks_for_backends_finds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 2.14 on it calls what a package has named for the backend, and expects the backend to be registered then."""
+    group = "torch.distributed.backends"
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    [(name, value)] = project["entry-points"][group].items()
+    monkeypatch.setattr(dist.Backend, "_plugins", {})
+    EntryPoint(name, value, group).load()()
+    assert name == inanet.torch.group.NAME
+    assert set(dist.Backend._plugins) == {name.upper()}
 
 
 class TestOperations:
