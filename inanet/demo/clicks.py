@@ -9,8 +9,10 @@ import csv
 import gzip
 import hashlib
 import importlib.util
+import math
 import re
 import sysconfig
+import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -41,6 +43,8 @@ _PACKAGES = (
     "pydantic",
     "structlog",
 )
+#: largest value of a feature
+_LARGEST = float(np.finfo(np.float32).max)
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _LIBSVM = re.compile(r"[-+\d.eE]+(\s+\d+:\S+)*\s*(#.*)?$")
 #: columns of a click log that are its label, in the order of preference
@@ -103,9 +107,12 @@ def load(source: str) -> Samples:
                 raise BadData(f"{source} has no samples")
             lines.seek(0)
             return _libsvm(source, lines) if _LIBSVM.match(first) else _clicks(source, lines, first)
-    except OSError as error:
-        why = error.strerror or error
+    except (OSError, EOFError, zlib.error) as error:
+        # a compressed file that is cut off or damaged is no error of the system's
+        why = getattr(error, "strerror", None) or error
         raise BadData(f"cannot read {source}: {why}; '{CORPUS}' needs no file") from error
+    except csv.Error as error:
+        raise BadData(f"{source}: {error}; it is neither a click log nor a libsvm file") from error
 
 
 def _text(path: Path) -> IO[str]:
@@ -119,9 +126,12 @@ def _text(path: Path) -> IO[str]:
 
 def _label(source: str, number: int, text: str) -> float:
     try:
-        return float(float(text) > 0)
+        label = float(text)
     except ValueError:
-        raise BadData(f"{source}, line {number}: {text!r} is no label; labels are numbers") from None
+        label = math.nan
+    if math.isnan(label):
+        raise BadData(f"{source}, line {number}: {text!r} is no label; labels are numbers")
+    return float(label > 0)
 
 
 def _libsvm(source: str, lines: Iterable[str]) -> Samples:
@@ -138,6 +148,8 @@ def _libsvm(source: str, lines: Iterable[str]) -> Samples:
                 row[int(key)] = float(value)
             except ValueError:
                 raise BadData(f"{source}, line {number}: {field!r} is not index:value") from None
+            if not abs(row[int(key)]) <= _LARGEST:
+                raise BadData(f"{source}, line {number}: {field!r} has no value that float32 holds")
         if row and not 0 <= min(row) <= max(row) < 1 << 64:
             raise BadData(f"{source}, line {number}: an index does not fit into 64 bits")
         keys += row.keys()

@@ -121,6 +121,10 @@ def test_interactions_are_pairs_that_met_and_pairs_that_did_not() -> None:
         ("a.svm", "1 3:0.5\n1 x:1\n", "line 2: 'x:1' is not index:value"),
         ("a.svm", "1 3:0.5\nyes 4:1\n", "line 2: 'yes' is no label"),
         ("a.svm", "1 18446744073709551616:1\n", "does not fit into 64 bits"),
+        ("a.svm", "1 3:0.5\n1 7:nan\n", "line 2: '7:nan' has no value that float32 holds"),
+        ("a.svm", "1 3:-1e39\n", "line 1: '3:-1e39' has no value that float32 holds"),
+        ("a.csv", "label,a\n1,x\nnan,y\n", "line 3: 'nan' is no label"),
+        ("a.csv", "label,a\n1," + "x" * 200_000 + "\n", "field larger than field limit"),
         ("a.csv", "a,b\n1,2\n", "names no label column"),
         ("a.csv", "a,label\n1\n", "line 2: 1 columns, the first line has 2"),
         ("a.csv", "\n", "has no samples"),
@@ -134,6 +138,18 @@ def test_bad_files_are_named_with_their_line(tmp_path: Path, name: str, text: st
     assert str(path) in str(caught.value)
     with pytest.raises(BadData, match="cannot read"):
         load(str(tmp_path / "missing"))
+
+
+@pytest.mark.parametrize("damage", [slice(0, 40), slice(0, None)])
+def test_compressed_files_that_are_cut_off_or_damaged_are_named(tmp_path: Path, damage: slice) -> None:
+    path = tmp_path / "day.gz"
+    whole = bytearray(gzip.compress(b"1 3:0.5\n" * 3 + b"0 12345:0.25 99:1\n" * 50))
+    if damage.stop is None:
+        # a block of a type that there is not
+        whole[10] = 7
+    path.write_bytes(whole[damage])
+    with pytest.raises(BadData, match=r"cannot read .*day.gz: "):
+        load(str(path))
 
 
 def test_words_and_pairs_are_features_and_the_answer_is_none() -> None:
