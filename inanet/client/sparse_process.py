@@ -89,7 +89,10 @@ class SparseFile:
             return None
         if its.switch is None:
             raise ValueError("nothing can be hot without a switch; give its endpoint, or no hot keys")
-        keys = its.hot_keys()
+        with open(its.hot, encoding="utf-8") as lines:
+            keys = [int(line) for line in lines if line.strip()]
+        if keys and not 0 <= min(keys) <= max(keys) < 1 << 64:
+            raise ValueError(f"a key in {its.hot} does not fit into 64 bits")
         return fixed(1, np.array(keys, np.uint64), its.shift)
 
     def names(self) -> tuple[str, ...]:
