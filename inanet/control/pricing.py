@@ -216,7 +216,7 @@ def choose(
         )
         return Choice(prices, ring, ring, (why,))
     if best.plan.kind == "ring" or gain < MARGIN:
-        why = "no plan with aggregation moves less through the busiest link than a ring does"
+        why = _why_a_ring(prices, ring)
         if best.plan.kind != "ring":
             why = (
                 f"the best plan with aggregation, {best.plan.name}, gains {gain:.1%}, less than {MARGIN:.0%}"
@@ -228,6 +228,17 @@ def choose(
         f"ring is bound by {ring.bound}",
     ]
     return Choice(prices, best, ring, tuple(reasons))
+
+
+def _why_a_ring(prices: Sequence[Price], ring: Price) -> str:
+    """What keeps every plan with aggregation from being cheaper: links mostly, or processors where links would do."""
+    least = min((found for found in prices if found.plan.kind != "ring"), key=lambda p: p.links, default=ring)
+    if least.links >= ring.links * (1 - MARGIN):
+        return "no plan with aggregation moves less through the busiest link than a ring does"
+    return (
+        f"{least.plan.name} moves less through the busiest link, but takes {least.seconds / ring.seconds:.2f} of the time of "
+        f"a ring; it is bound by {least.bound}"
+    )
 
 
 def _share(communication: float, compute: float) -> float:

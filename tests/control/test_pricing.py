@@ -129,6 +129,11 @@ def test_one_equal_server_is_no_reason_against_a_ring() -> None:
     assert not choice.helps
     assert choice.chosen is choice.ring
     assert choice.reasons[0].startswith("use ring: no plan with aggregation")
+    # links would do, processors do not: that is what is said
+    slow = choose(fleet(4, {"ps": 4.0}), SIZE, Costs(worker_ns=9000.0, sum_ns=9000.0, result_ns=9000.0))
+    assert not slow.helps
+    assert "moves less through the busiest link, but takes" in slow.reasons[0]
+    assert "of a ring; it is bound by processors: " in slow.reasons[0]
 
 
 def test_a_gain_within_the_margin_is_not_worth_it() -> None:
