@@ -1,6 +1,13 @@
-"""The recipes of docs/pytorch.md for Accelerate and Lightning, where those are installed."""
+"""The recipes of docs/pytorch.md: for Accelerate and Lightning, where those are installed, and for Slurm.
+
+Of Slurm there are only stand-ins for the two programs that the script calls, on a cluster of this one host.
+"""
 
 import importlib.util
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +15,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'inanet[torch]'")
 
 
-from inanet.demo.fabric import Fabric
+from inanet.demo.fabric import Fabric, python_environment
 from tests.torch.launch import output, torchrun
 from tests.torch.ranks import Ranks
 
@@ -55,7 +62,48 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.zeros(8, 1)))
 """
 
 
-@pytest.mark.parametrize(("package", "text"), [("accelerate", ACCELERATE), ("lightning", LIGHTNING)])
+GROUP = """
+import lightning, torch, inanet.torch
+from lightning.pytorch.strategies import DDPStrategy
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(10, 1)
+    def training_step(self, batch, index):
+        return self.layer(torch.full((4, 10), float(self.global_rank))).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def on_after_backward(self):
+        group = torch.distributed.group.WORLD
+        print("gradient", self.layer.weight.grad[0, 0].item(), group.verdict.use_ina)
+
+trainer = lightning.Trainer(
+    strategy=DDPStrategy(process_group_backend="ina"), accelerator="cpu", devices=2, max_steps=1,
+    logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+)
+trainer.fit(Model(), torch.utils.data.DataLoader(torch.zeros(8, 1)))
+"""
+
+TRAIN = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import inanet.torch
+
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(10, 1))
+state, hook = inanet.torch.hook(require_ina=True)
+model.register_comm_hook(state, hook)
+model(torch.full((4, 10), float(dist.get_rank()))).sum().backward()
+print("gradient", model.module.weight.grad[0, 0].item(), state.verdict.use_ina, flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "text"),
+    [("accelerate", ACCELERATE), ("lightning", LIGHTNING), ("lightning", GROUP)],
+    ids=["accelerate", "lightning", "lightning by the process group"],
+)
 def test_gradients_go_through_the_fabric(
     torch_fabric: Fabric, tmp_path: Path, package: str, text: str
 ) -> None:
@@ -64,7 +112,48 @@ def test_gradients_go_through_the_fabric(
     script = tmp_path / "train.py"
     script.write_text(text)
     Ranks([torch_fabric.worker_socket(0)], tmp_path).run(
-        torchrun, script, 2, 0, {"OMP_NUM_THREADS": "1"}, None
+        torchrun, script, 2, 0, {"OMP_NUM_THREADS": "1", "INA_REQUIRE": "1"}, None
     )
     # four rows of zeros on one rank and of ones on the other: the mean of 0 and 4
     assert sorted(output(script).split("\n"))[-2:] == ["gradient 2.0 True"] * 2
+
+
+def test_the_script_for_slurm(torch_fabric: Fabric, tmp_path: Path) -> None:
+    document = (Path(__file__).parents[2] / "docs/pytorch.md").read_text()
+    found = re.search(r"^```bash\n(#!/bin/bash\n#SBATCH.*?)^```", document, re.DOTALL | re.MULTILINE)
+    assert found is not None, "docs/pytorch.md has no script for sbatch"
+    # fewer ranks, and a port that is free
+    text, changed = re.subn(r"--nproc-per-node 4|:29500", lambda part: _SMALLER[part[0]], found[1])
+    assert changed == 2
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, body in _SLURM.items():
+        (programs / name).write_text(f"#!/bin/bash\n{body}\n")
+        (programs / name).chmod(0o755)
+    (tmp_path / "train.py").write_text(TRAIN)
+    environment = python_environment() | {
+        "PATH": os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "INA_SOCKET": str(torch_fabric.worker_socket(0)),
+        "OMP_NUM_THREADS": "1",
+        "SLURM_JOB_NODELIST": "localhost",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_ID": "4711",
+    }
+    done = subprocess.run(
+        ["bash", "-c", text],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.split("\n")[:2] == ["gradient 2.0 True"] * 2
+
+
+_SMALLER = {"--nproc-per-node 4": "--nproc-per-node 2", ":29500": ":0"}
+_SLURM = {
+    "scontrol": 'test "$*" = "show hostnames localhost" && echo localhost',
+    "srun": 'exec "$@"',
+}
