@@ -122,12 +122,14 @@ class ZebraProgram:
 
     def restarted(self) -> "ZebraProgram":
         """The next life of this switch: it serves the same jobs and knows nothing else of this one, not even hot sets."""
+        # a job that was forgotten has had numbers beyond this switch's own
+        life = self.life + 1 + max((served.begun for served in self._served.values()), default=0)
         other = ZebraProgram(
             budget=self.budget,
             timing=self._timing,
             most_passes=self._most_passes,
             place=self._place,
-            life=(self.life + 1) & 0xFFFF,
+            life=life & 0xFFFF,
         )
         for served in self._served.values():
             other.add_job(served.job, served.group)

@@ -308,6 +308,26 @@ def test_a_switch_that_outlives_a_job_forgets_it_for_the_next() -> None:
     assert after.program.stats()["sums"] == 40
 
 
+def test_a_switch_that_forgot_a_job_and_one_that_was_restarted_are_two_lives() -> None:
+    rig = Rig(2, 1, lives=[1, 2])
+    rig.start(fixed(1, KEYS[:20]))
+    # a second process joins, is refused, and the first goes on
+    again = Rig(2, 1, lives=[1, 3]).workers[1]
+    rig.workers[0].push(KEYS, ONES, rig.star.now)
+    rig.workers[1].push(KEYS[:0], ONES[:0], rig.star.now)
+    for joining in (rig.workers[1], again):
+        for sent in joining.transmit(rig.star.now):
+            rig.star.send(rig.job.workers[1], sent)
+    rig.star.detach(rig.job.workers[1])
+    rig.star.settle(0.005)
+    assert rig.program._served[3].begun == 1
+    assert not rig.workers[0]._pushing.waiting()
+    rig.restart()
+    rig.star.attach(rig.job.workers[1], rig.workers[1])
+    rig.star.run(lambda: all(worker.done == 1 for worker in rig.workers), deadline=2.0)
+    assert rig.pull(KEYS)[0].ravel().tolist() == [1.0] * 40
+
+
 def test_lives_fit_into_their_fields() -> None:
     rig = Rig(1, 1)
     with pytest.raises(ValueError, match="70000 does not fit"):
