@@ -373,6 +373,7 @@ def join_fabric(config: SwitchConfig, driver: SwitchDriver) -> Uplink | None:
             quota=has.quota,
             relays=config.switch.transport == "udp",
             values=has.values,
+            rings=entry.rings,
         )
     programs = {system: entry.title for system, entry in entries.items()}
     follower = SwitchFollower(switch, programs, driver.follow, driver.leave)

@@ -170,6 +170,8 @@ class ProgramEntry(Section):
     #: slots that a job may have which comes from the coordinator: of its own, or of the shared ones at a time; not set:
     #: as many as it asks for
     job_slots: Annotated[int, Field(ge=1)] | None = None
+    #: netreduce: rings of a job from the coordinator, one for each rank of a host, so many at most; they share its slots
+    rings: Annotated[int, Field(ge=1, le=32)] = 1
     #: whether raw frames (ethertype 0x0700) are its packets too
     raw: bool | None = None
     jobs: Annotated[tuple[SwitchJob, ...], Field(strict=False)] = ()

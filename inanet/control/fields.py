@@ -164,6 +164,7 @@ def _check_switched(facts: Switched) -> None:
     _in_range("window", facts.window, 1, (1 << 31) - 1)
     _in_range("quota", facts.quota, 0, (1 << 31) - 1)
     _in_range("values", facts.values, 0, 1 << 10)
+    _in_range("rings", facts.rings, 1, MAX_CHILDREN)
     _need(not facts.sites or len(facts.entries) == len(facts.workers), "a worker without a switch")
     for site in facts.sites:
         _need(

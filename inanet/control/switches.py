@@ -141,8 +141,10 @@ class SwitchedFabric:
             window=window,
             quota=offer.quota,
             values=offer.values,
+            rings=min(offer.rings, *(max(1, len(hello.ranks)) for hello in hellos)),
         )
-        return Arrangement(topology, f"{self.system} on switch {switch!r}", facts)
+        rings = f" in {facts.rings} rings" if facts.rings > 1 else ""
+        return Arrangement(topology, f"{self.system} on switch {switch!r}{rings}", facts)
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> Topology | None:
         """See :class:`~inanet.control.topology.Fabric`. Nobody resumes such a job."""

@@ -156,6 +156,8 @@ class Switched:
     entries: tuple[int, ...] = ()
     #: workers that have left, by index; without them only a job in asynchronous training goes on
     departed: tuple[int, ...] = ()
+    #: NetReduce: rings of the hosts, one for each rank of a host (:func:`inanet.proto.netreduce.tunnel.rings_of`)
+    rings: int = 1
 
 
 @dataclass(frozen=True, slots=True)

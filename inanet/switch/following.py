@@ -56,7 +56,8 @@ class SwitchFollower:
             if not node:
                 raise ValueError(f"job {facts.number}: this switch is none of those that sum for it")
             return Job(facts.number, facts.workers, facts.ps, facts=facts, node=node, key=key)
-        return Job(facts.number, facts.workers, facts.ps, slots, facts.quota or None)
+        quota = facts.quota or None
+        return Job(facts.number, facts.workers, facts.ps, slots, quota, rings=facts.rings)
 
     def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
         """Serve a job from its first plan on. Raises ``MemoryError`` if that cannot be."""

@@ -32,6 +32,8 @@ class Job:
     facts: Switched | None = None
     node: int = 0
     key: int = 0
+    #: rings of its own that it has
+    rings: int = 1
 
 
 def build(
@@ -93,7 +95,9 @@ def admit(registration: Registration, job: Job) -> None:
         raise ValueError(
             f"job {job.number} of program {registration.name}: two workers have the same address"
         )
-    registration.program.add_job(Tenant(job.number, members, job.number, job.ps, job.slots, job.quota))
+    registration.program.add_job(
+        Tenant(job.number, members, job.number, job.ps, job.slots, job.quota, job.rings)
+    )
     registration.uplinks.update(dict.fromkeys(job.workers, job.ps))
     if job.ps:
         registration.uplinks.setdefault(job.ps, 0)

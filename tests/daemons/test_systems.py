@@ -60,7 +60,10 @@ class Managed(Fabric):
 def with_all_programs(node: NodeSpec, config: Path) -> Sequence[str]:
     """The daemon's command; the switch runs all systems instead of one."""
     if node.role == "switch":
-        entries = "".join(f'    {{ system = "{name}", udp_ports = "0" }},\n' for name in SYSTEMS)
+        more = {"netreduce": ", rings = 2"}
+        entries = "".join(
+            f'    {{ system = "{name}", udp_ports = "0"{more.get(name, "")} }},\n' for name in SYSTEMS
+        )
         text, count = re.subn(r"    \{ system = .*\n", entries, config.read_text())
         assert count == 1
         config.write_text(text)
@@ -131,6 +134,28 @@ def test_two_jobs_of_netreduce_sum_at_once_and_share_nothing(fabric: Fabric) -> 
         for jobs in several:
             run_all(lambda rank, jobs=jobs: jobs[rank].barrier(), HOSTS)
             assert jobs[0].stats()["leaf_contributions"] > 0
+
+
+def test_ranks_of_a_host_have_a_ring_each_where_the_switch_offers_it(fabric: Fabric) -> None:
+    """Parallel NetReduce: the agents sum pieces over their ranks' shared memory, each piece has a ring of its own."""
+    each = 2
+    with ExitStack() as stack:
+
+        def connect(rank: int) -> inanet.Job:
+            socket = fabric.worker_socket(rank // each)
+            places = {"rank": rank, "world": HOSTS * each, "local_world": each}
+            return inanet.connect("ranks", **places, socket=socket, system="netreduce", timeout=PATIENCE)
+
+        jobs = [stack.enter_context(job) for job in run_all(connect, HOSTS * each)]
+        generator = np.random.default_rng(3)
+        arrays = [generator.standard_normal(3001).astype(np.float32) for _ in jobs]
+        expected = [array.copy() for array in arrays]
+        assert LocalTensor(FLOATS, len(jobs)).reduce(expected) is None
+        handles = [job.all_reduce_async(array, name="g") for job, array in zip(jobs, arrays, strict=True)]
+        for handle, array in zip(handles, arrays, strict=True):
+            handle.wait(PATIENCE)
+            np.testing.assert_array_equal(array.view(np.uint32), expected[0].view(np.uint32))
+    assert "netreduce on switch 'switch0' in 2 rings" in (fabric.directory / "manager.log").read_text()
 
 
 def test_jobs_side_by_side_and_a_lost_switch_is_one_error_for_all(fabric: Fabric) -> None:

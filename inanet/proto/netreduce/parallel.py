@@ -43,11 +43,13 @@ _QUEUE_PAIR = 20 + 8 + 5
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Piece ``piece`` of ``pieces`` of every tensor, for the local ranks ``low`` to ``high`` (exclusive), by one worker."""
+    """Piece ``piece`` of ``pieces`` of every tensor, for the local ranks ``low`` to ``high`` (exclusive; ``None``: all from
+    there on, however many there are), by one worker.
+    """
 
     worker: NetReduceWorker
     low: int
-    high: int
+    high: int | None
     piece: int = 0
     pieces: int = 1
 
@@ -145,7 +147,7 @@ class RankHost:
         Raises ``ValueError`` for arrays that do not suit the tensor, ``KeyError`` for a tensor that is not known.
         """
         pieces = self._pieces[tensor]
-        most = max(part.high for part in self.parts)
+        most = max(len(arrays) if part.high is None else part.high for part in self.parts)
         if len(arrays) != most:
             raise ValueError(f"job {self.job}, tensor {tensor}: {len(arrays)} arrays for {most} ranks")
         elements = max(high for _, high in pieces)

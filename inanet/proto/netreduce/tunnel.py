@@ -1,8 +1,11 @@
-"""NetReduce without privileges: RoCE packets as the payload of UDP datagrams to the switch, which joins the ring's hosts.
+"""NetReduce without privileges: RoCE packets as the payload of UDP datagrams to the switch, which joins the rings' hosts.
 
 Whole IPv4 packets need raw sockets. A job that the coordinator puts on a switch gets a network of its own inside datagrams
 instead: addresses 10.number.0.rank + 1, queue pairs and keys that follow from number and rank. The packets themselves are
 what they are on a wire, ICRC and all; a packet is taken only from the endpoint that its inner sender has (R7).
+
+A job has one ring or, if its switch offers that and its hosts have several ranks, one for each rank of a host, with a piece of
+every tensor each (:mod:`inanet.proto.netreduce.parallel`).
 """
 
 from collections.abc import Collection, Sequence
@@ -14,7 +17,8 @@ from numpy.typing import NDArray
 
 from inanet.proto.events import NodeEvent, PeerSilent
 from inanet.proto.netreduce.memory import stride
-from inanet.proto.netreduce.plan import Connection, Sizes, rack
+from inanet.proto.netreduce.parallel import Part, RankHost
+from inanet.proto.netreduce.plan import Connection, RingAt, Sizes, rack
 from inanet.proto.netreduce.program import NetReduceProgram
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
@@ -51,15 +55,35 @@ def sizes_of(slots: int) -> Sizes:
     return Sizes(length, WINDOW, PACKET_BYTES)
 
 
+def rings_of(slots: int, rings: int) -> int:
+    """How many of ``rings`` there are in so many slots, which they share: each needs messages of two packets at least."""
+    return max(1, min(rings, slots // (4 * WINDOW)))
+
+
+def _ring_number(job: int, ring: int) -> int:
+    """The RingID of one of a job's rings; twice that, and the next one, are the numbers of its queue pairs."""
+    return ring << 8 | job
+
+
 def address_of(number: int, rank: int) -> int:
     """A host's inner IPv4 address, as an integer."""
     return 10 << 24 | number << 16 | rank + 1
 
 
-def _ends(number: int, rank: int, psn: int, key: int) -> tuple[Peer, Peer]:
-    """Inlet and outlet of a rank."""
-    endpoint = address_of(number, rank) << 16 | _SOURCE_PORT
-    return Peer(endpoint, 2 * number, psn, key), Peer(endpoint, 2 * number + 1, psn)
+def _ends(job: int, ring: int, rank: int, psn: int, key: int) -> tuple[Peer, Peer]:
+    """Inlet and outlet of a rank on a ring."""
+    endpoint, number = address_of(job, rank) << 16 | _SOURCE_PORT, 2 * _ring_number(job, ring)
+    return Peer(endpoint, number, psn, key), Peer(endpoint, number + 1, psn)
+
+
+def _plan(job: int, ring: int, hosts: int, sizes: Sizes) -> RingAt:
+    """A ring of a job as its switch sees it."""
+    number = _ring_number(job, ring)
+    connections = [
+        Connection(address_of(job, rank), address_of(job, (rank + 1) % hosts), 2 * number)
+        for rank in range(hosts)
+    ]
+    return rack(number, connections, sizes)
 
 
 @dataclass(slots=True)
@@ -83,6 +107,8 @@ class TunnelProgram:
         self.budget = budget
         self._endpoints: dict[int, int] = {}
         self._addresses: dict[int, int] = {}
+        #: RingIDs by job
+        self._rings: dict[int, list[int]] = {}
         self._strangers = 0
 
     @property
@@ -95,21 +121,26 @@ class TunnelProgram:
         """Serve a job. Raises ``ValueError`` and ``MemoryError`` as the program does."""
         if tenant.slots is None:
             raise ValueError(f"job {tenant.job}: NetReduce shares no slots; the job needs some of its own")
-        hosts = len(tenant.members)
-        ring = [
-            Connection(
-                address_of(tenant.job, rank), address_of(tenant.job, (rank + 1) % hosts), 2 * tenant.job
-            )
-            for rank in range(hosts)
-        ]
-        self.inner.add_ring(rack(tenant.job, ring, sizes_of(tenant.slots)))
+        rings = rings_of(tenant.slots, tenant.rings)
+        made: list[int] = []
+        try:
+            for ring in range(rings):
+                plan = _plan(tenant.job, ring, len(tenant.members), sizes_of(tenant.slots // rings))
+                self.inner.add_ring(plan)
+                made.append(plan.ring)
+        except (ValueError, MemoryError):
+            for number in made:
+                self.inner.remove_ring(number)
+            raise
+        self._rings[tenant.job] = made
         for endpoint, bit in tenant.members.items():
             address = address_of(tenant.job, bit.bit_length() - 1)
             self._endpoints[address], self._addresses[endpoint] = endpoint, address
 
     def remove_job(self, job: int) -> None:
         """Forget a job. Raises ``KeyError`` if it is not served."""
-        self.inner.remove_ring(job)
+        for number in self._rings.pop(job):
+            self.inner.remove_ring(number)
         for address in [one for one in self._endpoints if one >> 16 == address_of(job, 0) >> 16]:
             self._addresses.pop(self._endpoints.pop(address), None)
 
@@ -188,49 +219,33 @@ class TunnelProgram:
 
 
 class TunnelWorker:
-    """A NetReduce worker whose packets are datagrams to and from the switch; what hosts of switched systems expect.
+    """A host of a NetReduce job whose packets are datagrams to and from the switch; what hosts of switched systems expect.
 
-    ``peers`` are the endpoints of all workers.
+    ``sizes`` are those of each of ``rings``, ``peers`` the endpoints of all hosts.
     """
 
-    def __init__(self, member: Membership, sizes: Sizes, timing: Timing, peers: Collection[int] = ()) -> None:
+    def __init__(
+        self,
+        member: Membership,
+        sizes: Sizes,
+        timing: Timing,
+        peers: Collection[int] = (),
+        *,
+        rings: int = 1,
+    ) -> None:
         self.member = member
+        self.sizes = sizes
         #: where packets come from: the switch, which may show who they are from
         self._senders: NDArray[np.uint64] = np.array([member.switch, *peers], np.uint64)
         self.layout = Layout(PACKET_BYTES // 4, stride(PACKET_BYTES), 0, 24)
         self._silent = timing.silent
         self.strangers: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
-        psn = member.key & 0xFFFFFF
-        attributes = Attributes(
-            path_mtu=PACKET_BYTES,
-            timeout=_TIMEOUT,
-            adaptive=True,
-            window=2 * WINDOW * sizes.length,
-            ack_every=sizes.length,
+        workers = [_worker(member, ring, sizes, timing) for ring in range(rings)]
+        self.inner: NetReduceWorker | RankHost = (
+            workers[0]
+            if rings == 1
+            else RankHost([Part(worker, 0, None, piece, rings) for piece, worker in enumerate(workers)])
         )
-        place = Member(
-            member.job,
-            member.job,
-            member.index,
-            member.workers,
-            member.ranks,
-            sizes,
-            mode="switch",
-            skew=_SKEW,
-            patient=True,
-            attributes=attributes,
-        )
-        self.inner = NetReduceWorker(
-            place,
-            address_of(member.job, member.index) << 16 | _SOURCE_PORT,
-            numbers=(2 * member.job, 2 * member.job + 1),
-            psn=psn,
-            silent=timing.silent,
-        )
-        count, key = member.workers, self.inner.inlet.key
-        successor, _ = _ends(member.job, (member.index + 1) % count, psn, key)
-        _, predecessor = _ends(member.job, (member.index - 1) % count, psn, key)
-        self.inner.connect(successor, predecessor)
         self.add_tensor, self.drop_tensor = self.inner.add_tensor, self.inner.drop_tensor
         self.begin, self.give_up = self.inner.begin, self.inner.give_up
         self.timer, self.on_timer = self.inner.timer, self.inner.on_timer
@@ -273,11 +288,43 @@ class TunnelWorker:
         return {
             "rows_sent": stats.get("packets_sent", 0),
             "retransmissions": 0,
-            "results_in": stats["messages_received"] * self.inner.member.sizes.length,
+            "results_in": stats["messages_received"] * self.sizes.length,
             **stats,
         }
 
 
+def _worker(member: Membership, ring: int, sizes: Sizes, timing: Timing) -> NetReduceWorker:
+    """This host's place on one of the job's rings, connected."""
+    psn, count = member.key & 0xFFFFFF, member.workers
+    place = Member(
+        member.job,
+        _ring_number(member.job, ring),
+        member.index,
+        count,
+        member.ranks,
+        sizes,
+        mode="switch",
+        skew=_SKEW,
+        patient=True,
+        attributes=Attributes(
+            path_mtu=PACKET_BYTES,
+            timeout=_TIMEOUT,
+            adaptive=True,
+            window=2 * WINDOW * sizes.length,
+            ack_every=sizes.length,
+        ),
+    )
+    inlet, outlet = _ends(member.job, ring, member.index, psn, 0)
+    worker = NetReduceWorker(
+        place, inlet.endpoint, numbers=(inlet.number, outlet.number), psn=psn, silent=timing.silent
+    )
+    successor, _ = _ends(member.job, ring, (member.index + 1) % count, psn, worker.inlet.key)
+    _, predecessor = _ends(member.job, ring, (member.index - 1) % count, psn, worker.inlet.key)
+    worker.connect(successor, predecessor)
+    return worker
+
+
 def join(member: Membership, facts: Switched, timing: Timing) -> TunnelWorker:
-    """The worker of a job as its plan describes it."""
-    return TunnelWorker(member, sizes_of(facts.slots), timing, facts.workers)
+    """The host's part in a job as its plan describes it."""
+    rings = rings_of(facts.slots, facts.rings)
+    return TunnelWorker(member, sizes_of(facts.slots // rings), timing, facts.workers, rings=rings)

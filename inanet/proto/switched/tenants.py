@@ -25,7 +25,7 @@ class Tenant:
     ``members`` maps addresses (:mod:`inanet.wire.endpoint`) to the bits they may set: one for a worker, those of a whole
     rack for the switch below. ``group`` is the number of the group that results go to, ``ps`` the address of the PS where the
     system has one. ``slots`` is a share of the job's own; without it the job uses the shared ones, at most ``quota`` of them
-    at a time.
+    at a time. ``rings`` is how many NetReduce's hosts form.
     """
 
     job: int
@@ -34,6 +34,7 @@ class Tenant:
     ps: int = 0
     slots: int | None = None
     quota: int | None = None
+    rings: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.job < JOBS:

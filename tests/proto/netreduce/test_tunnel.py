@@ -3,16 +3,27 @@
 import numpy as np
 import pytest
 
-from inanet.proto.netreduce.tunnel import WINDOW, TunnelProgram, TunnelWorker, address_of, sizes_of
+from inanet.proto.local import LocalTensor
+from inanet.proto.netreduce.tunnel import (
+    WINDOW,
+    TunnelProgram,
+    TunnelWorker,
+    address_of,
+    join,
+    rings_of,
+    sizes_of,
+)
+from inanet.proto.plan import Switched, TensorSpec
 from inanet.proto.program import Action, Verdicts
 from inanet.proto.switched.registers import OutOfRegisters
 from inanet.proto.switched.tenants import Tenant
 from inanet.proto.switched.window import Timing
-from inanet.testing.switched import Impairment, Star
+from inanet.proto.switched.worker import Membership
+from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire import roce
 from inanet.wire.drops import Drop
 from tests.proto.netreduce.packets import batch_of
-from tests.proto.switched.jobs import Job, floats, spec, worker_at
+from tests.proto.switched.jobs import KEY, Job, floats, spec, worker_at
 
 SLOTS = 64
 
@@ -34,6 +45,63 @@ def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, el
     job.star.run(job.done, deadline=120.0)
     job.check()
     assert job.star.program.stats()["completed"] > 0
+
+
+class Ranks:
+    """Hosts with ``each`` ranks in a job with ``rings`` rings on a star, and what one host with all ranks would have computed."""
+
+    def __init__(self, hosts: int, each: int, rings: int, impairment: Impairment | None = None) -> None:
+        self.star = Star(TunnelProgram(), impairment)
+        self.each, self.round = each, 0
+        ends = [worker_at(1, host) for host in range(hosts)]
+        facts = Switched("netreduce", 1, tuple(ends), SWITCH, 0, SWITCH, 0, SLOTS, True, SLOTS, rings=rings)
+        members = [Membership(1, host, hosts, hosts * each, SWITCH, SWITCH, key=KEY) for host in range(hosts)]
+        self.workers = [join(member, facts, Timing()) for member in members]
+        for end, worker in zip(ends, self.workers, strict=True):
+            self.star.attach(end, worker)
+        bits = {end: 1 << host for host, end in enumerate(ends)}
+        self.star.program.add_job(Tenant(1, bits, 1, slots=SLOTS, rings=rings))
+
+    def reduce(self, what: TensorSpec, arrays: list[np.ndarray]) -> None:
+        self.round += 1
+        for host, worker in enumerate(self.workers):
+            worker.add_tensor(self.round, what)
+            mine = arrays[host * self.each : (host + 1) * self.each]
+            worker.begin(self.round, self.round, mine, self.star.now)
+        self.star.run(
+            lambda: sum(event.round == self.round for _, event in self.star.log) == len(self.workers),
+            deadline=120.0,
+        )
+
+
+@pytest.mark.parametrize("rings", [1, 2, 3])
+@pytest.mark.parametrize("elements", [5, 3001])
+def test_rings_for_the_ranks_of_a_host_give_the_bits_of_one_host(rings: int, elements: int) -> None:
+    """Parallel NetReduce: each ring has a piece, of all ranks of its hosts; 5 elements are in one piece."""
+    ranks = Ranks(2, 3, rings, Impairment(seed=5, drop=0.02, duplicate=0.02))
+    for seed in range(2):
+        arrays = floats(elements, 6, seed)
+        expected = [array.copy() for array in arrays]
+        assert LocalTensor(spec(elements), 6).reduce(expected) is None
+        ranks.reduce(spec(elements), arrays)
+        for array in arrays:
+            np.testing.assert_array_equal(array.view(np.uint32), expected[0].view(np.uint32))
+    inner = ranks.star.program.inner
+    assert len(inner._rings) == rings_of(SLOTS, rings) == min(rings, 2)
+    busy = {number for number, ring in inner._rings.items() if ring.memory.held.any()}
+    assert len(busy) == (min(rings, 2) if elements > 256 else 1)
+    assert ranks.workers[0].stats()["messages_sent"] > 0
+    ranks.star.program.remove_job(1)
+    assert (inner.register_bytes(), inner._rings, ranks.star.program._rings) == (0, {}, {})
+
+
+def test_rings_that_do_not_fit_leave_nothing_behind() -> None:
+    program = TunnelProgram(budget=100_000)
+    with pytest.raises(OutOfRegisters):
+        program.add_job(Tenant(1, {1: 1, 2: 2}, 1, slots=SLOTS, rings=2))
+    assert program.inner.register_bytes() == 0
+    with pytest.raises(KeyError):
+        program.remove_job(1)
 
 
 def test_a_training_process_may_be_as_late_as_its_round():
