@@ -3,7 +3,7 @@
 import pytest
 
 from inanet.control.goat.fabric import ways
-from inanet.papers.goat_live import PLUGS, Run, judge, links, topology
+from inanet.papers.goat_live import PLUGS, Run, judge, links, planned, topology
 
 
 def test_every_bridge_has_a_switch_beside_it_and_everybody_a_way_to_the_ps() -> None:
@@ -25,10 +25,24 @@ def run(added: float, sums: dict[str, int]) -> Run:
 def test_claims_are_judged_by_what_the_ps_added_and_say_why_they_do_not_hold() -> None:
     three = {"x1": 5, "x2": 6, "x3": 7}
     others = {"ESA": run(1e5, {"x1": 9}), "ATP": run(1e5, {"x1": 9}), "Geryon": run(8e5, {})}
-    good = judge({"GOAT": run(1e5, three), **others})
-    assert [claim.ours for claim in good.claims] == [pytest.approx(87.5), 3]
-    assert all(claim.holds and not claim.reason for claim in good.claims)
+    schedule = planned()
+    good = judge({"GOAT": run(1e5 * schedule.copies, three), **others})
+    assert [claim.ours for claim in good.claims] == [pytest.approx(schedule.reduction)] * 2 + [3]
+    assert [claim.holds for claim in good.claims] == [False, True, True]
+    assert "GINA minimises" in good.claims[0].reason
+    least = judge({"GOAT": run(1e5, three), **others})
+    assert [claim.holds for claim in least.claims] == [True, False, True]
+    assert not least.claims[0].reason
     bad = judge({"GOAT": run(3e5, {**three, "x2": 0}), **others})
     assert not any(claim.holds for claim in bad.claims)
-    assert "byte" in bad.claims[0].reason
     assert len(good.tables[0].rows) == 4
+
+
+def test_the_schedule_trades_the_ps_load_for_links() -> None:
+    schedule = planned()
+    # two sums of what both racks sum, everybody's of what nobody does, one of the rest
+    rest = schedule.parts - schedule.doubled - schedule.direct
+    assert schedule.copies * schedule.parts == 2 * schedule.doubled + 8 * schedule.direct + rest
+    assert 1 < schedule.copies < 2
+    # memory would allow one switch for each, at a higher cost
+    assert schedule.cost < schedule.single
