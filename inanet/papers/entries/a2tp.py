@@ -25,8 +25,8 @@ ENTRIES = (
         "A2TP",
         "Fig. 2",
         "the same on real daemons in a star of namespaces: throughput and slots over time, in turn",
-        "measured on this machine; 40 Mbit/s instead of 53 Gbit/s, one PS for both jobs, 64 slots; needs root",
-        "inanet.papers.a2tp_live:fig2",
+        "measured on this machine; 20 Mbit/s or less instead of 53 Gbit/s, one PS for both jobs, 64 slots; needs root",
+        "inanet.papers.a2tp_live_figure:fig2",
         measured=True,
     ),
     Entry(
