@@ -9,7 +9,7 @@ from inanet.proto.zebra import state
 from inanet.proto.zebra.membership import fixed
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.store import Adagrad, Ftrl
-from inanet.proto.zebra.worker import IterationDone, Refused
+from inanet.proto.zebra.worker import IterationDone, Refused, Stalled
 from inanet.testing.switched import Impairment
 from inanet.wire.batch import PacketBatch
 
@@ -287,6 +287,15 @@ def test_a_shard_remembers_processes_over_a_restart() -> None:
     rig.workers[0].push(KEYS, ONES, rig.star.now)
     rig.star.settle(0.01)
     assert "which has finished iteration 2" in rig.workers[0].refused
+
+
+def test_a_shard_that_lets_nobody_join_is_named() -> None:
+    rig = Rig(1, 2, lives=[11])
+    rig.star.detach(rig.job.shards[1])
+    rig.workers[0].push(KEYS, ONES, rig.star.now)
+    rig.star.settle(6.0)
+    (stalled,) = [event for _, event in rig.star.log if isinstance(event, Stalled)]
+    assert stalled.waiting_for == ("shard 1 (10.0.2.2:5000) has not let this rank join",)
 
 
 def test_a_switch_that_outlives_a_job_forgets_it_for_the_next() -> None:
