@@ -56,7 +56,7 @@ _WORKERS = 32
 #: seconds in which numbers are not published again
 HOLD = 0.005
 #: epochs that :attr:`Running.updates` remembers
-REMEMBERED = 4096
+REMEMBERED = 8
 
 
 class Table(NamedTuple):
@@ -171,8 +171,8 @@ class Running:
         self.factor = 1.0
         #: float64[F, 64]: the sum of all means so far
         self.total: F64 = np.zeros((0, VALUES))
-        #: what each worker was given last: the epoch, and big-endian float32[F + 1, 64] as integers
-        self.models: dict[int, tuple[int, NDArray[Any]]] = {}
+        #: what each worker was given last: the epoch, big-endian float32[F + 1, 64] as integers, and its :class:`Head`
+        self.models: dict[int, tuple[int, NDArray[Any], NDArray[Any]]] = {}
         self.updates: deque[Update] = deque(maxlen=REMEMBERED)
         self.began = 0.0
         self.revision = 0
@@ -299,10 +299,10 @@ class Running:
         model[:-1] = self.total
         plain = model.view(">i4")
         for worker, age in zip(inside.tolist(), staleness.tolist(), strict=True):
-            its = plain.copy() if len(inside) > 1 else plain
-            its[-1, Head.PARTICIPANTS] = np.uint32(bits).view(np.int32)
-            its[-1, Head.AWAITED], its[-1, Head.STALENESS] = awaited, age
-            self.models[worker] = epoch, its
+            head = np.zeros(VALUES, np.int32)
+            head[Head.PARTICIPANTS] = np.uint32(bits).view(np.int32)
+            head[Head.AWAITED], head[Head.STALENESS] = awaited, age
+            self.models[worker] = epoch, plain, head
             self.give(worker, np.arange(min(self.fragments + 1, self.job.window, MARKS)))
         self.updates.append(
             Update(epoch, counts, tuple(inside.tolist()), tuple(staleness.tolist()), awaited, self.began, now)
@@ -311,11 +311,12 @@ class Running:
 
     def give(self, worker: int, places: I64) -> None:
         """Send these fragments of its model to a worker."""
-        epoch, model = self.models[worker]
+        epoch, model, head = self.models[worker]
         frames = self._frames(len(places), Kind.RESULT)
         frames["submodel"], frames["fragment"] = NO_SUBMODEL, places
         frames["number"], frames["bitmap"] = epoch, 1 << worker
         frames["values"] = model[places]
+        frames["values"][places == self.fragments] = head
         self.out.append(frames)
 
     # ---------------------------------------------------------------- workers

@@ -1,5 +1,6 @@
 """Asynchronous training in virtual time, through the switch's program, the PS and the workers that daemons run."""
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -45,6 +46,7 @@ class Training:
         assert isinstance(self.lab.server, EpochServer)
         self.running: Running = self.lab.server.jobs[JOB]
         self.running.waiting.choose = choose
+        self.running.updates = deque()
         self._seconds, self._gradient = seconds, gradient
         self._arrays: dict[int, np.ndarray] = {}
         self._seen = 0
