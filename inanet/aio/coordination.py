@@ -137,7 +137,8 @@ class Coordination:
         """Turn out everybody whose certificate has been revoked, those who keep silent included, and change what they know.
         By itself every :data:`RECHECK_SECONDS`.
         """
-        assert self._keys is not None
+        if self._keys is None or self._closed:
+            return
         if self._rechecking is not None:
             self._rechecking.cancel()
         self._rechecking = self._loop.call_later(RECHECK_SECONDS, self.recheck)
