@@ -29,7 +29,7 @@ _CLIENT = {
     "Handle": "inanet.client.handle",
     "Job": "inanet.client.job",
     "connect": "inanet.client.job",
-    "join_sparse": "inanet.client.sparse_process",
+    "join_sparse": "inanet.sparse.joining",
     "sparse_group": "inanet.client.sparse",
 }
 _ERRORS = (

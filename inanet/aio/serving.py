@@ -5,14 +5,14 @@ from inanet.aio.station import Station, open_device
 from inanet.control.goat.epochs import for_any_workers
 from inanet.control.services import EXPONENTS, Service
 from inanet.proto.switched.exponents import ExponentRoot
-from inanet.proto.switched.root import Epochs, SwitchedRoot
-from inanet.proto.systems import SYSTEMS
+from inanet.proto.switched.root import Epochs, Sharded, SwitchedRoot
+from inanet.proto.systems import PROGRAMS
 
 
 async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Service]]:
     """Open machines for all systems beside a station's node; the follower of plans, and where the machines are."""
     exponents = ExponentRoot()
-    made = {system: parts.make_server() for system, parts in SYSTEMS.items()}
+    made = {system: parts.make_server() for system, parts in PROGRAMS.items()}
     servers = {system: server for system, server in made.items() if server is not None}
     for server in servers.values():
         if isinstance(server, Epochs):
@@ -22,4 +22,6 @@ async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Serv
         device = await open_device(station.config, station.driver.now, legacy=True)
         station.beside.add(Beside(machine, device))
         services[name] = Service(endpoint=device.endpoint)
+        if isinstance(machine, Sharded):
+            machine.endpoint = device.endpoint
     return SwitchedRoot(station.node, exponents, servers), services

@@ -15,6 +15,7 @@ from inanet.control.exits import Failure
 from inanet.control.member import Identity, Member
 from inanet.control.observe.metrics import Sample
 from inanet.control.services import Service
+from inanet.proto.systems import SPARSE
 from inanet.switch.egress import EgressQueue
 from inanet.switch.following import SwitchFollower, offer
 from inanet.switch.occupancy import Occupancy
@@ -358,11 +359,12 @@ def join_fabric(config: SwitchConfig, driver: SwitchDriver) -> Uplink | None:
     None if there is no coordinator. Of two programs of one system the first serves its jobs.
     """
     control, switch = config.control, driver.switch
+    pipeline = switch.pipeline
     if control.coordinator is None:
         return None
     where = switch.endpoints()
     entries = {entry.system: entry for entry in reversed(config.switch.programs)}
-    registrations = {one.name: one for one in switch.pipeline.registrations}
+    registrations = {one.name: one for one in pipeline.registrations}
     services = {}
     for system, entry in entries.items():
         has = offer(registrations[entry.title], entry.job_slots)
@@ -372,7 +374,8 @@ def join_fabric(config: SwitchConfig, driver: SwitchDriver) -> Uplink | None:
             own=has.own,
             quota=has.quota,
             relays=config.switch.transport == "udp",
-            values=has.values,
+            # a packet has no more pairs than the passes that it may take
+            values=pipeline.hardware.most_passes if system in SPARSE else has.values,
             rings=entry.rings,
         )
     programs = {system: entry.title for system, entry in entries.items()}

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.switch.programs import SYSTEMS, Job, build
+from inanet.proto.systems import SYSTEMS
+from inanet.switch.programs import Job, build
 from inanet.switch.registration import Registration
 
 WORKERS = 4

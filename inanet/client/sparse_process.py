@@ -34,7 +34,8 @@ from inanet.proto.events import PeerSilent
 from inanet.proto.zebra.membership import HotSet, Job, fixed
 from inanet.proto.zebra.program import ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
+from inanet.proto.zebra.serving import OPTIMISERS
+from inanet.proto.zebra.store import Uniform, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.switch.endpoint import SwitchEndpoint
@@ -85,14 +86,11 @@ class SparseFile:
 
     def _hot(self) -> HotSet | None:
         its = self.config.job
-        if its.hot is None:
-            return None
-        if its.switch is None:
+        if its.hot is not None and its.switch is None:
             raise ValueError("nothing can be hot without a switch; give its endpoint, or no hot keys")
-        with open(its.hot, encoding="utf-8") as lines:
-            keys = [int(line) for line in lines if line.strip()]
-        if keys and not 0 <= min(keys) <= max(keys) < 1 << 64:
-            raise ValueError(f"a key in {its.hot} does not fit into 64 bits")
+        keys = its.hot_keys()
+        if keys is None:
+            return None
         return fixed(1, np.array(keys, np.uint64), its.shift)
 
     def names(self) -> tuple[str, ...]:
@@ -127,16 +125,10 @@ class SparseFile:
                 program.prepare(job.number, self.hot)
             return SwitchEndpoint(program, {_GROUP: job.workers}), job.switch
         number = int(name.removeprefix("shard"))
-        optimisers: dict[str, Callable[[], Optimiser]] = {
-            "sum": Sum,
-            "sgd": lambda: Sgd(its.rate),
-            "adagrad": lambda: Adagrad(its.rate),
-            "ftrl": lambda: Ftrl(its.rate),
-        }
         initial = Uniform(its.initial) if its.initial else zeros
         life = secrets.randbelow(1 << 16)
         shard = ParameterShard(
-            job, number, optimisers[its.optimiser](), initial, self.timing, life=life, journal=state
+            job, number, OPTIMISERS[its.optimiser](its.rate), initial, self.timing, life=life, journal=state
         )
         shard.restore(() if state is None else state.entries(), **how)
         if self.hot is not None:

@@ -34,10 +34,12 @@ from inanet.control.resuming import JobMessage, Resuming
 from inanet.control.rounds import Host
 from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
+from inanet.control.sparse_jobs import SparseFabric, check_sparse
 from inanet.control.switches import Numbers, SwitchedFabric, refusal, sums_only
 from inanet.control.topology import Arrangement, Fabric
 from inanet.control.versions import Rescheduled
-from inanet.proto.systems import SYSTEMS
+from inanet.proto.plan import Switched
+from inanet.proto.systems import SPARSE, SYSTEMS
 
 #: How many ended jobs are remembered, to tell their members when they come back.
 _MOST_ENDED = 256
@@ -90,6 +92,13 @@ class Admission:
         self._scheduled = GoatFabric("goat", settings, peers.nodes, numbers, taken, self.works)
         self._switched["goat"] = self._scheduled
         self._switched[SYSTEM] = GoatFabric(SYSTEM, settings, peers.nodes, numbers, taken, self.works)
+
+        def sparse() -> list[Switched]:
+            switched = [job.planner.switched for job in jobs.values()]
+            return [facts for facts in switched if facts is not None and facts.sparse is not None]
+
+        for system in SPARSE:
+            self._switched[system] = SparseFabric(system, settings, peers.nodes, numbers, sparse)
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers
@@ -118,6 +127,8 @@ class Admission:
             refused = refusal(self._settings, hello.name)
             if self._settings.any_switch:
                 refused = refused or self._fabric.refusal("switch", hello.name)
+        elif hello.role == "worker" and hello.system in SPARSE:
+            refused = self._fabric_of(hello.system).refusal(hello.role, hello.name)
         else:
             refused = self._fabric.refusal(hello.role, hello.name)
         if refused:
@@ -210,6 +221,7 @@ class Admission:
             forming = Forming(
                 members, self._free_number(key), key, self._next_epoch(), deadline, next_waiting
             )
+        check_sparse(hello, forming.members)
         forming.members.admit(hello, self._fabric_of(hello.system))
         self._forming[hello.job] = forming
         self._accept(peer, hello, forming, now)

@@ -24,7 +24,7 @@ from inanet.control.config_fields import (
 from inanet.control.config_file import SeveralErrors
 from inanet.control.config_rings import Address, RingEntry, contradictions
 from inanet.control.config_sections import Impair, Log, Metrics, Section
-from inanet.proto.systems import SYSTEMS
+from inanet.proto.systems import PROGRAMS
 
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", re.ASCII)
@@ -152,7 +152,7 @@ class SwitchJob(Section):
 class ProgramEntry(Section):
     """A program, the registers it has, and its jobs. Several may be of one system if their packets can be told apart."""
 
-    system: str = Field(description=f"one of {', '.join(SYSTEMS)}")
+    system: str = Field(description=f"one of {', '.join(PROGRAMS)}")
     #: for logs and figures; the system unless given
     name: Name | None = None
     #: bytes of registers
@@ -179,8 +179,8 @@ class ProgramEntry(Section):
     @field_validator("system")
     @classmethod
     def _known(cls, system: str) -> str:
-        if system not in SYSTEMS:
-            raise ValueError(f"{system!r} is no program; allowed: {', '.join(SYSTEMS)}")
+        if system not in PROGRAMS:
+            raise ValueError(f"{system!r} is no program; allowed: {', '.join(PROGRAMS)}")
         return system
 
     @property

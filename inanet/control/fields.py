@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
-from inanet.proto.plan import ExponentMode, NodePlan, Placement, Shard, Switched, TensorLayout, TensorSpec
-from inanet.proto.systems import NAMES, SYSTEMS
+from inanet.proto.plan import (
+    ExponentMode,
+    NodePlan,
+    Placement,
+    Shard,
+    Sparse,
+    Switched,
+    TensorLayout,
+    TensorSpec,
+)
+from inanet.proto.systems import NAMES, PROGRAMS, SPARSE
 from inanet.wire.xagg import MAX_CHILDREN
 
 DTYPES = ("f32", "f16", "bf16", "i32", "i64")
@@ -25,6 +34,11 @@ MAX_TREES = 256
 #: Shard ids are 16 bit on the wire; 0xFFFF stands for "the link itself" in CREDIT packets.
 SHARD_IDS = 0xFFFF
 MAX_RANKS = 1 << 16
+#: of a sparse job: PSs, hot keys (an array of the codec holds no more), ways to keep keys and to change them
+MAX_SHARDS = 16
+MAX_HOT = 1 << 16
+SHARDINGS = ("hash", "range")
+OPTIMISERS = ("sum", "sgd", "adagrad", "ftrl")
 
 
 class Frozen(BaseModel):
@@ -154,11 +168,25 @@ def check_plan(plan: NodePlan) -> NodePlan:
 
 
 def _check_switched(facts: Switched) -> None:
-    _need(facts.system in SYSTEMS, f"system {facts.system!r} is not one of {', '.join(SYSTEMS)}")
+    _need(facts.system in PROGRAMS, f"system {facts.system!r} is not one of {', '.join(PROGRAMS)}")
+    _need(
+        (facts.system in SPARSE) is (facts.sparse is not None),
+        f"system {facts.system!r} and keys go together",
+    )
     _in_range("number", facts.number, 1, 255)
     _in_range("workers", len(set(facts.workers)), 1, MAX_CHILDREN)
     _need(len(set(facts.workers)) == len(facts.workers), "two workers have one endpoint")
-    for endpoint in (*facts.workers, facts.switch, facts.ps, facts.results, facts.exponents):
+    if facts.sparse is not None:
+        check_sparse(facts.sparse)
+        _in_range("servers", len(set(facts.servers)), facts.sparse.shards, facts.sparse.shards)
+    for endpoint in (
+        *facts.workers,
+        *facts.servers,
+        facts.switch,
+        facts.ps,
+        facts.results,
+        facts.exponents,
+    ):
         _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
     _in_range("slots", facts.slots, 1, 1 << 16)
     _in_range("window", facts.window, 1, (1 << 31) - 1)
@@ -178,6 +206,26 @@ def _check_switched(facts: Switched) -> None:
         _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
     for index in facts.departed:
         _in_range("departed worker", index, 0, len(facts.workers) - 1)
+
+
+def check_sparse(sparse: Sparse) -> Sparse:
+    """The choice itself, or ``ValueError`` saying which field is out of range."""
+    _in_range("width", sparse.width, 1, 255)
+    _in_range("shards", sparse.shards, 1, MAX_SHARDS)
+    _need(sparse.sharding in SHARDINGS, f"sharding {sparse.sharding!r} is not one of {', '.join(SHARDINGS)}")
+    _need(
+        sparse.optimiser in OPTIMISERS,
+        f"optimiser {sparse.optimiser!r} is not one of {', '.join(OPTIMISERS)}",
+    )
+    _need(0 < sparse.rate < 1e30, "rate: above 0, and finite")
+    _need(0 <= sparse.initial < 1e30, "initial: from 0, and finite")
+    _in_range("registers", sparse.registers, 1, 1 << 16)
+    _in_range("hot_pairs", sparse.hot_pairs, 1, 255)
+    _in_range("shift", sparse.shift, -64, 64)
+    _in_range("hot keys", len(sparse.hot), 0, MAX_HOT)
+    _need(len(set(sparse.hot)) == len(sparse.hot), "a key is hot twice")
+    _need(not sparse.hot or 0 <= min(sparse.hot) <= max(sparse.hot) < 1 << 64, "keys have 64 bits")
+    return sparse
 
 
 def _check_placement(place: Placement, version: int) -> None:
@@ -219,15 +267,18 @@ if TYPE_CHECKING:
     SpecData = TensorSpec
     LayoutData = TensorLayout
     PlanData = NodePlan
+    SparseData = Sparse
 else:
     SpecData = _plan_data(TensorSpec, check_spec)
     LayoutData = _plan_data(TensorLayout, check_layout)
     PlanData = _plan_data(NodePlan, check_plan)
+    SparseData = _plan_data(Sparse, check_sparse)
 Role = Literal["worker", "aggregator", "ps", "switch"]
 
 
 def _known_system(name: str) -> str:
-    _need(name in NAMES, f"system {name!r} is not one of {', '.join(NAMES)}")
+    names = (*NAMES, *SPARSE)
+    _need(name in names, f"system {name!r} is not one of {', '.join(names)}")
     return name
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from inanet.control.rates import Grant
 from inanet.control.services import Service
+from inanet.proto.plan import Sparse
 from inanet.proto.systems import TREES
 
 
@@ -44,6 +45,8 @@ class Identity:
     send_bps: int = 0
     receive_bps: int = 0
     system: str = TREES
+    #: of a rank that is a node by itself, in a sparse job
+    sparse: Sparse | None = None
     services: Mapping[str, Service] = field(default_factory=dict)
 
 

@@ -156,6 +156,7 @@ class Member:
                 send_bps=who.send_bps,
                 receive_bps=who.receive_bps,
                 system=who.system,
+                sparse=who.sparse,
                 services=dict(who.services),
                 resume=resume,
             )

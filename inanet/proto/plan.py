@@ -123,6 +123,26 @@ class Scheduled:
 
 
 @dataclass(frozen=True, slots=True)
+class Sparse:
+    """What the ranks of a sparse job (Zebra) have chosen; see :class:`inanet.proto.zebra.membership.Job`.
+
+    ``shards`` PSs keep the keys. ``hot`` keys, hottest first, are summed in the switch in steps of ``2**-shift``. ``optimiser`` is
+    a name of :data:`inanet.proto.zebra.serving.OPTIMISERS`, ``rate`` its rate; first values are within ``initial`` of zero.
+    """
+
+    width: int = 1
+    shards: int = 1
+    sharding: str = "hash"
+    optimiser: str = "sum"
+    rate: float = 0.1
+    initial: float = 0.0
+    registers: int = 32
+    hot_pairs: int = 20
+    shift: int = 20
+    hot: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Switched:
     """What a job whose sums are made in a switch needs beside its tree; the same for all its nodes.
 
@@ -156,6 +176,9 @@ class Switched:
     entries: tuple[int, ...] = ()
     #: workers that have left, by index; without them only a job in asynchronous training goes on
     departed: tuple[int, ...] = ()
+    #: a sparse job: what it has chosen, and its PSs by shard
+    sparse: Sparse | None = None
+    servers: tuple[int, ...] = ()
     #: NetReduce: rings of the hosts, one for each rank of a host (:func:`inanet.proto.netreduce.tunnel.rings_of`)
     rings: int = 1
 

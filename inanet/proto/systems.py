@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from inanet.proto.plan import Switched
-    from inanet.proto.switched.root import Server
     from inanet.proto.switched.window import Timing
     from inanet.proto.switched.worker import Membership, Worker
 
@@ -59,11 +58,12 @@ class System:
         """The switch's program; raises ``ValueError`` for memory in which not one slot fits."""
         return _load(self.program)(**options)
 
-    def make_server(self) -> "Server | None":
-        """The system's PS, if it has one."""
+    def make_server(self) -> Any:
+        """The system's PS, if it has one: a :class:`~inanet.proto.switched.root.Server`, or, of sparse jobs, a
+        :class:`~inanet.proto.switched.root.Sharded`.
+        """
         if self.server:
-            made: Server = _load(self.server)()
-            return made
+            return _load(self.server)()
         if not self.frame:
             return None
         from inanet.proto.atp.ps import ParameterServer
@@ -135,3 +135,16 @@ SYSTEMS: Mapping[str, System] = {
 }
 #: what a job may choose
 NAMES = (TREES, *SYSTEMS)
+#: systems of jobs that push and pull keys, which have no tensors; their ranks join by themselves
+SPARSE: Mapping[str, System] = {
+    "zebra": System(
+        "",
+        "inanet.proto.zebra.serving:HotTables",
+        "",
+        range(7416, 7417),
+        static=True,
+        server="inanet.proto.zebra.serving:Shards",
+    ),
+}
+#: whatever has a program for switches
+PROGRAMS: Mapping[str, System] = {**SYSTEMS, **SPARSE}

@@ -50,6 +50,8 @@ class SwitchFollower:
 
     def _job(self, facts: Switched, key: int = 0) -> Job:
         slots = facts.slots if facts.own else None
+        if facts.sparse is not None:
+            return Job(facts.number, facts.workers, facts=facts, key=key)
         if facts.sites:
             here = self._switch.endpoints()[self._programs[facts.system]]
             node = next((k for k, site in enumerate(facts.sites, 1) if site.endpoint == here), 0)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inanet.proto.systems import SYSTEMS
+from inanet.proto.systems import PROGRAMS, SPARSE
 
 if TYPE_CHECKING:
     from inanet.proto.plan import Switched
@@ -54,9 +54,9 @@ def build(
     """
     from inanet.switch.registration import Registration
 
-    if system not in SYSTEMS:
-        raise ValueError(f"there is no program {system!r}; there are {', '.join(SYSTEMS)}")
-    facts = SYSTEMS[system]
+    if system not in PROGRAMS:
+        raise ValueError(f"there is no program {system!r}; there are {', '.join(PROGRAMS)}")
+    facts = PROGRAMS[system]
     given = {key: value for key, value in options.items() if value is not None}
     for key in given:
         if key not in facts.options:
@@ -87,6 +87,13 @@ def admit(registration: Registration, job: Job) -> None:
     """
     from inanet.proto.switched.tenants import Tenant
 
+    if job.facts is not None and job.facts.sparse is not None:
+        _admit_sparse(registration, job, job.facts)
+        return
+    if registration.program.name in SPARSE:
+        raise ValueError(
+            f"job {job.number} of program {registration.name}: jobs that push and pull keys come from a coordinator"
+        )
     if job.facts is not None:
         _admit_site(registration, job, job.facts)
         return
@@ -114,6 +121,16 @@ def _admit_site(registration: Registration, job: Job, facts: Switched) -> None:
     registration.users[job.number] = around = neighbours(site)
     registration.uplinks.update(dict.fromkeys(around, 0))
     registration.groups[job.number] = below(site)
+
+
+def _admit_sparse(registration: Registration, job: Job, facts: Switched) -> None:
+    """:func:`admit` of a sparse job: its neighbours are ranks and shards."""
+    if set(facts.servers) & set(facts.workers):
+        raise ValueError(f"job {job.number} of program {registration.name}: a rank has a shard's address")
+    registration.program.serve(facts, job.key)
+    registration.users[job.number] = around = (*facts.workers, *facts.servers)
+    registration.uplinks.update(dict.fromkeys(around, 0))
+    registration.groups[job.number] = facts.workers
 
 
 def dismiss(registration: Registration, job: Job) -> None:

@@ -11,7 +11,7 @@ from inanet.aio.switching import SwitchError, open_switch
 from inanet.control.config import detect_role, load
 from inanet.control.config_file import ConfigError, write_toml
 from inanet.control.config_switch import Switch, SwitchConfig
-from inanet.switch.programs import SYSTEMS
+from inanet.switch.programs import PROGRAMS
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "switch.toml"
 
@@ -102,7 +102,7 @@ jobs = [
         "switch.hardware: '01:00:00:00:00:00' is not a host's hardware address; allowed: e.g. '02:00:00:00:00:01'",
         "switch.recirculations: 300 is not allowed; allowed: less than or equal to 254",
         "switch.ports[0].rate: '0 bit/s' lets nothing pass; allowed: any higher rate, or leave it out for no limit",
-        f"switch.programs[0].system: 'swtchml' is no program; allowed: {', '.join(SYSTEMS)}",
+        f"switch.programs[0].system: 'swtchml' is no program; allowed: {', '.join(PROGRAMS)}",
         "switch.programs[1].udp_ports: '9-7' is not a range of UDP ports; allowed: e.g. '48864-48879' or '7410'",
         "switch.programs[1].jobs[0].job: 256 is not allowed; allowed: less than or equal to 255",
         "switch.programs[1].jobs[0].workers: 2 workers, 1 of them different; allowed: 1 to 32, each once",
@@ -234,6 +234,10 @@ def test_sections_of_other_daemons_are_named(tmp_path: Path) -> None:
             "switch s: program atp has no option values_per_pass; it has shared",
         ),
         (
+            'system = "zebra", jobs = [{ job = 1, workers = ["127.0.0.1:9"] }]',
+            "switch s: job 1 of program zebra: jobs that push and pull keys come from a coordinator",
+        ),
+        (
             'system = "switchml", jobs = [{ job = 1, workers = ["127.0.0.1:9"] }]',
             "switch s: job 1: this switch shares no slots; the job needs a share of its own",
         ),
@@ -259,16 +263,16 @@ def test_over_udp_all_programs_run_together(tmp_path: Path) -> None:
     shared = {"switchml": "", "netreduce": ""}
     entries = ", ".join(
         f'{{ system = "{one}", memory = "1 MB", udp_ports = "0", {shared.get(one, "shared = 99,")} jobs = [{job}] }}'
-        for one in SYSTEMS
-        if not one.startswith("goat")
+        for one in PROGRAMS
+        if one not in ("goat", "goat-async", "zebra")
     )
     # their jobs come from a coordinator
-    for one in ("goat", "goat-async"):
+    for one in ("goat", "goat-async", "zebra"):
         entries += f', {{ system = "{one}", memory = "1 MB", udp_ports = "0" }}'
     switch = open_switch(loaded(tmp_path, f"[switch]\nprograms = [{entries}]\n"))
     try:
-        assert switch.endpoints().keys() == SYSTEMS.keys()
-        assert len(set(switch.endpoints().values())) == len(SYSTEMS)
+        assert switch.endpoints().keys() == PROGRAMS.keys()
+        assert len(set(switch.endpoints().values())) == len(PROGRAMS)
     finally:
         switch.close()
 

@@ -19,6 +19,7 @@ from inanet.control.fields import (
     Role,
     RoundNumber,
     Seconds,
+    SparseData,
     String,
     SystemName,
     Text,
@@ -27,7 +28,7 @@ from inanet.control.services import Service
 from inanet.proto.systems import TREES
 
 #: Version of this protocol; a node with another one is refused with a sentence naming both.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Resume(Frozen):
@@ -55,7 +56,8 @@ class Hello(Frozen):
     plane receives (:mod:`inanet.wire.endpoint`), ``rx_window`` how many fragments its receive buffer holds,
     ``groups`` whether it can also receive IP multicast. ``send_bps`` and ``receive_bps`` are the rates of its link if
     it takes part in rate negotiation, 0 if they are not limited. ``system`` is what the job has chosen
-    (:mod:`inanet.proto.systems`), ``services`` what a switch or parameter server has for jobs on switches.
+    (:mod:`inanet.proto.systems`), ``services`` what a switch or parameter server has for jobs on switches. ``sparse``: a rank of
+    a job that pushes and pulls keys, which is a node by itself, and what that job has chosen.
     """
 
     kind: Literal["hello"] = "hello"
@@ -72,6 +74,7 @@ class Hello(Frozen):
     send_bps: Count = 0
     receive_bps: Count = 0
     system: SystemName = TREES
+    sparse: SparseData | None = None
     services: Annotated[dict[Label, Service], Field(max_length=64)] = Field(default_factory=dict)
     resume: Annotated[tuple[Resume, ...], Strict(), Field(max_length=64)] = ()
 

@@ -45,10 +45,27 @@ class Epochs(Server, Protocol):
         ...
 
 
+@runtime_checkable
+class Sharded(Machine, Protocol):
+    """A PS that keeps keys of sparse jobs. ``endpoint`` is where it receives."""
+
+    endpoint: int
+
+    def serve(self, facts: Switched, key: int) -> None:
+        """Serve a job. Raises ``ValueError`` for one that cannot be."""
+        ...
+
+    def remove_job(self, job: int) -> None:
+        """Forget a job."""
+        ...
+
+
 class SwitchedRoot:
     """Follows the plans of all jobs: those without a switch are for ``trees``. ``servers`` are by system."""
 
-    def __init__(self, trees: Follower, exponents: ExponentRoot, servers: Mapping[str, Server]) -> None:
+    def __init__(
+        self, trees: Follower, exponents: ExponentRoot, servers: Mapping[str, Server | Sharded]
+    ) -> None:
         self._trees = trees
         self._exponents = exponents
         self._servers = servers
@@ -63,14 +80,28 @@ class SwitchedRoot:
         if plan.job in self._switched:
             self._take_leave(plan.job, facts, now)
             return
+        if facts.sparse is not None:
+            self._keep(plan.job, facts, plan.key)
+            return
         self._switched[plan.job] = facts
         members = {worker: 1 << index for index, worker in enumerate(facts.workers)}
         self._exponents.add_job(facts.number, plan.key, members)
         server = self._servers.get(facts.system)
-        if server is not None:
+        if server is not None and not isinstance(server, Sharded):
             switch = (facts.switch,)
             job = PSJob(facts.number, members, switch, facts.window, facts.slots, switch, key=plan.key)
             server.add_job(job)
+
+    def _keep(self, job_id: int, facts: Switched, key: int) -> None:
+        """Be a shard of a sparse job. Raises ``MemoryError`` if that cannot be."""
+        server = self._servers.get(facts.system)
+        if not isinstance(server, Sharded):
+            raise MemoryError(f"it does not serve {facts.system}")
+        try:
+            server.serve(facts, key)
+        except ValueError as error:
+            raise MemoryError(str(error)) from error
+        self._switched[job_id] = facts
 
     def _take_leave(self, job_id: int, facts: Switched, now: float) -> None:
         """Tell a PS that closes epochs who has left since the plan before."""
@@ -87,7 +118,8 @@ class SwitchedRoot:
         if facts is None:
             self._trees.drop_job(job_id)
             return
-        self._exponents.remove_job(facts.number)
+        if facts.sparse is None:
+            self._exponents.remove_job(facts.number)
         server = self._servers.get(facts.system)
         if server is not None:
             server.remove_job(facts.number)

@@ -1,0 +1,240 @@
+"""Zebra in a fabric's daemons: a switch's program and a PS's machine for whatever jobs the control plane names."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.proto.events import NodeEvent
+from inanet.proto.plan import Sparse, Switched
+from inanet.proto.program import Verdicts
+from inanet.proto.zebra.membership import HotSet, Job, fixed
+from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
+from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
+from inanet.proto.zebra.stream import Timing
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.drops import DROP_CODES, Drop
+
+#: of all machines that daemons and ranks run: processes wait for processors
+TIMING = Timing(first=0.05, least=0.005)
+#: bytes of registers that the control plane reckons with at a time
+UNIT = 16
+#: version of the one hot set that such a job has
+_HOT = 1
+OPTIMISERS: Mapping[str, Callable[[float], Optimiser]] = {
+    "sum": lambda _rate: Sum(),
+    "sgd": Sgd,
+    "adagrad": Adagrad,
+    "ftrl": Ftrl,
+}
+
+
+def chosen(facts: Switched) -> Sparse:
+    """What the ranks have chosen. Raises ``ValueError`` for a job that is not sparse."""
+    if facts.sparse is None:
+        raise ValueError(f"job {facts.number} has no keys: it is not sparse")
+    return facts.sparse
+
+
+def job_of(facts: Switched, key: int) -> Job:
+    """The job of a plan with this ``key``. Raises ``ValueError`` for one that cannot be."""
+    sparse = chosen(facts)
+    return Job(
+        facts.number,
+        facts.workers,
+        facts.servers,
+        facts.switch,
+        key=key,
+        width=sparse.width,
+        registers=sparse.registers,
+        hot_pairs=sparse.hot_pairs,
+        sharding="range" if sparse.sharding == "range" else "hash",
+    )
+
+
+def hot_of(sparse: Sparse) -> HotSet | None:
+    """The hot keys, if there are some. Raises ``ValueError`` for a key that is there twice."""
+    return fixed(_HOT, np.array(sparse.hot, np.uint64), sparse.shift) if sparse.hot else None
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What jobs can have of a program's registers, in the terms of slots: ``free`` pieces of :data:`UNIT` bytes."""
+
+    free: int
+    shared: int = 0
+    width: int = 0
+
+
+class HotTables:
+    """The switch's program: hot tables, sums and ledgers of all jobs in ``budget`` bytes, which are its from the beginning.
+
+    ``age`` is of no use: whatever is in a register stays until its iteration is complete, or its job over.
+    """
+
+    name = "zebra"
+    #: of a packet that is packaged well; no packet has more pairs than the switch lets it make passes
+    passes = 1
+
+    def __init__(self, *, budget: int = DEFAULT_BUDGET, age: float = 1.0) -> None:
+        # a switch that is lost ends its jobs, so that it has one life for each
+        self._program = ZebraProgram(budget=budget, timing=TIMING)
+
+    @property
+    def drops(self) -> NDArray[np.int64]:
+        """Packets dropped, int64 by reason."""
+        return self._program.drops
+
+    @property
+    def file(self) -> Room:
+        """What jobs can have in all."""
+        return Room(min(self._program.budget // UNIT, 1 << 20))
+
+    def serve(self, facts: Switched, key: int) -> None:
+        """Serve a job with its hot keys. Raises ``ValueError`` for one that cannot be, or that there is no room for."""
+        job, hot = job_of(facts, key), hot_of(chosen(facts))
+        self._program.add_job(job, job.number)
+        if hot is not None:
+            try:
+                self._program.prepare(job.number, hot)
+            except ValueError:
+                self._program.remove_job(job.number)
+                raise
+
+    def remove_job(self, number: int) -> None:
+        """Forget a job and what is in its registers."""
+        self._program.remove_job(number)
+
+    def register_bytes(self) -> int:
+        """All of its budget, whoever uses it."""
+        return self._program.budget
+
+    def process(
+        self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float
+    ) -> None:
+        """See :class:`~inanet.proto.program.Program`."""
+        self._program.process(batch, congested, verdicts, now)
+
+    def spilled(self) -> list[Transmission]:
+        """See :class:`~inanet.proto.program.Program`."""
+        return self._program.spilled()
+
+    def timer(self) -> float | None:
+        """See :class:`~inanet.proto.program.Program`."""
+        return self._program.timer()
+
+    def on_timer(self, now: float) -> None:
+        """See :class:`~inanet.proto.program.Program`."""
+        self._program.on_timer(now)
+
+    def stats(self) -> dict[str, int]:
+        """See :meth:`~inanet.proto.zebra.program.ZebraProgram.stats`."""
+        return self._program.stats()
+
+
+class Shards:
+    """The PS's machine: a shard of every job, told apart by who has sent a packet and under which number.
+
+    A job's model is here as long as the job is. ``endpoint`` is where the machine receives, which says which shard it is.
+    """
+
+    def __init__(self) -> None:
+        self.endpoint = 0
+        self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
+        self._shards: dict[int, ParameterShard] = {}
+        self._past: dict[str, int] = {}
+
+    def serve(self, facts: Switched, key: int) -> None:
+        """Be a shard of a job. Raises ``ValueError`` for a job that cannot be, or that has none here."""
+        job, sparse = job_of(facts, key), chosen(facts)
+        if self.endpoint not in job.shards:
+            raise ValueError(f"job {job.number} has no shard at this server")
+        number = job.shards.index(self.endpoint)
+        initial = Uniform(sparse.initial) if sparse.initial else zeros
+        optimiser = OPTIMISERS[sparse.optimiser](sparse.rate)
+        # a server that is lost ends its jobs, so that a shard has one life
+        shard = ParameterShard(job, number, optimiser, initial, TIMING)
+        hot = hot_of(sparse)
+        if hot is not None:
+            shard.prepare(hot)
+            if number == 0:
+                shard.announce(hot.version)
+        self._shards[job.number] = shard
+
+    def remove_job(self, job: int) -> None:
+        """Forget a job and its part of the model; its packets are foreign from now on. Figures stay."""
+        shard = self._shards.pop(job, None)
+        if shard is not None:
+            self.drops += shard.drops
+            self._past = _sum(self._past, _counters(shard))
+
+    # ---------------------------------------------------------------- machine
+
+    @property
+    def lacking(self) -> int:
+        """0: workers wait for every answer."""
+        return 0
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """None."""
+        return frozenset()
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        """Give every packet to the shard of the job that it names; bytes 2 and 3 have its number."""
+        long = batch.lengths >= 4
+        numbers: NDArray[np.int64] = np.full(len(batch), -1, np.int64)
+        at = batch.offsets[long]
+        numbers[long] = batch.arena[at + 2].astype(np.int64) << 8 | batch.arena[at + 3]
+        self.drops[Drop.SHORT] += int(np.count_nonzero(~long))
+        for number in np.unique(numbers[long]).tolist():
+            mine = np.flatnonzero(numbers == number)
+            shard = self._shards.get(number)
+            if shard is None:
+                self.drops[Drop.FOREIGN_JOB] += len(mine)
+                continue
+            part = PacketBatch(batch.arena, batch.offsets[mine], batch.lengths[mine], batch.sources[mine])
+            shard.receive(part, now)
+
+    def transmit(self, now: float) -> list[Transmission]:
+        """What is to be sent."""
+        return [transmission for shard in self._shards.values() for transmission in shard.transmit(now)]
+
+    def timer(self) -> float | None:
+        """Next deadline."""
+        times = [shard.timer() for shard in self._shards.values()]
+        return min((at for at in times if at is not None), default=None)
+
+    def on_timer(self, now: float) -> None:
+        """It has come."""
+        for shard in self._shards.values():
+            shard.on_timer(now)
+
+    def events(self) -> list[NodeEvent]:
+        """None: the control plane hears of lost workers by itself, and workers of iterations that are finished."""
+        for shard in self._shards.values():
+            shard.events()
+        return []
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, by name, over all jobs."""
+        out = self._past
+        for shard in self._shards.values():
+            out = _sum(out, _counters(shard))
+        return {**out, "sparse_jobs": len(self._shards)}
+
+    def drops_by_reason(self) -> dict[str, int]:
+        """Packets dropped since the start, by the label of every reason."""
+        drops = sum((shard.drops for shard in self._shards.values()), self.drops.copy())
+        return {reason.label: int(drops[reason]) for reason in Drop if reason is not Drop.OK}
+
+
+def _counters(shard: ParameterShard) -> dict[str, int]:
+    """A shard's counters but those of drops, which have a place of their own."""
+    return {f"sparse_{name}": n for name, n in shard.stats().items() if not name.startswith("drop_")}
+
+
+def _sum(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + other.get(name, 0) for name in {**one, **other}}

@@ -1,0 +1,160 @@
+"""``inanet.join_sparse``: a rank of a sparse job, by the job's file.
+
+>>> with inanet.join_sparse("clicks.toml", rank=0) as member:
+...     rows = member.job.push_pull(keys, gradients)
+
+A file with ``[control]`` is of a job in a fabric of daemons: the coordinator says where its switch and its PS shards are, and when
+the job is over. In one without, the file itself says where everybody is (:mod:`inanet.client.sparse_process`).
+"""
+
+import secrets
+import time
+from pathlib import Path
+
+from inanet.client.sparse_process import SparseMember
+from inanet.client.sparse_process import join_sparse as join_by_addresses
+from inanet.control.addresses import refuse_loopback, resolve
+from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.control.config_sparse import FabricSparseConfig
+from inanet.control.errors import FabricError, InaError
+from inanet.control.fields import check_sparse
+from inanet.control.identity import Identity
+from inanet.phy.device import Device
+from inanet.phy.fault import FaultInjector
+from inanet.phy.udp import UdpDevice
+from inanet.proto.plan import NodePlan, Sparse
+from inanet.proto.zebra.serving import TIMING, chosen, hot_of, job_of
+from inanet.proto.zebra.worker import ZebraWorker
+from inanet.sparse.line import Line
+
+
+class FabricMember(SparseMember):
+    """One rank of a sparse job in a fabric; the coordinator's word ends the job."""
+
+    def __init__(self, worker: ZebraWorker, device: Device, timeout: float, line: Line) -> None:
+        super().__init__(worker, device, timeout)
+        self._line = line
+
+    def close(self) -> None:
+        """Leave the job in good order. Other ranks that still push wait for this one until they time out."""
+        self._line.close()
+        super().close()
+
+
+class _Ending:
+    """Passes the end of the job on to the rank, which may not be there yet."""
+
+    def __init__(self) -> None:
+        self.member: FabricMember | None = None
+        self.error: InaError | None = None
+
+    def __call__(self, error: InaError) -> None:
+        self.error = error
+        if self.member is not None:
+            self.member.job.end(error)
+
+
+def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> SparseMember:
+    """Be a rank of the job in ``file``; ``timeout`` seconds are the default for its pushes and pulls.
+
+    In a fabric this returns when all ranks have joined and there are a switch and shards for them. Raises
+    :class:`~inanet.control.config_file.ConfigError` for a file that makes no sense, ``ValueError`` for a rank that the job does not
+    have, ``OSError`` when the rank's address cannot be bound; in a fabric :class:`~inanet.control.errors.JoinTimeout` with who is
+    missing, :class:`~inanet.control.errors.JoinRefused`, and :class:`~inanet.control.addresses.AddressError` for an address that
+    others cannot reach.
+    """
+    path = find_file(file)
+    found = read_toml(path)
+    if "control" not in found:
+        return join_by_addresses(path, rank, timeout=timeout)
+    config = validate(FabricSparseConfig, found, path)
+    return _join(config, _sparse(config, path), rank, timeout)
+
+
+def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
+    """What the file says of the job. Raises :class:`~inanet.control.config_file.ConfigError`."""
+    its = config.job
+    try:
+        sparse = Sparse(
+            width=its.width,
+            shards=its.shards,
+            sharding=its.sharding,
+            optimiser=its.optimiser,
+            rate=its.rate,
+            initial=its.initial,
+            registers=its.registers,
+            hot_pairs=min(its.hot_pairs, 255),
+            shift=its.shift,
+            hot=tuple(its.hot_keys() or ()),
+        )
+        return check_sparse(sparse)
+    except ValueError as error:
+        raise ConfigError(path, [Problem("job", str(error))]) from None
+    except OSError as error:
+        raise ConfigError(path, [Problem("job.hot", f"cannot read {its.hot}: {error.strerror}")]) from None
+
+
+def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float) -> FabricMember:
+    its, control = config.job, config.control
+    if not 0 <= rank < its.world:
+        raise ValueError(f"the job has ranks 0 to {its.world - 1}, not {rank}")
+    name = f"{config.node.name}-{rank}"
+    device = _device(config, name, rank)
+    ending = _Ending()
+    identity = Identity(
+        name=name,
+        role="worker",
+        token=control.secret(),
+        endpoint=device.endpoint,
+        rx_window=max(64, device.rx_budget // 2),
+        job=its.name,
+        ranks=(rank,),
+        world=its.world,
+        system=its.system,
+        sparse=sparse,
+    )
+    line = Line(
+        identity,
+        str(control.coordinator),
+        patience=control.join_timeout,
+        keys=control.tls_keys(),
+        over=ending,
+    )
+    try:
+        worker = _worker(line.plan(), rank)
+    except BaseException:
+        line.close()
+        device.close()
+        raise
+    member = FabricMember(worker, device, timeout, line)
+    ending.member = member
+    if ending.error is not None:
+        member.job.end(ending.error)
+    return member
+
+
+def _device(config: FabricSparseConfig, name: str, rank: int) -> Device:
+    """Where the rank sends and receives."""
+    listen = resolve(config.node.listen)
+    meeting_point = config.control.coordinator
+    if not meeting_point.local:
+        refuse_loopback(name, listen.address, resolve(meeting_point).address)
+    device: Device = UdpDevice(listen.address, listen.port)
+    how = config.impair
+    if not how.active:
+        return device
+    rates = {kind: getattr(how, kind) for kind in ("drop", "duplicate", "reorder", "corrupt")}
+    return FaultInjector(device, how.seed * 1009 + rank, time.monotonic, **rates)
+
+
+def _worker(plan: NodePlan, rank: int) -> ZebraWorker:
+    """The rank's machine. Raises :class:`~inanet.control.errors.FabricError` for a plan that is of no sparse job."""
+    facts = plan.switched
+    if facts is None:
+        raise FabricError("the coordinator's plan has no switch: it is another version", rank=rank)
+    worker = ZebraWorker(job_of(facts, plan.key), rank, TIMING, secrets.randbits(32))
+    hot = hot_of(chosen(facts))
+    if hot is not None:
+        worker.prepare(hot)
+        worker.start(hot.version)
+    return worker
