@@ -84,12 +84,12 @@ class BadLink:
                     yield when, one.part(slice(0, 1))
 
 
-def impair(its: Collaborative) -> Collaborative:
+def impair(its: Collaborative, kind: type[BadLink] = BadLink) -> Collaborative:
     """Make every link bad in both directions."""
     nodes = {**its.network.hosts, **its.network.switches}
     shared: dict[int, Any] = {}
     ends = [(node, way) for node in nodes.values() for way in node.links]
     for seed, (near, way) in enumerate(ends):
         link = near.links[way]
-        near.links[way] = shared.setdefault(id(link), BadLink(link, seed))
+        near.links[way] = shared.setdefault(id(link), kind(link, seed))
     return its

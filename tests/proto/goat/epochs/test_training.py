@@ -1,5 +1,7 @@
 """Epochs through three switches: every gradient counts once, late ones in a later epoch, and it is learnt as before."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -7,8 +9,10 @@ from inanet.control.goat.asynchronous import Convergence
 from inanet.control.goat.epochs import by_algorithm_two
 from inanet.proto.goat.epochs.program import EpochProgram
 from inanet.proto.goat.epochs.waiting import everybody
+from inanet.sim.burst import Burst
+from inanet.sim.link import Link
 from tests.proto.goat.epochs.training import Training
-from tests.proto.goat.lab import impair
+from tests.proto.goat.lab import BadLink, impair
 
 ELEMENTS = 16 * 64
 WORKERS = 8
@@ -40,12 +44,26 @@ def watch(training: Training) -> list[np.ndarray]:
     return means
 
 
-@pytest.mark.parametrize("bad", [False, True])
-@pytest.mark.parametrize("participants", [1, 3])
-def test_every_gradient_counts_once_in_some_epoch_and_is_scaled_by_what_it_is_of(participants, bad):
+class Replaying(BadLink):
+    """A link that also sends again what it has carried at any time before."""
+
+    def __init__(self, link: Link, seed: int) -> None:
+        super().__init__(link, seed)
+        self._past: list[Burst] = []
+
+    def carry(self, burst: Burst, now: float) -> Iterator[tuple[float, Burst]]:
+        for at, piece in super().carry(burst, now):
+            yield at, piece
+            self._past.append(piece)
+            if self._random.random() < 0.1:
+                yield at + 1e-6, self._past[int(self._random.integers(len(self._past)))]
+
+
+@pytest.mark.parametrize(("participants", "link"), [(3, None), (1, BadLink), (3, BadLink), (3, Replaying)])
+def test_every_gradient_counts_once_in_some_epoch_and_is_scaled_by_what_it_is_of(participants, link):
     training = Training(ELEMENTS, lambda seen: participants, uneven(3), of_one)
-    if bad:
-        impair(training.lab)
+    if link is not None:
+        impair(training.lab, link)
     means = watch(training)
     training.run(20)
     updates = training.updates
