@@ -145,7 +145,8 @@ def test_bits_and_who_did_the_work(
     assert stats["xdp_contributions_in"] > 0.5 * stats["contributions_in"], stats
     assert stats["xdp_forwarded"] > 0, stats
     if xdp == "auto":
-        assert stats["xdp_forwarded"] > 0.5 * stats["fragments_completed"], stats
+        # it is trusted; how much of it then leaves by the kernel is a matter of time, and of tests in virtual time
+        assert stats["xdp_forwarded"] > 4 * PROBATION, stats
     else:
         # where the other end of the cable merges no packets, what the driver sends vanishes: noticed within a round
         vanished = stats["xdp_forwarded"] <= PROBATION
