@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from inanet.control.exits import Exit
-from inanet.control.trust import ROLES, STATUS
+from inanet.control.trust import COORDINATOR, ROLE, ROLES, STATUS
 
 if TYPE_CHECKING:
     from inanet.control.revoking import Revoked
@@ -165,6 +165,8 @@ def show(file: Path) -> None:
     issued = authority.show(file)
     for name in issued.names or ("nothing: it is an authority's",):
         click.echo(name)
+    if issued.names and not any(name == COORDINATOR or name.startswith(ROLE) for name in issued.names):
+        click.echo("no role, as older versions issued it: it is refused; 'ina keys issue' makes another")
     click.echo(f"until {issued.until:%Y-%m-%d}")
     click.echo(f"serial {issued.serial}")
     click.echo(f"sha256 fingerprint {issued.fingerprint}")

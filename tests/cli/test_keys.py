@@ -80,6 +80,17 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_a_certificate_of_an_older_version_is_called_one(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(authority, "ROLE", "other:")
+    authority.issue(directory, "old", roles=("worker",), days=1)
+    assert main(["keys", "show", str(directory / "old.pem")]) == 0
+    assert "no role, as older versions issued it" in capsys.readouterr().out
+    assert main(["keys", "show", str(directory / "w0.pem")]) == 0
+    assert "no role" not in capsys.readouterr().out
+
+
 def revoked(directory: Path) -> dict[str, str]:
     return parse((directory / "revoked.txt").read_text())
 
