@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from inanet.control.events import JobOver, JobStarted, PeerJoined, PeerLost, PeerRefused
 from inanet.control.messages import (
+    PROTOCOL,
     Begin,
     JobFailed,
     LayoutReady,
@@ -132,7 +133,7 @@ def test_hosts_with_several_ranks_join_as_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"protocol": 1}, "speaks control protocol 1, this coordinator 3"),
+        ({"protocol": 1}, f"speaks control protocol 1, this coordinator {PROTOCOL}"),
         ({"token": "wrong"}, "has another token"),
         ({"token": "wröng"}, "has another token"),
         ({"name": "w77"}, "worker 'w77' is not in the topology; that role has w0, w1, w2 and w3"),
