@@ -358,8 +358,14 @@ class Coordinator:
 
     def _settle(self, now: float) -> None:
         """Collect what jobs say, forget those that are over, and share receive buffers out anew."""
-        for job in list(self.jobs.values()):
+        running = list(self.jobs.values())
+        for job in running:
             self._collect(job)
+        if any(job.over for job in running):
+            # others may have waited for what it had of a switch
+            self._admission.look(now)
+            for job in list(self.jobs.values()):
+                self._collect(job)
         while self._generation != self._admission.receivers.generation:
             self._generation = self._admission.receivers.generation
             for job in list(self.jobs.values()):

@@ -113,6 +113,10 @@ class Job(Renewing):
             self._hold(self._holding.propose(self._now))
 
     def _layout_ready(self, name: str, message: LayoutReady) -> None:
+        facts = self.planner.switched
+        if message.refused and facts is not None and facts.sparse is not None:
+            # it has no tensors: this is about the plan
+            raise JobLost("memory", f"job {self.name!r}: {message.refused}")
         if (name, message.tensor) in self._gate and self._quiet and message.refused:
             self._drop_holder(name, f"{name!r} has no room for tensors in use: {message.refused}")
             return

@@ -360,7 +360,7 @@ class Member:
         try:
             self.node.apply(plan, now, attach=message.attach)
         except MemoryError as error:
-            self._cannot_hold(plan.job, f"{self.identity.name}: {error}")
+            self._cannot_hold(plan, f"{self.identity.name}: {error}")
             return
         self._no_room.pop(plan.job, None)
         view = self._jobs.get(plan.job)
@@ -386,12 +386,16 @@ class Member:
         for opened in self._opened.values():
             opened.tensor = None
 
-    def _cannot_hold(self, job: int, text: str) -> None:
-        """There is no room for a job. An aggregator serves others and refuses the tensors of this one."""
+    def _cannot_hold(self, plan: NodePlan, text: str) -> None:
+        """There is no room for a job. An aggregator serves others and refuses the tensors of this one, or, if it has none, the
+        plan.
+        """
         if self.identity.role == "worker":
             self.failed = Failed("memory", text)
-        else:
-            self._no_room[job] = text
+            return
+        self._no_room[plan.job] = text
+        if plan.switched is not None and plan.switched.sparse is not None:
+            self._out.append(LayoutReady(job=plan.job, tensor=0, refused=text))
 
     def _on_layout(self, message: Layout, now: float) -> None:
         if message.job in self._no_room:

@@ -222,6 +222,132 @@ def test_daemons_in_any_order_give_the_bits_of_a_group(servers: int) -> None:
     assert workers[0].job.hot_pairs == 9
 
 
-def test_check_sparse() -> None:
-    with pytest.raises(ValueError, match="twice"):
-        check_sparse(Sparse(hot=(1, 1)))
+def test_a_job_that_is_over_leaves_nothing_behind() -> None:
+    fabric = Fabric()
+    fabric.start_switch()
+    for job in ("one", "other"):
+        for rank in range(2):
+            fabric.start_rank(rank, job=job)
+    numbers = {fabric.plan(f"{job}-0").switched.number for job in ("one", "other")}  # type: ignore[union-attr]
+    assert len(numbers) == 2
+    assert len(fabric.registration.groups) == 2
+    train(fabric, fabric.workers("other"), gradients(2, 1))
+    for name in ("other-0", "other-1"):
+        fabric.members[name].leave("done")
+        fabric.talk()
+    assert [job.name for job in fabric.coordinator.jobs.values()] == ["one"]
+    for name in ("one-0", "one-1"):
+        fabric.members[name].leave("done")
+        fabric.talk()
+    assert not fabric.coordinator.jobs
+    assert not fabric.registration.groups
+    assert not fabric.registration.uplinks
+    # figures stay, jobs do not
+    assert fabric.shards[0].stats()["sparse_iterations"] == 1
+    assert fabric.shards[0].stats()["sparse_jobs"] == 0
+
+
+@pytest.mark.parametrize(
+    ("lost", "cause", "says"),
+    [
+        ("clicks-1", "worker_lost", "rank 1 (host clicks-1) was lost"),
+        ("ps0", "root_lost", "parameter server 'ps0' was lost"),
+        ("ps1", "aggregator_lost", "ps 'ps1' was lost"),
+        ("s0", "aggregator_lost", "switch 's0' was lost"),
+    ],
+)
+def test_whoever_is_lost_ends_the_job_with_a_name(lost: str, cause: str, says: str) -> None:
+    fabric = Fabric(2)
+    fabric.start_switch()
+    for rank in range(2):
+        fabric.start_rank(rank, sparse=replace(SPARSE, shards=2))
+    fabric.workers()
+    fabric.lose(lost)
+    failed = fabric.members["clicks-0"].failed
+    assert failed is not None
+    assert failed.cause == cause
+    assert says in failed.message
+    assert failed.missing == ((1,) if lost == "clicks-1" else ())
+    assert not fabric.coordinator.jobs
+    assert lost == "s0" or not fabric.registration.groups
+
+
+def test_jobs_wait_until_a_switch_has_room_for_their_hot_keys() -> None:
+    # 128 slots of two words, what is known of 100 keys, and the ledger
+    fabric = Fabric(budget=3000)
+    fabric.start_switch()
+    for rank in range(2):
+        fabric.start_rank(rank, job="one")
+    for rank in range(2):
+        fabric.start_rank(rank, job="other")
+    assert fabric.places["other-0"].plan is None
+    assert "100 hot keys need 1952 B of registers, s0 has 1040 of 2992 B" in fabric.missing
+    for rank in range(2):
+        fabric.members[f"one-{rank}"].leave("done")
+        fabric.talk()
+    # nobody has come since
+    train(fabric, fabric.workers("other"), gradients(2, 1))
+
+
+def test_what_is_missing_is_said() -> None:
+    fabric = Fabric(1)
+    fabric.start_rank(0, sparse=replace(SPARSE, shards=3))
+    assert "missing: rank 1, a switch that runs zebra over UDP (none is connected)" in fabric.missing
+    assert "2 more parameter servers for 3 shards" in fabric.missing
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"sparse": replace(SPARSE, rate=0.5)}, "other rate (0.1 and 0.5)"),
+        ({"sparse": replace(SPARSE, hot=(1,))}, "other hot keys (100 and 1)"),
+        ({"sparse": None}, "ranks join the one by inanet.join_sparse"),
+        ({"system": "switchml"}, "ranks join the one by inanet.join_sparse"),
+        ({"ranks": (1, 2), "world": 3}, "brings 2 ranks"),
+        ({"ranks": (0,)}, "rank 0 of job 'clicks' is on host"),
+    ],
+)
+def test_ranks_that_do_not_fit_are_refused_with_a_reason(changes: dict[str, Any], says: str) -> None:
+    fabric = Fabric()
+    fabric.start_rank(0)
+    member = fabric.start_rank(1, **changes)
+    assert member.rejected is not None
+    assert says in member.rejected.reason
+
+
+def test_a_switch_that_cannot_serve_a_plan_ends_the_job_with_its_reason() -> None:
+    fabric = Fabric()
+    fabric.start_switch()
+    fabric.program.serve = lambda facts, key: (_ for _ in ()).throw(ValueError("no ports left"))  # type: ignore[method-assign]
+    for rank in range(2):
+        fabric.start_rank(rank)
+    failed = fabric.members["clicks-0"].failed
+    assert failed is not None
+    assert (failed.cause, failed.message) == ("memory", "job 'clicks': s0: no ports left")
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"hot": (1, 1)}, "hot twice"),
+        ({"hot": (1 << 64,)}, "64 bits"),
+        ({"width": 0}, "width is 0"),
+        ({"optimiser": "adam"}, "'adam' is not one of sum, sgd, adagrad, ftrl"),
+        ({"sharding": "none"}, "'none' is not one of hash, range"),
+        ({"rate": float("nan")}, "rate"),
+        ({"initial": -1.0}, "initial"),
+        ({"shards": 17}, "shards is 17"),
+    ],
+)
+def test_what_makes_no_sense_gets_past_no_decoder(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check_sparse(replace(SPARSE, **changes))
+
+
+def test_packets_of_nobody_are_counted_and_dropped() -> None:
+    shards = Shards()
+    arena = np.zeros(64, np.uint8)
+    offsets, lengths = np.array([0, 32], np.int64), np.array([32, 3], np.int64)
+    shards.receive(PacketBatch(arena, offsets, lengths, np.ones(2, np.uint64)), 0.0)
+    drops = {reason: count for reason, count in shards.drops_by_reason().items() if count}
+    assert drops == {"foreign_job": 1, "short": 1}
