@@ -7,6 +7,7 @@ first packet, which the sender's switch has sent ahead as a *notice*: PSNs follo
 immediate data of a message is its MsgID.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numba
@@ -16,8 +17,10 @@ from numba import types
 from inanet.kernels.icrc import seal
 from inanet.proto.netreduce.connections import NOTICE_OPCODE, load
 from inanet.proto.netreduce.memory import ROOM, TEMPLATE_BYTES, Shape
-from inanet.wire.batch import I64, U8
+from inanet.proto.netreduce.plan import Connection, RingAt
+from inanet.wire.batch import I64, U8, Transmission
 from inanet.wire.netreduce import HEADER_BYTES, TAG, VERSION
+from inanet.wire.roce import PORT
 
 #: bytes of headers before a packet's payload, or its RETH; with RETH
 PLAIN_HEAD, FIRST_HEAD = 40, 56
@@ -230,3 +233,38 @@ def send_regenerated(
     copy(out.arena, at + head, values, values_at, width)
     relength(out.arena, at, head + width + 4, psn)
     leave(out, head + width + 4, way)
+
+
+def virtual_headers(plan: RingAt) -> U8:
+    """Headers of all virtual connections that packets leave on, each as of a first packet up to its RETH."""
+    ways = [plan.above.to if plan.above is not None else Connection(0, 0, 0), *plan.below]
+    rows: U8 = np.zeros(len(ways) * FIRST_HEAD, np.uint8)
+    for number, way in enumerate(ways):
+        at = number * FIRST_HEAD
+        rows[at], rows[at + 1] = 0x45, 0x02
+        rows[at + 6], rows[at + 8], rows[at + 9] = 0x40, 64, 17
+        store(rows, at + 12, way.source, 4)
+        store(rows, at + 16, way.destination, 4)
+        store(rows, at + 20, 0xC000 | way.queue_pair & 0x3FFF, 2)
+        store(rows, at + 22, PORT, 2)
+        rows[at + 29] = 0x40
+        store(rows, at + 30, 0xFFFF, 2)
+        store(rows, at + 33, way.queue_pair, 3)
+        store(rows, at + 52, plan.sizes.length * plan.sizes.packet_bytes, 4)
+        relength(rows, at, FIRST_HEAD, 1)
+    return rows
+
+
+def transmissions(arena: U8, offsets: I64, lengths: I64, ways: I64) -> Sequence[Transmission]:
+    """Packets that leave, those of one way together and in order."""
+    if not len(offsets):
+        return []
+    order = np.argsort(ways, kind="stable")
+    offsets, lengths, ways = offsets[order], lengths[order], ways[order]
+    cuts = np.flatnonzero((np.diff(ways) != 0) | (np.diff(lengths) != 0)) + 1
+    made = []
+    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(offsets)], strict=True):
+        at = int(offsets[first])
+        destination = int.from_bytes(arena[at + 16 : at + 20].tobytes(), "big") << 16 | PORT
+        made.append(Transmission(destination, arena, offsets[first:last], int(lengths[first])))
+    return made

@@ -5,7 +5,6 @@ packets of a ring are absorbed, and what they make leaves through :meth:`NetRedu
 connection's sequence numbers, because a receiver takes a packet out of order for a loss.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from inanet.kernels.icrc import is_sound
 from inanet.proto.netreduce import connections, policy
 from inanet.proto.netreduce.connections import CONNECTIONS, NOTICE, PLACES, Kind, State, classify, new_table
-from inanet.proto.netreduce.headers import FIRST_HEAD, new_out, relength, store
+from inanet.proto.netreduce.headers import FIRST_HEAD, new_out, transmissions, virtual_headers
 from inanet.proto.netreduce.memory import (
     TEMPLATE_BYTES,
     Count,
@@ -32,7 +31,6 @@ from inanet.wire.netreduce import TAG, NoHeader, decode
 
 #: packets that may leave between two looks at how much room there is
 ROOM_PACKETS = 512
-_PORT = 4791
 
 
 @dataclass(slots=True)
@@ -63,6 +61,8 @@ class NetReduceProgram:
         self._ring_of: I64 = np.full(CONNECTIONS, -1, np.int64)
         self._hashed: I64 = np.zeros(CONNECTIONS, np.int64)
         self._rings: dict[int, _Ring] = {}
+        #: uint64: source and destination of connections that end here and begin on another rack
+        self._distant: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self._spilled: list[Transmission] = []
         self._packets = 0
 
@@ -86,7 +86,7 @@ class NetReduceProgram:
                 f"ring {plan.ring} takes {size} B of packet memory and {self.budget - self.register_bytes()} of"
                 f" {self.budget} B are free: make its messages or its window smaller, or raise the budget"
             )
-        ring = _Ring(plan, memory, _shape(plan, ends), np.zeros(0, np.int64), _virtual(plan), [], size)
+        ring = _Ring(plan, memory, _shape(plan, ends), np.zeros(0, np.int64), virtual_headers(plan), [], size)
         self._check(plan)
         self._rings[plan.ring] = ring
         rows = [
@@ -167,7 +167,9 @@ class NetReduceProgram:
         self._table.queue_pairs[row] = connection.queue_pair
 
     def _hash(self) -> None:
-        """Lay the hash table over the rows anew."""
+        """Lay the hash table over the rows anew, and note between which hosts there may be notices."""
+        distant = [child.connection for ring in self._rings.values() for child in ring.plan.distant]
+        self._distant = np.array([one.source << 32 | one.destination for one in distant], np.uint64)
         self._places[:] = -1
         for row in np.flatnonzero(self._hashed).tolist():
             at = int(connections.place_of(self._table.addresses[row], self._table.queue_pairs[row]))
@@ -202,8 +204,7 @@ class NetReduceProgram:
         )
         if found:
             passed: U8 = np.zeros(count, np.uint8)
-            for i in np.flatnonzero(rows == NOTICE).tolist():
-                passed[i] = not self._notice(batch.packet(i))
+            self._notices(batch, rows, passed)
             mine = np.flatnonzero(rows >= 0)
             rings = self._ring_of[rows[mine]]
             for number in np.unique(rings).tolist():
@@ -242,14 +243,26 @@ class NetReduceProgram:
                 )
             )
             made = int(out.used[0])
-            self._spilled += _transmissions(
-                out.arena, out.offsets[:made], out.lengths[:made], out.ways[:made]
-            )
+            self._spilled += transmissions(out.arena, out.offsets[:made], out.lengths[:made], out.ways[:made])
+
+    def _notices(self, batch: PacketBatch, rows: I64, passed: U8) -> None:
+        """Look at what may be notices. Anybody can send such packets, many of them, and a look at one is slow: those between
+        other hosts than a ring's pass unseen.
+        """
+        found = np.flatnonzero(rows == NOTICE)
+        if not len(found):
+            return
+        passed[found] = 1
+        ats = batch.offsets[found][:, None] + np.arange(12, 20)
+        pairs = np.ascontiguousarray(batch.arena[ats]).view(">u8")[:, 0]
+        right = (batch.lengths[found] == TEMPLATE_BYTES + 4) & np.isin(pairs, self._distant)
+        for i in found[right].tolist():
+            passed[i] = not self._notice(batch.packet(i))
 
     def _notice(self, packet: bytes) -> bool:
         """Headers of a first packet whose receiver may be here; whether it is."""
         array = np.frombuffer(bytearray(packet), np.uint8)
-        if len(packet) != TEMPLATE_BYTES + 4 or not is_sound(array, 0, len(packet)):
+        if not is_sound(array, 0, len(packet)):
             return False
         try:
             header = decode(packet[FIRST_HEAD:TEMPLATE_BYTES])
@@ -361,38 +374,3 @@ def _shape(plan: RingAt, ends: int) -> I64:
     shape[Shape.OVER_SWITCHES] = plan.over_switches
     shape[Shape.ENDS] = ends
     return shape
-
-
-def _virtual(plan: RingAt) -> U8:
-    """Headers of all virtual connections that packets leave on, each as of a first packet up to its RETH."""
-    ways = [plan.above.to if plan.above is not None else Connection(0, 0, 0), *plan.below]
-    rows: U8 = np.zeros(len(ways) * FIRST_HEAD, np.uint8)
-    for number, way in enumerate(ways):
-        at = number * FIRST_HEAD
-        rows[at], rows[at + 1] = 0x45, 0x02
-        rows[at + 6], rows[at + 8], rows[at + 9] = 0x40, 64, 17
-        store(rows, at + 12, way.source, 4)
-        store(rows, at + 16, way.destination, 4)
-        store(rows, at + 20, 0xC000 | way.queue_pair & 0x3FFF, 2)
-        store(rows, at + 22, _PORT, 2)
-        rows[at + 29] = 0x40
-        store(rows, at + 30, 0xFFFF, 2)
-        store(rows, at + 33, way.queue_pair, 3)
-        store(rows, at + 52, plan.sizes.length * plan.sizes.packet_bytes, 4)
-        relength(rows, at, FIRST_HEAD, 1)
-    return rows
-
-
-def _transmissions(arena: U8, offsets: I64, lengths: I64, ways: I64) -> Sequence[Transmission]:
-    """Packets that leave, those of one way together and in order."""
-    if not len(offsets):
-        return []
-    order = np.argsort(ways, kind="stable")
-    offsets, lengths, ways = offsets[order], lengths[order], ways[order]
-    cuts = np.flatnonzero((np.diff(ways) != 0) | (np.diff(lengths) != 0)) + 1
-    made = []
-    for first, last in zip([0, *cuts.tolist()], [*cuts.tolist(), len(offsets)], strict=True):
-        at = int(offsets[first])
-        destination = int.from_bytes(arena[at + 16 : at + 20].tobytes(), "big") << 16 | _PORT
-        made.append(Transmission(destination, arena, offsets[first:last], int(lengths[first])))
-    return made
