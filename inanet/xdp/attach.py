@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 
 from inanet.xdp.inbox import Inbox
 from inanet.xdp.libbpf import BpfError, NoLibrary, Program, attached_program, library
-from inanet.xdp.memory import MAX_CPUS, Mode, SharedMemory, processors
+from inanet.xdp.memory import MAX_CPUS, MAX_VALUE, ROW_BYTES, Geometry, Mode, SharedMemory, processors
 
 Loaded = TypeVar("Loaded")
 
@@ -78,6 +78,11 @@ def require(
 def load(capacity: int, endpoint: int, *modes: Mode, ports: int = 1) -> SharedMemory:
     """:class:`~inanet.xdp.memory.SharedMemory`, or :class:`Unavailable`."""
     require()
+    if Geometry.of(capacity).slots_bytes > MAX_VALUE:
+        raise Unavailable(
+            f"memory: {capacity} slots ({capacity * ROW_BYTES >> 30} GiB) are more than a program can address: lower "
+            "[node] memory"
+        )
     return _loaded(
         lambda: SharedMemory(capacity, endpoint, *modes, ports=ports),
         f"{capacity} slots are more than the kernel can set aside: lower [node] memory",

@@ -36,7 +36,9 @@ from inanet.xdp.libbpf import Object, Program
 #: processors that the program tells apart
 MAX_CPUS = 1024
 DROPS, COUNTS = 64, 16
-#: a map's value ends below 512 MB, what the verifier can address: banks of 2^17 rows are 138 MB
+#: bytes of a map's value that the verifier can address
+MAX_VALUE = 1 << 29
+#: banks of 2^17 rows are 138 MB
 BANK_SHIFT = 17
 
 #: processors that show their stores to others in the order in which they were made

@@ -82,6 +82,27 @@ def test_another_program_is_left_alone(
     pair[0].run(body)
 
 
+def test_a_program_that_ip_link_has_put_there_is_left_alone(
+    shared: Callable[..., SharedMemory], pair: tuple[Space, Space]
+) -> None:
+    """Without a link of its own, as ``ip link set DEVICE xdp`` attaches: that one could be replaced."""
+    memory = shared(16, "generic", "native")
+    put = ctypes.CDLL("libbpf.so.1").bpf_xdp_attach
+
+    def body() -> None:
+        for held, flag in (("generic", 1 << 1), ("native", 1 << 2)):
+            fd = memory.program(held).fd  # type: ignore[arg-type]
+            assert put(index(), fd, flag, None) == 0
+            there = attached_program(index())
+            for mode in ("native", "generic"):
+                with pytest.raises(Unavailable, match=f"driver: left has an XDP program already .{there} in"):
+                    Attachment(memory, "left", mode)  # type: ignore[arg-type]
+            assert attached_program(index()) == there
+            assert put(index(), -1, flag, None) == 0
+
+    pair[0].run(body)
+
+
 def test_refusals_are_one_line(shared: Callable[..., SharedMemory], pair: tuple[Space, Space]) -> None:
     memory = shared(16, "native")
 
@@ -212,6 +233,12 @@ def test_reasons_without_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attach, "library", absent)
     with pytest.raises(Unavailable, match=r"^no libbpf: libbpf.so.1: not there .apt-get install"):
         attach.require(release="6.1.0", capabilities=1 << 21, btf=present)
+
+
+def test_more_memory_than_a_program_can_address(root_needed: None) -> None:
+    for gib in (26, 400):
+        with pytest.raises(Unavailable, match=rf"^memory: \d+ slots .{gib - 1} GiB. are more than a program"):
+            attach.load((gib << 30) // 1052, OWN, "generic")
 
 
 def test_the_doctor_says_it(monkeypatch: pytest.MonkeyPatch, root_needed: None) -> None:
