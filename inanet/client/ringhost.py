@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from inanet.control.exits import Failure
 from inanet.phy.device import Device
 from inanet.proto.events import NodeEvent, Refused, RoundDone
+from inanet.proto.netreduce.parallel import Part, RankHost
 from inanet.proto.netreduce.plan import Connection
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
@@ -60,35 +61,49 @@ class _Unfit:
 _Said: TypeAlias = NodeEvent | Broken | _Unfit | BaseException
 
 
-def ring_of(addresses: Sequence[str], queue_pair: int = QUEUE_PAIRS[0]) -> list[Connection]:
-    """Connections of a ring of hosts that :func:`join_ring` makes, by rank: what a switch has to be told."""
-    ends = [endpoint(address, 0) >> 16 for address in addresses]
+def ring_of(addresses: Sequence[str], number: int = 0) -> list[Connection]:
+    """Connections of ring ``number`` of hosts that :func:`join_ring` makes, by rank: what a switch has to be told."""
+    ends, queue_pair = [endpoint(address, 0) >> 16 for address in addresses], QUEUE_PAIRS[0] + 2 * number
     return [Connection(end, ends[(rank + 1) % len(ends)], queue_pair) for rank, end in enumerate(ends)]
 
 
 def join_ring(
-    member: Member, addresses: Sequence[str], *, raw: bool = False, psn: int = 0
+    member: Member, addresses: Sequence[str], number: int = 0, *, raw: bool = False, psn: int = 0
 ) -> NetReduceWorker:
     """A worker that is connected to its neighbours on the ring of hosts with these ``addresses``, by rank.
 
-    Nothing is exchanged: the ends of all hosts are alike but for their addresses.
+    Nothing is exchanged: the ends of all hosts are alike but for their addresses. Rings between the same hosts have
+    different ``number``.
     """
-    ends = [endpoint(address, SOURCE_PORT) for address in addresses]
-    worker = NetReduceWorker(member, ends[member.rank], numbers=QUEUE_PAIRS, psn=psn, raw=raw)
+    ends = [endpoint(address, SOURCE_PORT + number) for address in addresses]
+    pairs = (QUEUE_PAIRS[0] + 2 * number, QUEUE_PAIRS[1] + 2 * number)
+    worker = NetReduceWorker(member, ends[member.rank], numbers=pairs, psn=psn, raw=raw)
     successor = replace(worker.inlet, endpoint=ends[(member.rank + 1) % len(ends)])
     predecessor = replace(worker.outlet, endpoint=ends[member.rank - 1])
     worker.connect(successor, predecessor)
     return worker
 
 
+def join_rings(
+    members: Sequence[Member], addresses: Sequence[str], each: int, *, raw: bool = False, psn: int = 0
+) -> RankHost:
+    """The ranks of a host, ``each`` of them, on a ring for each of ``members``, its places there: parallel NetReduce, or parallel
+    rings (:func:`inanet.proto.netreduce.parallel.members`). Switches are told of :func:`ring_of` each number.
+    """
+    workers = [
+        join_ring(member, addresses, number, raw=raw, psn=psn) for number, member in enumerate(members)
+    ]
+    return RankHost([Part(worker, 0, each, piece, len(workers)) for piece, worker in enumerate(workers)])
+
+
 class RingHost:
-    """A worker on ``device``, which is the host's from now on, until :meth:`close`. One thread calls it.
+    """A worker, or the ranks of a host, on ``device``, which is the host's from now on, until :meth:`close`. One thread calls it.
 
     A turn takes what has arrived and sends what may leave; ``pause`` seconds lie between two, at least: moderation, for
     windows that reach further than that.
     """
 
-    def __init__(self, worker: NetReduceWorker, device: Device, *, pause: float = 0.0) -> None:
+    def __init__(self, worker: NetReduceWorker | RankHost, device: Device, *, pause: float = 0.0) -> None:
         self.worker = worker
         self._device = device
         self._pause = pause

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.client.ringhost import RingHost, join_ring, ring_of
+from inanet.client.ringhost import RingHost, join_ring, join_rings, ring_of
 from inanet.control.exits import Failure
 from inanet.phy.udp import UdpDevice
+from inanet.proto.netreduce.parallel import members
 from inanet.proto.netreduce.plan import Sizes
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.plan import ExponentMode, TensorSpec
@@ -41,20 +42,24 @@ class Inside(UdpDevice):
         return super().receive()
 
 
+def devices() -> list[Inside]:
+    made = [Inside("127.0.0.1") for _ in ADDRESSES]
+    others = {
+        endpoint(address, 0) >> 16: device.endpoint for address, device in zip(ADDRESSES, made, strict=True)
+    }
+    for device in made:
+        device.others = others
+    return made
+
+
 @pytest.fixture
 def hosts() -> Iterator[Callable[..., list[RingHost]]]:
     """Makes a ring of the two addresses, with a member's options."""
     with ExitStack() as stack:
 
         def make(pause: float = 0.0, attributes: Attributes | None = None, **options: Any) -> list[RingHost]:
-            devices = [Inside("127.0.0.1") for _ in ADDRESSES]
-            others = {
-                endpoint(address, 0) >> 16: device.endpoint
-                for address, device in zip(ADDRESSES, devices, strict=True)
-            }
             made = []
-            for rank, device in enumerate(devices):
-                device.others = others
+            for rank, device in enumerate(devices()):
                 member = Member(
                     1, 3, rank, 2, 2, SIZES, attributes=attributes or Attributes(path_mtu=256), **options
                 )
@@ -106,6 +111,29 @@ def test_what_goes_wrong_in_the_thread_is_raised_where_somebody_waits(
     one._device.failure = OSError("the interface has gone")  # type: ignore[attr-defined]
     with pytest.raises(OSError, match="the interface has gone"):
         one.all_reduce(0, [np.zeros(3000, np.int32)], DEADLINE)
+
+
+def test_ranks_of_a_host_share_their_memory_and_have_a_ring_each() -> None:
+    """Three ranks on each of two hosts: parallel rings on one device, each with a piece of the tensor."""
+    each = 3
+    options = {"sizes": SIZES, "attributes": Attributes(path_mtu=256)}
+    with ExitStack() as stack:
+        ring = []
+        for host, device in enumerate(devices()):
+            places = members("parallel-ring", 1, 3, host, 2, each, **options)
+            ring.append(RingHost(join_rings(places, ADDRESSES, each), device))
+            stack.callback(ring[-1].close)
+            ring[-1].add_tensor(0, SUM)
+        arrays = [
+            [np.arange(3000, dtype=np.int32) * (3 * host + rank) for rank in range(each)] for host in (0, 1)
+        ]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda host, mine: host.all_reduce(0, mine, DEADLINE), ring, arrays))
+        for array in (*arrays[0], *arrays[1]):
+            np.testing.assert_array_equal(array, np.arange(3000) * 15)
+        assert [len(host.worker.parts) for host in ring] == [each, each]  # type: ignore[union-attr]
+    pairs = {one.queue_pair for number in range(each) for one in ring_of(ADDRESSES, number)}
+    assert len(pairs) == each
 
 
 def test_a_switch_is_told_what_the_hosts_have() -> None:

@@ -121,6 +121,11 @@ class RankHost:
         #: whose packets came first last time
         self._first = 0
 
+    @property
+    def member(self) -> Member:
+        """The host's place on the first ring."""
+        return self.parts[0].worker.member
+
     # ---------------------------------------------------------------- rounds
 
     def add_tensor(self, tensor: int, spec: TensorSpec) -> None:
