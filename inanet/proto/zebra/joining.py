@@ -45,6 +45,8 @@ class Joining:
 
     def acknowledged(self, judged: Judged, places: I64, now: float) -> bool:
         """Take acknowledgements out of a batch, whose packets come from ``places`` int64[n]; whether there was anything new."""
+        if self.done:
+            return False
         which = judged.of(Kind.ACK)
         columns = judged.columns[which]
         ours = (columns[:, Column.FLAGS] >> KIND_SHIFT == Kind.JOIN) & (

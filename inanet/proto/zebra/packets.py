@@ -56,6 +56,15 @@ class Column(IntEnum):
 
 
 COLUMNS = len(Column)
+#: no packets
+NONE: I64 = np.zeros(0, np.int64)
+
+
+def among(*kinds: Kind) -> NDArray[np.bool_]:
+    """Whether a kind is one of these, by its number; 0 is what a packet that is not sound has."""
+    table: NDArray[np.bool_] = np.zeros(len(Kind) + 1, np.bool_)
+    table[[0, *map(int, kinds)]] = True
+    return table
 
 
 @njit("uint32(uint8[::1], int64, int64)", **_INLINE)
@@ -193,6 +202,8 @@ class Judged:
         columns: I64 = np.zeros((count, COLUMNS), np.int64)
         inspect(batch.arena, batch.offsets, batch.lengths, job, key, ENTRY, columns.reshape(-1), self.reason)
         self.columns = columns
+        #: kinds that the batch has; most batches have one or two
+        self._kinds = frozenset(columns[:, Column.KIND].tolist())
 
     def __getitem__(self, column: Column) -> I64:
         """One column of all packets, int64[n]."""
@@ -202,16 +213,22 @@ class Judged:
         """The same judgement of the same packets under other sources."""
         other = object.__new__(Judged)
         other.batch, other.reason, other.columns = batch, self.reason, self.columns
+        other._kinds = self._kinds
         return other
 
     def refuse(self, which: NDArray[np.bool_] | I64, reason: Drop) -> None:
         """Give sound packets among ``which`` a reason."""
+        if which.dtype == np.bool_:
+            self.reason[which & (self.reason == 0)] = reason
+            return
         mask = np.zeros(len(self.reason), np.bool_)
         mask[which] = True
         self.reason[mask & (self.reason == 0)] = reason
 
     def of(self, kind: Kind) -> I64:
         """Indices of the sound packets of a kind."""
+        if kind not in self._kinds:
+            return NONE
         return np.flatnonzero((self.reason == 0) & (self.columns[:, Column.KIND] == kind))
 
     def entries(self, which: I64) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:

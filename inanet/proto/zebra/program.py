@@ -34,7 +34,7 @@ from inanet.proto.zebra.membership import (
     most_packets,
     register_bytes,
 )
-from inanet.proto.zebra.packets import Column, Judged, seal
+from inanet.proto.zebra.packets import Column, Judged, among, seal
 from inanet.proto.zebra.registers import Registers, empty, gather
 from inanet.proto.zebra.serial import ahead
 from inanet.proto.zebra.stream import Timing
@@ -45,6 +45,7 @@ from inanet.wire.zebra import EMPTY_BYTES, KIND_SHIFT, Flag, Kind
 
 #: a share of 5 % of 20 MB (section V-A)
 DEFAULT_BUDGET = 1 << 20
+_CONCERNED = among(Kind.HOT, Kind.NEWS, Kind.JOIN)
 #: Places parameters: how many, in how many registers.
 Place = Callable[[int, int], Layout]
 
@@ -337,7 +338,8 @@ class ZebraProgram:
                 self._begin_anew(served)
                 served.lives[rank] = life
             taken.append(index)
-        self._answer(served, judged.batch, np.array(taken, np.int64), verdicts)
+        if taken:
+            self._answer(served, judged.batch, np.array(taken, np.int64), verdicts)
 
     def _begin_anew(self, served: _Served) -> None:
         assert served.registers is not None
@@ -421,4 +423,4 @@ class ZebraProgram:
 
 def _known(judged: Judged) -> NDArray[np.bool_]:
     """Packets of kinds that concern a switch."""
-    return np.isin(judged[Column.KIND], (Kind.HOT, Kind.NEWS, Kind.JOIN))
+    return _CONCERNED[judged[Column.KIND]]

@@ -22,7 +22,7 @@ from inanet.proto.zebra.keyindex import KeyIndex
 from inanet.proto.zebra.layout import in_sequence
 from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
 from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
-from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, by_length
+from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, among, by_length
 from inanet.proto.zebra.piles import Pile, added
 from inanet.proto.zebra.recovery import Last, recovered
 from inanet.proto.zebra.serial import ahead, low
@@ -47,7 +47,7 @@ class IterationFinished:
 PsEvent = IterationFinished | PeerSilent
 
 #: kinds that a shard takes
-_TAKEN = [int(kind) for kind in (Kind.COLD, Kind.AGGREGATE, Kind.PULL, Kind.ACK, Kind.JOIN)]
+_TAKEN = among(Kind.COLD, Kind.AGGREGATE, Kind.PULL, Kind.ACK, Kind.JOIN)
 
 
 class ParameterShard:
@@ -150,7 +150,7 @@ class ParameterShard:
         kinds = judged[Column.KIND]
         from_switch = batch.sources == np.uint64(self.job.switch)
         judged.refuse(np.where(kinds == Kind.AGGREGATE, ~from_switch, ranks < 0), Drop.FOREIGN_HOST)
-        judged.refuse(~np.isin(kinds, _TAKEN), Drop.BAD_TYPE)
+        judged.refuse(~_TAKEN[kinds], Drop.BAD_TYPE)
         judged.refuse((kinds != Kind.ACK) & (judged[Column.WIDTH] != self.job.width), Drop.BAD_TYPE)
         floats = judged[Column.FLAGS] & Flag.FLOAT != 0
         judged.refuse((kinds == Kind.AGGREGATE) & (floats != self.job.floats), Drop.BAD_TYPE)

@@ -4,7 +4,7 @@ A shard or switch that has been restarted has lost what it had acknowledged; :mo
 noticed. Gradients are kept until the iteration is over, so they can be sent again.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from inanet.proto.zebra.membership import Job
 from inanet.proto.zebra.packets import Column, Judged, Sheaf
@@ -54,6 +54,8 @@ class Pushing:
         there was anything new.
         """
         which = judged.of(Kind.ACK)
+        if not len(which):
+            return False
         columns = judged.columns[which]
         live = ahead(columns[:, Column.ITERATION], iteration) == 0
         judged.reason[which[~live]] = Drop.STALE_ROUND
@@ -68,6 +70,8 @@ class Pushing:
     def _enter(self, place: int, stream: Stream, columns: I64, now: float) -> bool:
         standing = self._standing[place]
         mine = columns[columns[:, Column.FLAGS] & 0x0F == standing.attempt]
+        if not len(mine):
+            return False
         if standing.restarted(mine[:, Column.PAIRS]):
             self._forget(place)
             self.streams[place] = stream.anew(stream.sheaf.attempted(standing.attempt, self._job.key))
@@ -79,8 +83,8 @@ class Pushing:
 
     # ------------------------------------------------------------ contract
 
-    def transmit(self, now: float, missing: Collection[int]) -> list[Transmission]:
-        """What is to be sent; the switch and the shards of ``missing``, which have not finished the iteration, are asked whether
+    def transmit(self, now: float, missing: Callable[[], list[int]]) -> list[Transmission]:
+        """What is to be sent; the switch and the shards that are ``missing``, which have not finished the iteration, are asked whether
         they still have it.
         """
         out: list[Transmission] = []
@@ -91,10 +95,10 @@ class Pushing:
                     out += stream.last()
         return out
 
-    def _asked(self, place: int, stream: Stream, missing: Collection[int]) -> bool:
-        return stream.done and (place in missing or place == len(self._job.shards))
+    def _asked(self, place: int, stream: Stream, missing: Callable[[], list[int]]) -> bool:
+        return stream.done and (place == len(self._job.shards) or place in missing())
 
-    def timer(self, missing: Collection[int]) -> float | None:
+    def timer(self, missing: Callable[[], list[int]]) -> float | None:
         """When something is to be sent again, or somebody asked."""
         times = [stream.timer() for stream in self.streams if stream is not None]
         times += [

@@ -37,10 +37,12 @@ class Standing:
         """Take the lives, int64[n], of acknowledgements of the running attempt. Whether they are several: then the next attempt
         is to begin.
         """
+        if (lives == self._life).all():
+            return False
         several = np.unique(lives).tolist()
         if self._life < 0 and len(several) == 1:
             self._life = several[0]
-        if several in ([], [self._life]):
+        if several == [self._life]:
             return False
         self.attempt = (self.attempt + 1) % ATTEMPTS
         self.restarts += 1

@@ -16,7 +16,7 @@ from inanet.proto.zebra.gradients import divided
 from inanet.proto.zebra.joining import Joining
 from inanet.proto.zebra.ledger import BEYOND, FRESH, MOST, SEEN, Ledger
 from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
-from inanet.proto.zebra.packets import Column, Head, Judged, acknowledgements
+from inanet.proto.zebra.packets import Column, Head, Judged, acknowledgements, among
 from inanet.proto.zebra.pulling import Pull, Pulling
 from inanet.proto.zebra.pushing import Pushing
 from inanet.proto.zebra.serial import ahead, low
@@ -77,7 +77,7 @@ WorkerEvent = IterationDone | Pulled | Stalled | Refused
 
 
 #: kinds that a worker takes
-_TAKEN = [int(kind) for kind in (Kind.NEWS, Kind.VALUES, Kind.ACK, Kind.REFUSAL, Kind.WAITING)]
+_TAKEN = among(Kind.NEWS, Kind.VALUES, Kind.ACK, Kind.REFUSAL, Kind.WAITING)
 
 
 @dataclass(slots=True)
@@ -271,7 +271,7 @@ class ZebraWorker:
         judged.refuse(places < 0, Drop.FOREIGN_HOST)
         # the switch replicates NEWS, in the shard's name or in its own; the header says which shard's they are
         judged.refuse((places == switch) & (kinds != Kind.NEWS) & (kinds != Kind.ACK), Drop.FOREIGN_HOST)
-        judged.refuse(~np.isin(kinds, _TAKEN), Drop.BAD_TYPE)
+        judged.refuse(~_TAKEN[kinds], Drop.BAD_TYPE)
         wide = (kinds == Kind.NEWS) | (kinds == Kind.VALUES)
         judged.refuse(wide & (judged[Column.WIDTH] != self.job.width), Drop.BAD_TYPE)
         moved = self._joining.acknowledged(judged, places, now)
@@ -376,14 +376,14 @@ class ZebraWorker:
         out += self._joining.transmit(now)
         out += self._pulling.transmit(now)
         if isinstance(self._current, _Push):
-            out += self._pushing.transmit(now, self._news.missing())
+            out += self._pushing.transmit(now, self._news.missing)
         return out
 
     def timer(self) -> float | None:
         """Next deadline."""
         times = [self._joining.timer(), self._pulling.timer()]
         if isinstance(self._current, _Push):
-            times.append(self._pushing.timer(self._news.missing()))
+            times.append(self._pushing.timer(self._news.missing))
         if self._waiting and not self._told:
             times.append(self._moved + self.timing.silent)
         return min((at for at in times if at is not None), default=None)
