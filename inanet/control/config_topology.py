@@ -99,7 +99,8 @@ class Topology(Section):
             names = [node.name for node in nodes]
             repeated = sorted({name for name in names if names.count(name) > 1})
             problems += [f"{name!r} stands there twice; names are used once" for name in repeated]
-        if not self.workers:
+        if not self.workers and not self.switches:
+            # ranks of sparse jobs are at a switch, and in no tree
             problems.append("no workers; allowed: at least one { name, parent }")
         try:
             fabric = Fabric(
