@@ -206,7 +206,10 @@ TWICE = 'queue_pair = 1 }, { source = "10.0.0.1", destination = "10.0.0.2", queu
             "switch.rings: ring 1 stands there twice; allowed: each number once",
         ),
         (
-            RACKED + "epoch = 0 }, { ring = 2, connections = [" + OTHER.replace("pair = 7", "pair = 1") + "] }]",
+            RACKED
+            + "epoch = 0 }, { ring = 2, connections = ["
+            + OTHER.replace("pair = 7", "pair = 1")
+            + "] }]",
             "switch.rings: rings 1 and 2 have the same connection, 10.0.0.1 to 10.0.0.2, queue pair 1; allowed: one of them",
         ),
         (
