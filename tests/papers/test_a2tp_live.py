@@ -46,6 +46,10 @@ def test_claims_that_do_not_hold_say_why() -> None:
     broken = [claim for claim in outcome.claims if not claim.holds]
     assert len(broken) == 3
     assert all(claim.reason for claim in broken)
+    # what A2TP should be better at than ATP, and is not
+    worse = judge({"switchml": same, "atp": same, "a2tp": run(40, 10, 10, 0.9)}, settled=0.5)
+    assert [claim.holds for claim in worse.claims[3:]] == [False, False]
+    assert all(claim.reason for claim in worse.claims if not claim.holds)
     # nobody got anything: no division by nothing, no claim that holds by accident
     silent = Run(4.0, {A: [1.0], B: [4.0]}, [], {}, MEGABIT)
     assert not all(claim.holds for claim in judge(dict.fromkeys(SYSTEMS_RUN, silent)).claims)
