@@ -63,8 +63,8 @@ __noinline int open_round(__u32 row, __u32 round)
 		event->a = round;
 		event->b = 0;
 		bpf_ringbuf_submit(event, 0);
-	} else if (round != active) {
-		/* another packet was faster, with another round */
+	} else if (round != active || READ(shard[SHARD_COMMITTED])) {
+		/* over, or another packet was faster, with another round */
 		verdict = newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
 	}
 	release(lock);
@@ -91,11 +91,15 @@ static __always_inline int admit_round(__u32 row, __u32 round, const struct xagg
 	__u32 active = READ(shard[SHARD_ACTIVE]);
 
 	if (!READ(shard[SHARD_COMMITTED])) {
+		/* the round may have been opened between the two looks */
+		if (round != active)
+			active = READ(shard[SHARD_ACTIVE]);
 		if (round == active)
 			return D_OK;
 		return newer32(round, active) ? D_NOT_OPEN : D_STALE_ROUND;
 	}
-	if (!newer32(round, active))
+	/* the round itself may be over, or just being opened: who holds the lock knows */
+	if (newer32(active, round))
 		return D_STALE_ROUND;
 	return is_sound(packet) ? open_round(row, round) : D_BAD_CHECKSUM;
 }

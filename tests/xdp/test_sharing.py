@@ -8,6 +8,7 @@ import pytest
 
 from inanet.proto.engine import open_round
 from inanet.proto.slots import ShardColumn, State
+from inanet.wire.drops import Drop
 from inanet.xdp.gate import Gate
 from inanet.xdp.memory import SharedMemory
 from tests.xdp.conftest import CHILDREN, DROP, PASS, frame
@@ -102,3 +103,25 @@ def test_rounds_of_thousands_of_groups_open(shared: Callable[..., SharedMemory])
     opened = memory.up_left[group : group + 137].tolist()
     open_round(side.tables, row, 42)
     assert memory.up_left[group : group + 137].tolist() == opened == [1024] * 136 + [140_001 - 136 * 1024]
+
+
+def test_a_round_that_another_processor_is_opening_is_not_over(shared: Callable[..., SharedMemory]) -> None:
+    memory = shared(1600, "native")
+    side = Side(memory, root=False)
+    locks, key = memory.object.map("shard_locks"), side.row.to_bytes(4, "little")
+    shard = memory.shards[side.row]
+    # as it stands between the two stores that open it, with the lock held
+    shard[ShardColumn.ACTIVE], shard[ShardColumn.COMMITTED] = 42, 1
+    locks.put(key, (1).to_bytes(8, "little"))
+    packet = frame(contribution(0, 3, 1, round=42), CHILDREN[0])
+    assert memory.program("native").test_run(packet)[0] == PASS
+    # now it is open
+    shard[ShardColumn.COMMITTED] = 0
+    locks.put(key, bytes(8))
+    assert memory.program("native").test_run(packet)[0] == DROP
+    assert memory.bitmap[int(shard[ShardColumn.SLOT0]) + 3] == 1
+    assert not memory.kernel_drops()[Drop.STALE_ROUND]
+    # and now it is over
+    shard[ShardColumn.COMMITTED] = 1
+    assert memory.program("native").test_run(packet)[0] == DROP
+    assert memory.kernel_drops()[Drop.STALE_ROUND] == 1
