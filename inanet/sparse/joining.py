@@ -8,8 +8,12 @@ the job is over. In one without, the file itself says where everybody is (:mod:`
 """
 
 import secrets
+import sys
 import time
 from pathlib import Path
+from types import TracebackType
+
+import structlog
 
 from inanet.client.sparse_process import SparseMember
 from inanet.client.sparse_process import join_sparse as join_by_addresses
@@ -35,10 +39,18 @@ class FabricMember(SparseMember):
         super().__init__(worker, device, timeout)
         self._line = line
 
-    def close(self) -> None:
-        """Leave the job in good order. Other ranks that still push wait for this one until they time out."""
-        self._line.close()
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the job: in good order, after which other ranks that still push wait for this one until they time out, or, ``failed``,
+        so that they get a :class:`~inanet.control.errors.WorkerLostError` at once.
+        """
+        self._line.close(failed=failed)
         super().close()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # whoever leaves by an error has not done its part
+        self.close(failed=kind is not None)
 
 
 class _Ending:
@@ -113,6 +125,9 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         system=its.system,
         sparse=sparse,
     )
+    if not structlog.is_configured():
+        # what the connection has to say goes beside what the training writes, not into it
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     line = Line(
         identity,
         str(control.coordinator),

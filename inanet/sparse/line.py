@@ -75,6 +75,7 @@ class Line:
         self._over = over
         self._place = Place()
         self._missing = ""
+        self._failed = False
         self._changed = threading.Condition()
         self._ended: InaError | None = None
         self._closing: asyncio.Event | None = None
@@ -101,9 +102,10 @@ class Line:
                 )
             return self._place.plan
 
-    def close(self) -> None:
-        """Leave the job in good order. Closing twice is fine."""
+    def close(self, *, failed: bool = False) -> None:
+        """Leave the job in good order or, ``failed``, as one whom the others need not wait for. Closing twice is fine."""
         with self._changed:
+            self._failed = failed
             loop, closing = self._loop, self._closing
         if loop is not None and closing is not None and self._thread.is_alive():
             # it may have ended meanwhile
@@ -133,9 +135,9 @@ class Line:
         waiting = asyncio.create_task(closing.wait())
         try:
             await asyncio.wait((running, waiting), return_when=asyncio.FIRST_COMPLETED)
-            if closing.is_set():
+            if closing.is_set() and not self._failed:
                 await uplink.leave("the rank is done")
-            else:
+            elif not closing.is_set():
                 self._look(member)
         finally:
             for task in (running, waiting):

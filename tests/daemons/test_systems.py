@@ -10,12 +10,18 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.control.errors import InaError
+from inanet.cli.coordinators import Target
+from inanet.cli.status import lines
+from inanet.client.sparse import sparse_group
+from inanet.control.errors import FabricError, InaError, WorkerLostError
 from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
 from inanet.demo.topology import NodeSpec
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.zebra.store import Adagrad
 from tests.client.agent import run_all
+from tests.client.test_sparse import KEYS, gradients
+from tests.daemons import ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -60,9 +66,15 @@ class Managed(Fabric):
 def with_all_programs(node: NodeSpec, config: Path) -> Sequence[str]:
     """The daemon's command; the switch runs all systems instead of one."""
     if node.role == "switch":
-        more = {"netreduce": ", rings = 2"}
+        # the registers are full with five systems
+        more = {
+            "netreduce": ", rings = 2",
+            "esa": ', memory = "3 MB"',
+            "zebra": ', memory = "1 MB"',
+        }
         entries = "".join(
-            f'    {{ system = "{name}", udp_ports = "0"{more.get(name, "")} }},\n' for name in SYSTEMS
+            f'    {{ system = "{name}", udp_ports = "0"{more.get(name, "")} }},\n'
+            for name in (*SYSTEMS, "zebra")
         )
         text, count = re.subn(r"    \{ system = .*\n", entries, config.read_text())
         assert count == 1
@@ -158,8 +170,42 @@ def test_ranks_of_a_host_have_a_ring_each_where_the_switch_offers_it(fabric: Fab
     assert "netreduce on switch 'switch0' in 2 rings" in (fabric.directory / "manager.log").read_text()
 
 
+def test_ranks_of_a_sparse_job_find_the_daemons_and_get_the_bits_of_a_group(fabric: Fabric) -> None:
+    with ExitStack() as stack:
+        members = ranks.joined(fabric, stack, "clicks")
+        group = stack.enter_context(sparse_group(2, 1, width=2, optimiser=Adagrad(0.1)))
+        group.use_hot(KEYS[:100])
+        for seed in range(3):
+            pushes = gradients(2, seed)
+            group.push_all(pushes)
+            expected = group.jobs[0].pull(KEYS)
+            for rows in run_all(lambda rank: members[rank].job.push_pull(*pushes[rank], KEYS), 2):  # noqa: B023
+                np.testing.assert_array_equal(rows.view(np.uint32), expected.view(np.uint32))
+        shown = "\n".join(lines(Target(f"unix:{fabric.directory}/control.sock").ask(PATIENCE)))
+        assert "job clicks: running" in shown
+        assert re.search(r"switch0\n +\S+-0\n +\S+-1", shown), shown
+
+
+def test_a_rank_that_is_killed_or_fails_is_an_error_with_its_number_for_the_others(fabric: Fabric) -> None:
+    file = ranks.job_file(fabric, "killed")
+    with ranks.stranger(fabric, "killed") as other, inanet.join_sparse(file, 0) as member:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"joined\n"
+        other.kill()
+        with pytest.raises(WorkerLostError, match=r"rank 1 \(host \S+-1\) was lost") as caught:
+            member.job.push(KEYS, np.ones((len(KEYS), 2), np.float32))
+        assert caught.value.ranks == (1,)
+    with ExitStack() as stack:
+        members = ranks.joined(fabric, stack, "failed")
+        with pytest.raises(ZeroDivisionError), members[1]:
+            raise ZeroDivisionError
+        with pytest.raises(WorkerLostError, match=r"rank 1 \(host \S+-1\) was lost"):
+            members[0].job.push(KEYS, np.ones((len(KEYS), 2), np.float32))
+
+
 def test_jobs_side_by_side_and_a_lost_switch_is_one_error_for_all(fabric: Fabric) -> None:
     with ExitStack() as stack:
+        sparse = ranks.joined(fabric, stack, "clicks")
         several = [join(fabric, stack, system) for system in ("switchml", "a2tp", "netreduce")]
         rounds = [
             jobs[0].all_reduce_async(np.ones(100, np.float32), name=f"g{index}")
@@ -181,3 +227,6 @@ def test_jobs_side_by_side_and_a_lost_switch_is_one_error_for_all(fabric: Fabric
             waiting.join(PATIENCE)
             assert len(errors) == HOSTS
             assert all("switch 'switch0' was lost" in error for error in errors), errors
+        for member in sparse:
+            with pytest.raises(FabricError, match="switch 'switch0' was lost"):
+                member.job.push(KEYS, np.ones((len(KEYS), 2), np.float32), timeout=PATIENCE)
