@@ -7,7 +7,7 @@ import numpy as np
 from numba import types
 
 from inanet.kernels.bigendian import load32, store32
-from inanet.proto.engine import tag_of
+from inanet.proto.sealing import checksum_at, tag_at
 from inanet.wire.drops import Drop
 from inanet.wire.goat import (
     CHECKSUM_AT,
@@ -33,30 +33,6 @@ ARENA = types.uint8[::1]
 _i64 = types.int64
 
 
-@numba.njit(types.uint32(ARENA, _i64, types.uint64), **OPTIONS)
-def tag_at(arena: Any, at: int, key: int) -> Any:
-    """The tag that the header at a byte should have."""
-    return tag_of(
-        load32(arena, at),
-        load32(arena, at + 4),
-        load32(arena, at + 8),
-        load32(arena, at + 12),
-        load32(arena, at + 16),
-        key,
-    )
-
-
-@numba.njit(types.uint32(ARENA, _i64), **OPTIONS)
-def checksum_at(arena: Any, at: int) -> Any:
-    """The checksum that the values of the packet at a byte should have."""
-    total = np.uint32(0)
-    weight = np.uint32(1)
-    for j in range(_VALUES):
-        total = np.uint32(total + np.uint32(load32(arena, at + _VALUES_AT + 4 * j) * weight))
-        weight = np.uint32(weight + np.uint32(2))
-    return total
-
-
 @numba.njit(types.int64(ARENA, _i64, _i64, types.uint8[::1], types.uint64[::1], _i64), **OPTIONS)
 def examine_up_to(arena: Any, at: int, length: int, known: Any, keys: Any, last: int) -> Any:
     """Why a packet is none that any node takes, or 0. ``known`` and ``keys`` are by job number, ``last`` is the highest kind."""
@@ -71,7 +47,7 @@ def examine_up_to(arena: Any, at: int, length: int, known: Any, keys: Any, last:
         return _JOB
     if load32(arena, at + _TAG_AT) != tag_at(arena, at, keys[job]):
         return _BAD_TAG
-    if load32(arena, at + _CHECKSUM_AT) != checksum_at(arena, at):
+    if load32(arena, at + _CHECKSUM_AT) != checksum_at(arena, at + _VALUES_AT, _VALUES):
         return _BAD_CHECKSUM
     return 0
 
@@ -104,7 +80,7 @@ def seal(frames: Any, key: int) -> None:
     """Write checksums and tags of complete frames, side by side."""
     for k in range(frames.shape[0]):
         frame = frames[k]
-        store32(frame, _CHECKSUM_AT, checksum_at(frame, 0))
+        store32(frame, _CHECKSUM_AT, checksum_at(frame, _VALUES_AT, _VALUES))
         store32(frame, _TAG_AT, tag_at(frame, 0, key))
 
 
@@ -113,5 +89,5 @@ def stamp(frames: Any, key: int, sound: Any) -> None:
     """Write tags of frames whose checksums have been added up with their values; ``sound[k]``: these agree."""
     for k in range(frames.shape[0]):
         frame = frames[k]
-        sound[k] = load32(frame, _CHECKSUM_AT) == checksum_at(frame, 0)
+        sound[k] = load32(frame, _CHECKSUM_AT) == checksum_at(frame, _VALUES_AT, _VALUES)
         store32(frame, _TAG_AT, tag_at(frame, 0, key))

@@ -22,8 +22,9 @@ from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out, load16, load32, store32
-from inanet.proto.goat.frames import ARENA, INLINE, OPTIONS, examine, tag_at
+from inanet.proto.goat.frames import ARENA, INLINE, OPTIONS, examine
 from inanet.proto.program import Action
+from inanet.proto.sealing import tag_at
 from inanet.proto.switched.program import Count
 from inanet.proto.switched.registers import FREE, REGISTERS, Register, Registers
 from inanet.wire.drops import Drop

@@ -9,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32, store32
-from inanet.proto.engine import tag_of
+from inanet.proto.sealing import checksum_at, tag_at
 from inanet.proto.zebra.serial import SERIAL, low
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.drops import Drop
@@ -67,28 +67,6 @@ def among(*kinds: Kind) -> NDArray[np.bool_]:
     return table
 
 
-@njit("uint32(uint8[::1], int64, int64)", **_INLINE)
-def _checksum(arena: Any, at: int, words: int) -> Any:
-    total = np.uint32(0)
-    weight = np.uint32(1)
-    for j in range(words):
-        total = np.uint32(total + np.uint32(load32(arena, at + 4 * j) * weight))
-        weight = np.uint32(weight + np.uint32(2))
-    return total
-
-
-@njit("uint32(uint8[::1], int64, uint64)", **_INLINE)
-def _tag(arena: Any, at: int, key: int) -> Any:
-    return tag_of(
-        load32(arena, at),
-        load32(arena, at + 4),
-        load32(arena, at + 8),
-        load32(arena, at + 12),
-        load32(arena, at + 16),
-        key,
-    )
-
-
 @njit(
     "void(uint8[::1], int64[::1], int64[::1], int64, uint64, int64[:, ::1], int64[::1], uint8[::1])", **_BATCH
 )
@@ -114,7 +92,7 @@ def inspect(
         if np.int64(load16(arena, at + 2)) != job:
             reason[i] = _JOB
             continue
-        if _tag(arena, at, key) != load32(arena, at + 20):
+        if tag_at(arena, at, key) != load32(arena, at + 20):
             reason[i] = _TAG
             continue
         pairs, width = np.int64(load16(arena, at + 16)), np.int64(arena[at + 18])
@@ -125,7 +103,7 @@ def inspect(
         if length != _EMPTY + body:
             reason[i] = _SHORT if length < _EMPTY + body else _OVERSIZED
             continue
-        if _checksum(arena, at + _HEAD, body // 4) != load32(arena, at + _HEAD + body):
+        if checksum_at(arena, at + _HEAD, body // 4) != load32(arena, at + _HEAD + body):
             reason[i] = _CHECK
             continue
         reason[i] = 0
@@ -146,8 +124,8 @@ def seal(arena: Any, offsets: Any, lengths: Any, key: int) -> None:
     for i in range(offsets.size):
         at = offsets[i]
         body = lengths[i] - _EMPTY
-        store32(arena, at + 20, _tag(arena, at, key))
-        store32(arena, at + _HEAD + body, _checksum(arena, at + _HEAD, body // 4))
+        store32(arena, at + 20, tag_at(arena, at, key))
+        store32(arena, at + _HEAD + body, checksum_at(arena, at + _HEAD, body // 4))
 
 
 @njit(

@@ -23,9 +23,10 @@ from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import add_in, copy_in, load16, load32, store32
-from inanet.proto.goat.frames import ARENA, INLINE, LAST_OF_EPOCHS, OPTIONS, examine_up_to, tag_at
+from inanet.proto.goat.frames import ARENA, INLINE, LAST_OF_EPOCHS, OPTIONS, examine_up_to
 from inanet.proto.goat.policy import HOLD, ROUTES, Routes, load_sum, only, resolve, sound
 from inanet.proto.program import Action
+from inanet.proto.sealing import tag_at
 from inanet.proto.switched.program import Count
 from inanet.proto.switched.registers import REGISTERS, Register, Registers
 from inanet.wire.drops import Drop
