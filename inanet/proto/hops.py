@@ -244,9 +244,8 @@ class Hops(Downlink):
     def _on_done(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
         sender = state.down.get(child) if child >= 0 else state.up
         if h.round != state.round or sender is None:
-            if h.round == int(self.memory.shards[state.row, ShardColumn.ACTIVE]) and self._is_committed(
-                state
-            ):
+            active = int(self.memory.shards[state.row, ShardColumn.ACTIVE])
+            if h.round == active and self._is_committed(state):
                 # said again, because it was asked for while it was on its way
                 return
             self._drop(Drop.NOT_OPEN if self._is_ahead(state, h.round) else Drop.STALE_ROUND)
