@@ -11,7 +11,9 @@ slots of a switch (two sets) and the table of a PS (two windows) can answer.
   lost. Answers to all that is in flight count as one sample (RFC 7323, appendix G): one answer of many that was late
   because another worker's fragment was lost is no reason to wait longer. The timeout doubles until something is answered,
   once for all that was sent before it last doubled. When answers to several windows were all for repeated fragments, the
-  timeout is too short rather than the network bad, and it stays doubled until a round trip has been measured (Karn).
+  timeout is too short rather than the network bad, and it stays doubled until a round trip has been measured (Karn). After one
+  such window already their round trips count from the first sending: too long at worst, which is soon unlearned, while
+  everything is repeated for as long as the timeout is too short.
 - *Probe*: a window that is held up by its lowest fragment sends nothing whose answer could tell that a repetition was lost
   as well. When no answer at all has come for two of the shortest round trips, that fragment alone is sent again, without
   waiting for the timeout, which may be hundreds of them; each time it has to wait twice as long.
@@ -53,6 +55,7 @@ class Timing:
         types.int64,
         types.boolean[::1],
         types.float64[::1],
+        types.float64[::1],
         types.int64[::1],
         types.int64[::1],
         types.int64[::1],
@@ -70,6 +73,7 @@ def _take(
     end: int,
     answered: Any,
     sent_at: Any,
+    first_at: Any,
     times_sent: Any,
     beside: Any,
     order: Any,
@@ -80,11 +84,12 @@ def _take(
     """Note answers; ``new[k]`` says whether one counts. Returns the new base, how many count, the highest of them, how many
     are of fragments that were sent several times, and the most that was in flight beside one of them.
 
-    ``trips`` becomes, of those sent once: sum of round trips, the shortest, sum of shares of what was in flight, latest sending.
+    ``trips`` becomes, of those sent once: sum of round trips, the shortest, sum of shares of what was in flight, latest sending;
+    and the shortest time since the first sending of one that was repeated.
     """
     size = answered.size
     count, unsure, highest, most = 0, 0, base - 1, 1
-    trips[0], trips[1], trips[2], trips[3] = 0.0, np.inf, 0.0, -1.0
+    trips[0], trips[1], trips[2], trips[3], trips[4] = 0.0, np.inf, 0.0, -1.0, np.inf
     for k in range(numbers.size):
         number = numbers[k]
         place = number % size
@@ -97,6 +102,7 @@ def _take(
         most = max(most, beside[place])
         if times_sent[place] != 1:
             unsure += 1
+            trips[4] = min(trips[4], now - first_at[place])
             continue
         trip = now - sent_at[place]
         trips[0] += trip
@@ -120,12 +126,13 @@ class Window:
         self._size = 1 << (2 * capacity - 1).bit_length()
         self._answered: NDArray[np.bool_] = np.zeros(self._size, np.bool_)
         self._sent_at: NDArray[np.float64] = np.zeros(self._size)
+        self._first_at: NDArray[np.float64] = np.zeros(self._size)
         self._times_sent: NDArray[np.int64] = np.zeros(self._size, np.int64)
         #: which sending of all it was, and the latest that has been answered beyond doubt
         self._order: NDArray[np.int64] = np.zeros(self._size, np.int64)
         self._sendings = 0
         self._furthest = -1
-        self._trips: NDArray[np.float64] = np.zeros(4)
+        self._trips: NDArray[np.float64] = np.zeros(5)
         #: how many were in flight when it was sent
         self._beside: NDArray[np.int64] = np.ones(self._size, np.int64)
         self._highest = first - 1
@@ -151,7 +158,7 @@ class Window:
         numbers = np.arange(self.next, stop)
         places = numbers % self._size
         self._answered[places] = False
-        self._sent_at[places] = now
+        self._sent_at[places] = self._first_at[places] = now
         self._times_sent[places] = 1
         self._number_sendings(places)
         self._beside[places] = stop - self.base
@@ -219,6 +226,7 @@ class Window:
             self.next,
             self._answered,
             self._sent_at,
+            self._first_at,
             self._times_sent,
             self._beside,
             self._order,
@@ -234,8 +242,10 @@ class Window:
         self._unclear = 0 if unsure < count else self._unclear + count
         if self._unclear <= UNCLEAR * beside:
             self._backoff = 0
-        if unsure < count:
-            total, shortest, share, furthest = self._trips.tolist()
+        total, shortest, share, furthest, longer = self._trips.tolist()
+        if self._unclear > beside:
+            self._measure(longer, min(1.0, count / beside))
+        elif unsure < count:
             self._furthest = max(self._furthest, int(furthest))
             self._shortest = min(self._shortest, shortest)
             self._measure(total / (count - unsure), min(1.0, share))

@@ -152,6 +152,24 @@ def test_round_trips_longer_than_the_timeout_are_learned_though_everything_is_re
     assert repeated[-3:] == [0, 0, 0]
 
 
+def test_a_timeout_below_the_round_trip_is_found_out_within_three_windows():
+    """The first fragments' answers come at once and are measured; those behind a queue are all repeated before theirs come."""
+    window = Window(64, Timing(timeout=0.01, timeout_max=10.0))
+    numbers = window.fresh(64, 64, 0.0)
+    window.accept(numbers[:8], 0.002)
+    repeated, now = [], 0.002
+    for round_ in range(6):
+        numbers, answered = window.fresh(64, 64 * (round_ + 2), now), now + 0.016
+        before = window.resent_by_time
+        while (due := window.timer()) < answered:
+            window.lost(due)
+        now = answered
+        window.accept(np.arange(window.base, window.next), now)
+        repeated.append(window.resent_by_time - before)
+    assert sum(repeated) <= 3 * 64
+    assert repeated[3:] == [0, 0, 0]
+
+
 def test_one_late_answer_of_many_does_not_stretch_the_timeout():
     """A fragment that another worker has lost is answered late by everybody's; that is no round trip of the network."""
     window = Window(256, Timing(timeout=0.001))
