@@ -130,7 +130,7 @@ def leave(r: Registers, t: Routes, arena: Any, at: int, job: int, slot: int, ask
     load_sum(r, t, arena, at, job, slot, asker)
 
 
-@numba.njit(types.void(ROUTES, ARENA, _INT, _INT, _INT), **INLINE)
+@numba.njit(types.void(ROUTES, ARENA, _INT, _INT, _INT), **OPTIONS)
 def turn(t: Routes, arena: Any, at: int, job: int, kind: int) -> None:
     """Make a packet one of another kind."""
     arena[at + 1] = np.uint8(kind)

@@ -14,7 +14,8 @@ from inanet.sim.link import Link
 from tests.proto.goat.epochs.training import Training
 from tests.proto.goat.lab import BadLink, impair
 
-ELEMENTS = 16 * 64
+#: twice the window, so that results are asked for in pieces
+ELEMENTS = 8 * 64
 WORKERS = 8
 
 
@@ -59,13 +60,13 @@ class Replaying(BadLink):
                 yield at + 1e-6, self._past[int(self._random.integers(len(self._past)))]
 
 
-@pytest.mark.parametrize(("participants", "link"), [(3, None), (1, BadLink), (3, BadLink), (3, Replaying)])
+@pytest.mark.parametrize(("participants", "link"), [(1, BadLink), (3, BadLink), (3, Replaying)])
 def test_every_gradient_counts_once_in_some_epoch_and_is_scaled_by_what_it_is_of(participants, link):
     training = Training(ELEMENTS, lambda seen: participants, uneven(3), of_one)
-    if link is not None:
-        impair(training.lab, link)
+    impair(training.lab, link)
     means = watch(training)
-    training.run(20)
+    training.run(15)
+    assert {node for part in training.plan for node in part.nodes} == {0, 1, 2, 3}
     updates = training.updates
     # how often each worker's gradient is in each fragment
     counted = np.zeros((WORKERS, len(training.running.total)), np.int64)
@@ -83,31 +84,25 @@ def test_every_gradient_counts_once_in_some_epoch_and_is_scaled_by_what_it_is_of
     assert (counted <= taken[:, None] + 1).all()
     assert (taken > 0).all()
     assert max(age for update in updates for age in update.staleness) > 0
-    # what workers were told is what happened
+    # what workers were told is what happened, and each is moved by the means of all epochs since its last
     by_epoch = {update.epoch: update for update in updates}
-    for worker, _, part in training.steps:
+    reached = [0] * WORKERS
+    for worker, moved, part in training.steps:
         update = by_epoch[part.epoch]
         assert worker in part.workers
         assert (part.workers, part.awaited) == (update.inside, update.awaited)
         assert part.staleness == update.staleness[update.inside.index(worker)]
-
-
-def test_a_worker_is_moved_by_the_means_of_all_epochs_since_its_last():
-    training = Training(ELEMENTS, lambda seen: 2, uneven(5), of_one)
-    means = watch(training)
-    training.run(25)
-    reached = [0] * WORKERS
-    for worker, moved, part in training.steps:
+        assert part.staleness == part.epoch - 1 - reached[worker]
         expected = sum(means[reached[worker] : part.epoch]).reshape(-1)
         np.testing.assert_allclose(moved, expected, rtol=1e-5)
-        assert part.staleness == part.epoch - 1 - reached[worker]
         reached[worker] = part.epoch
+    assert training.steps
 
 
 def test_switches_add_up_as_many_as_are_published_and_pass_on_what_comes_while_a_sum_is_under_way():
     ample = {"s1": 40, "s2": 40, "s3": 40}
     training = Training(ELEMENTS, lambda seen: 4, uneven(7), of_one, slots=ample)
-    training.run(20)
+    training.run(12)
     programs = [program for program in training.lab.programs.values() if isinstance(program, EpochProgram)]
     stats = [program.stats() for program in programs]
     # all fragments belong to the racks' switches here
@@ -123,7 +118,7 @@ def test_switches_add_up_as_many_as_are_published_and_pass_on_what_comes_while_a
 def test_without_memory_everything_counts_at_the_ps():
     nothing = {"s1": 0, "s2": 0, "s3": 0}
     training = Training(ELEMENTS, lambda seen: 3, uneven(9), of_one, slots=nothing)
-    training.run(10)
+    training.run(6)
     stats = training.lab.server.stats()
     assert stats["packets_added"] == stats["direct"] > 0
 
@@ -161,27 +156,29 @@ class Regression:
         return float(((self.rows @ weights - self.targets) ** 2).mean())
 
 
-def trained(choose, epochs: int) -> tuple[float, float]:
-    """Loss after so many epochs, and the seconds that they have taken."""
+def test_it_converges_to_the_neighbourhood_of_synchronous_training_in_less_time():
+    epochs, rate = 40, 0.08
     task = Regression()
+    choose = by_algorithm_two(Convergence(1.0, 0.125 * WORKERS, 1.0, WORKERS).epochs)
     training = Training(96, choose, uneven(13, 0.05), lambda worker, step: gradient(worker, step))
 
     def gradient(worker: int, step: int) -> np.ndarray:
         # it has just been moved: the step that has ended is the last that is noted
         if training.steps and training.steps[-1][0] == worker:
-            task.weights[worker] -= 0.05 * training.steps[-1][1]
+            task.weights[worker] -= rate * training.steps[-1][1]
         return task.gradient(worker, step)
 
     training.run(epochs)
-    model = -0.05 * training.running.total.reshape(-1)[:96]
-    return task.loss(model), training.updates[-1].ended
-
-
-def test_it_converges_to_the_neighbourhood_of_synchronous_training_in_less_time():
-    before = Regression().loss(np.zeros(96))
-    synchronous, slow = trained(everybody, 80)
-    task = Convergence(1.0, 0.125 * WORKERS, 1.0, WORKERS)
-    asynchronous, fast = trained(by_algorithm_two(task.epochs), 80)
+    # the same number of epochs with everybody's gradient of the same weights; each is as long as its slowest worker
+    together, seconds, slow = Regression(), uneven(13, 0.05), 0.0
+    before = together.loss(together.weights[0])
+    for step in range(epochs):
+        mean = np.mean([together.gradient(worker, step) for worker in range(WORKERS)], axis=0)
+        together.weights -= rate * mean
+        slow += max(seconds(worker) for worker in range(WORKERS))
+    synchronous = together.loss(together.weights[0])
+    asynchronous = task.loss(-rate * training.running.total.reshape(-1)[:96])
     assert synchronous < before / 10
-    assert asynchronous == pytest.approx(synchronous, rel=0.15)
-    assert fast < 0.8 * slow
+    assert asynchronous == pytest.approx(synchronous, rel=0.25)
+    assert training.updates[-1].ended < 0.8 * slow
+    assert min(update.awaited for update in training.updates) < WORKERS

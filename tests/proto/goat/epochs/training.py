@@ -15,7 +15,7 @@ from tests.proto.goat.lab import LINK, TESTBED, WORKERS, scheduled
 
 FACTOR = float(1 << 20)
 #: little memory at the PS's switch, enough for some at the others: KRGS uses all of them, and the PS
-SLOTS = {"s1": 3, "s2": 4, "s3": 5}
+SLOTS = {"s1": 1, "s2": 2, "s3": 3}
 
 
 def spec(elements: int) -> TensorSpec:
@@ -36,7 +36,7 @@ class Training:
         gradient: Callable[[int, int], np.ndarray],
         *,
         slots: dict[str, int] | None = None,
-        window: int = 8,
+        window: int = 4,
     ) -> None:
         slots = SLOTS if slots is None else slots
         what = spec(elements)
