@@ -1,4 +1,4 @@
-"""``ina check``: what a daemon's ``--check`` does, for any daemon's file, also as JSON; and networks' files."""
+"""``ina check``: what a daemon's ``--check`` does, for any daemon's file, also as JSON; and the files of networks and sparse jobs."""
 
 import json
 from collections.abc import Mapping
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import click
+from pydantic import BaseModel
 
 from inanet.control.config import MODELS, PROGRAMS, Role, load, possible_roles
-from inanet.control.config_file import ConfigError, Problem, find_file, read_toml
+from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.control.config_sparse import FabricSparseConfig, SparseConfig
 from inanet.control.exits import explain
 from inanet.lab.model import load as load_network
 
@@ -37,7 +39,7 @@ def _roles(data: Mapping[str, Any], file: Path) -> tuple[Role, ...]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def check(context: click.Context, config: str, role: Role | None, as_json: bool) -> None:
-    """Validate a configuration file of a daemon, or of a network for 'ina lab' and 'ina plan', all errors at
+    """Validate a configuration file of a daemon, of a network for 'ina lab' and 'ina plan', or of a sparse job, all errors at
     once. Exit code 0 if it can be used, 2 if not.
 
     Opens nothing, so it works on any machine; what it cannot know (interfaces, other nodes) shows when the
@@ -49,10 +51,15 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
         file = find_file(config)
         data = read_toml(file)
         network = role is None and _is_network(data)
+        sparse = role is None and "job" in data
         roles = (role,) if role is not None else _roles(data, file)
         chosen = roles[0] if roles else None
-        report["role"] = "network" if network else chosen
-        effective = load_network(file) if network else load(config, chosen, from_outside=True)
+        report["role"] = "network" if network else "job" if sparse else chosen
+        effective: BaseModel
+        if sparse:
+            effective = validate(FabricSparseConfig if "control" in data else SparseConfig, data, file)
+        else:
+            effective = load_network(file) if network else load(config, chosen, from_outside=True)
     except (ConfigError, OSError) as error:
         code, message = explain(error)
         problems = error.problems if isinstance(error, ConfigError) else [Problem("", message)]
@@ -61,9 +68,13 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
         click.echo(json.dumps(report, indent=2) if as_json else message, err=not as_json)
         context.exit(code)
     if as_json:
-        report["config"] = effective.model_dump(mode="json")
+        # whoever knows the secret of a sparse job can take part in it
+        report["config"] = effective.model_dump(mode="json", exclude={"job": {"secret"}} if sparse else None)
         click.echo(json.dumps(report, indent=2))
     else:
         programs = " or ".join(PROGRAMS[one] for one in roles)
         purpose = "network for ina lab and ina plan" if network else f"configuration for {programs}"
+        if sparse:
+            purpose = "sparse job for inanet.join_sparse"
+            roles = ()
         click.echo(f"{report['file']}: a valid {purpose}{': give --role' if len(roles) > 1 else ''}")

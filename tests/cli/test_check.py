@@ -27,6 +27,21 @@ def test_shipped_files_are_recognised(role: Role, capsys: pytest.CaptureFixture[
         assert report["config"]["timing"]["retransmit"] == "20 ms"
 
 
+def test_a_sparse_job_is_recognised_with_a_coordinator_or_with_addresses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = CONFIGS / "sparse.toml"
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: a valid sparse job for inanet.join_sparse\n"
+    file = tmp_path / "job.toml"
+    file.write_text(
+        '[job]\nsecret = "00112233445566ff"\nworkers = ["10.0.0.1:4000"]\nshards = ["10.0.0.9"]\n'
+    )
+    assert main(["check", str(file), "--json"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert (report["role"], [error["key"] for error in report["errors"]]) == ("job", ["job.shards"])
+
+
 def test_a_ps_under_a_manager_looks_like_an_aggregator_but_for_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,8 +1,11 @@
 """Sparse jobs from the first Hello on, in virtual time: what ranks, switch and servers are told, and how jobs end."""
 
 import itertools
+import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,8 @@ import pytest
 
 from inanet.client.sparse import sparse_group
 from inanet.control.codec import decode, encode
+from inanet.control.config_file import validate
+from inanet.control.config_sparse import FabricSparseConfig
 from inanet.control.coordinator import Coordinator
 from inanet.control.costs import Costs
 from inanet.control.fields import check_sparse
@@ -24,6 +29,7 @@ from inanet.proto.plan import NodePlan, Sparse
 from inanet.proto.switched.exponents import ExponentRoot
 from inanet.proto.switched.root import SwitchedRoot
 from inanet.proto.zebra.serving import TIMING, HotTables, Shards, hot_of, job_of
+from inanet.proto.zebra.store import Adagrad, Uniform
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sparse.line import Place
 from inanet.switch.endpoint import SwitchEndpoint
@@ -33,6 +39,7 @@ from inanet.switch.registration import Registration
 from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import endpoint
 
+ROOT = Path(__file__).parents[2]
 TOKEN = "t"
 SWITCH = endpoint("10.0.2.1", 7416)
 KEYS = np.arange(0, 400, 2, dtype=np.uint64)
@@ -207,8 +214,6 @@ def test_daemons_in_any_order_give_the_bits_of_a_group(servers: int) -> None:
     assert fabric.places["clicks-0"].plan is None
     fabric.start_switch()
     workers = fabric.workers()
-    from inanet.proto.zebra.store import Adagrad, Uniform
-
     with sparse_group(2, servers, width=2, optimiser=Adagrad(0.1), initial=Uniform(0.01)) as group:
         group.use_hot(KEYS[:100])
         for seed in range(3):
@@ -342,6 +347,21 @@ def test_a_switch_that_cannot_serve_a_plan_ends_the_job_with_its_reason() -> Non
 def test_what_makes_no_sense_gets_past_no_decoder(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         check_sparse(replace(SPARSE, **changes))
+
+
+def test_the_file_that_comes_with_it_shows_defaults() -> None:
+    text = (ROOT / "configs" / "sparse.toml").read_text()
+    given = validate(FabricSparseConfig, tomllib.loads(text), ROOT / "sparse.toml")
+    # a line that is commented out has a key at its beginning, sentences have not; two show what has no default
+    shown = [
+        line for line in re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE) if line[:4] not in ("hot ", "name")
+    ]
+    assert len(shown) == 9
+    for line in shown:
+        more = validate(
+            FabricSparseConfig, tomllib.loads(text.replace(f"# {line}", line)), ROOT / "sparse.toml"
+        )
+        assert more == given, line
 
 
 def test_packets_of_nobody_are_counted_and_dropped() -> None:
