@@ -12,13 +12,15 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inanet.client.connection import Connection
 from inanet.control.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, error_of
 from inanet.control.session import MOST_AHEAD, MOST_IDS, SessionError, pack
 from inanet.control.session import field as get
-from inanet.proto.events import Participation
+
+if TYPE_CHECKING:
+    from inanet.proto.events import Participation
 
 #: seconds between two log messages about who is waited for
 _LOG_SECONDS = 5.0
@@ -39,9 +41,9 @@ class Outcome:
     awaited: str = ""
     awaited_ranks: tuple[int, ...] = ()
     #: the epoch that it took part in (asynchronous training)
-    part: Participation | None = None
+    part: "Participation | None" = None
 
-    def finish(self, error: InaError | None, part: Participation | None = None) -> None:
+    def finish(self, error: InaError | None, part: "Participation | None" = None) -> None:
         """The answer is here."""
         self.part = part
         self.memory = None
@@ -326,13 +328,16 @@ class Conversation:
         )
 
 
-def _part(message: dict[str, Any]) -> Participation | None:
+def _part(message: dict[str, Any]) -> "Participation | None":
     if "epoch" not in message:
         return None
     workers = get(message, "workers", list)
     if any(type(worker) is not int for worker in workers):
         raise SessionError("result.workers are not numbers")
     epoch, awaited, staleness = (get(message, name, int, low=0) for name in ("epoch", "awaited", "staleness"))
+    # training processes import as little as they can; few of them train asynchronously
+    from inanet.proto.events import Participation
+
     return Participation(epoch, tuple(workers), awaited, staleness)
 
 

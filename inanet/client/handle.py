@@ -1,14 +1,16 @@
 """A collective that is on its way."""
 
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.client.conversation import Conversation, Outcome
 from inanet.client.memory import Memory, Piece
-from inanet.proto.events import Participation
+
+if TYPE_CHECKING:
+    from inanet.proto.events import Participation
 
 
 class Handle:
@@ -41,7 +43,7 @@ class Handle:
         return self._outcome.seq
 
     @property
-    def participation(self) -> Participation | None:
+    def participation(self) -> "Participation | None":
         """Once :meth:`wait` has returned, the epoch that a step of asynchronous training took part in; None elsewhere.
 
         ``workers`` are hosts by index, in the order of their names; ``awaited`` is how many of them were waited for (K_t),
