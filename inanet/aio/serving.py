@@ -19,6 +19,9 @@ async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Serv
             server.choose = for_any_workers()
     services = {}
     for name, machine in {EXPONENTS: exponents, **servers}.items():
+        if isinstance(machine, Sharded) and station.config.node.transport == "rawip":
+            # ranks send UDP
+            continue
         device = await open_device(station.config, station.driver.now, legacy=True)
         station.beside.add(Beside(machine, device))
         services[name] = Service(endpoint=device.endpoint)

@@ -42,7 +42,10 @@ class Keeping(Section):
         if self.hot is None:
             return None
         with open(self.hot, encoding="utf-8") as lines:
-            keys = [int(line) for line in lines if line.strip()]
+            try:
+                keys = [int(line) for line in lines if line.strip()]
+            except ValueError as error:
+                raise ValueError(f"{self.hot} has something else than keys, one to a line: {error}") from None
         if keys and not 0 <= min(keys) <= max(keys) < 1 << 64:
             raise ValueError(f"a key in {self.hot} does not fit into 64 bits")
         return keys

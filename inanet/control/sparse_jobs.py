@@ -108,9 +108,10 @@ class SparseFabric(SwitchedFabric):
             words.append(self._no_switch(sparse, ranks))
         servers = self._servers()
         if len(servers) < sparse.shards:
+            more = sparse.shards - len(servers)
             words.append(
-                f"{sparse.shards - len(servers)} more parameter server{'s' * (sparse.shards - len(servers) > 1)} for "
-                f"{sparse.shards} shards"
+                f"{more} more parameter server{'s' * (more > 1)} that keep{'s' * (more == 1)} keys (node.transport udp or packet), "
+                f"for {sparse.shards} shard{'s' * (sparse.shards > 1)}"
             )
         if not self._numbers.left:
             words.append("one of 255 jobs on switches to end")

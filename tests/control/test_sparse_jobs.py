@@ -298,7 +298,7 @@ def test_what_is_missing_is_said() -> None:
     fabric = Fabric(1)
     fabric.start_rank(0, sparse=replace(SPARSE, shards=3))
     assert "missing: rank 1, a switch that runs zebra over UDP (none is connected)" in fabric.missing
-    assert "2 more parameter servers for 3 shards" in fabric.missing
+    assert "2 more parameter servers that keep keys (node.transport udp or packet), for 3 shards" in fabric.missing
 
 
 @pytest.mark.parametrize(
