@@ -249,6 +249,11 @@ class Job:
             )
         return talk.figures
 
+    @property
+    def over(self) -> bool:
+        """Whether the job is over for this process, as far as it has heard: every call raises the same error then."""
+        return self._conversation.broken is not None
+
     def close(self) -> None:
         """Leave the job; collectives that are on their way end with an error. Closing twice is fine."""
         self._conversation.close()

@@ -373,6 +373,7 @@ class TestLostAgent:
         for job in pair:
             assert "stopped" in str(error_from(job.barrier))
             assert "stopped" in str(error_from(job.stats))
+            assert job.over
             job.close()
         assert agent.backend.left.get(timeout=PATIENCE) == ("train", "the worker agent was stopped")
         assert list(agent.path.parent.iterdir()) == []
@@ -400,3 +401,4 @@ class TestLostAgent:
         assert job.stats() == {}
         agent.each(lambda session: session._loop.remove_reader(session._socket))
         assert "has not answered for 0.01 s" in str(error_from(lambda: job.stats(timeout=0.01)))
+        assert not job.over

@@ -7,6 +7,7 @@ import tomllib
 from datetime import timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -373,6 +374,23 @@ class TestErrors:
             assert len(said) == 3
             assert said[0].startswith("the sum of a tensor [3] has no result after 0.2 s")
             assert said[2] == "False"
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_an_agent_too_busy_to_answer_does_not_explain_a_broken_connection(
+    monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    """It has not said that the job is over: what is gone is a rank. If it is over, the agent's word stands."""
+
+    def stats(seconds: float) -> None:
+        raise inanet.AgentUnavailable("the worker agent has not answered")
+
+    monkeypatch.setattr(inanet.torch.group, "_EXPLAIN_SECONDS", 0.01)
+    job = SimpleNamespace(name="train", stats=stats, over=over)
+    group: Any = SimpleNamespace(_keep_gloo=lambda: None, _transport=SimpleNamespace(job=job), rank=lambda: 2)
+    error = inanet.torch.ProcessGroup._explain(group, RuntimeError("Connection closed by peer"))
+    assert type(error) is (inanet.AgentUnavailable if over else inanet.WorkerLostError)
+    assert over or "rank 2" in str(error)
 
 
 def without_agent(rank: Rank, required: bool) -> str:
