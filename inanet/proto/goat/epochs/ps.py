@@ -180,6 +180,8 @@ class Running:
         #: it is published whose gradients count in this epoch, and since when
         self.released = False
         self.released_at = 0.0
+        #: words of each worker since then
+        self.reminded: I64 = np.zeros(self.workers, np.int64)
         self.out: list[NDArray[Any]] = []
 
     # ---------------------------------------------------------------- the tensor
@@ -237,6 +239,7 @@ class Running:
         self.published = now
         if first and not self.released:
             self.released, self.released_at = True, now
+            self.reminded[:] = 0
         mask = sum(1 << worker for worker in first)
         switches = self.table.heard.shape[0] - 1
         needs = np.zeros((switches + 1, len(self.table.first)), np.int64)
@@ -343,7 +346,9 @@ class Running:
             self.publish(now)
         missing = np.zeros(MARKS, np.bool_)
         begin = 0
-        if worker in first and not news and now - self.released_at >= 2 * HOLD:
+        # once more after a pause that follows its round trips: what was released may be on its way before
+        self.reminded[worker] += worker in first
+        if worker in first and self.reminded[worker] > 2 and now - self.released_at >= 2 * HOLD:
             lacking = np.flatnonzero(~(self.table.inside >> np.uint32(worker) & 1).astype(np.bool_))
             if len(lacking):
                 begin = int(lacking[0])

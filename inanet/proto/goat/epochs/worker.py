@@ -10,7 +10,7 @@ what it has to be moved by. All of a host's ranks are one worker, and their grad
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
@@ -94,7 +94,7 @@ class EpochWorker:
         self.layout = Layout(VALUES, FRAME_BYTES, VALUES_AT, SEQUENCE_BITS)
         self.timing = timing or Timing()
         # acknowledgements of nodes and of the PS overtake each other: only time tells what is lost
-        self.window = Window(window, Timing(self.timing.timeout, self.timing.timeout_max, 1 << 40))
+        self.window = Window(window, replace(self.timing, reorder=1 << 40))
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         #: what the last step took part in
         self.participation: Participation | None = None
