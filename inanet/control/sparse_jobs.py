@@ -16,11 +16,8 @@ from inanet.control.switches import Numbers, SwitchedFabric
 from inanet.control.topology import Arrangement, Topology, TopologyError
 from inanet.proto.plan import Sparse, Switched
 from inanet.proto.systems import SPARSE
-from inanet.proto.zebra.membership import register_bytes
+from inanet.proto.zebra.membership import UNIT, register_bytes
 from inanet.wire.xagg import MAX_CHILDREN
-
-#: bytes of registers for a piece that a switch offers
-UNIT = 16
 
 
 def check_sparse(hello: Hello, members: Members) -> None:

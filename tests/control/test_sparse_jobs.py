@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from inanet.client.sparse import sparse_group
+from inanet.control import fields
 from inanet.control.codec import decode, encode
 from inanet.control.config_file import validate
 from inanet.control.config_sparse import FabricSparseConfig
@@ -28,7 +29,7 @@ from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan, Sparse
 from inanet.proto.switched.exponents import ExponentRoot
 from inanet.proto.switched.root import SwitchedRoot
-from inanet.proto.zebra.serving import TIMING, HotTables, Shards, hot_of, job_of
+from inanet.proto.zebra.serving import OPTIMISERS, TIMING, HotTables, Shards, hot_of, job_of
 from inanet.proto.zebra.store import Adagrad, Uniform
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sparse.line import Place
@@ -298,7 +299,10 @@ def test_what_is_missing_is_said() -> None:
     fabric = Fabric(1)
     fabric.start_rank(0, sparse=replace(SPARSE, shards=3))
     assert "missing: rank 1, a switch that runs zebra over UDP (none is connected)" in fabric.missing
-    assert "2 more parameter servers that keep keys (node.transport udp or packet), for 3 shards" in fabric.missing
+    assert (
+        "2 more parameter servers that keep keys (node.transport udp or packet), for 3 shards"
+        in fabric.missing
+    )
 
 
 @pytest.mark.parametrize(
@@ -362,6 +366,10 @@ def test_the_file_that_comes_with_it_shows_defaults() -> None:
             FabricSparseConfig, tomllib.loads(text.replace(f"# {line}", line)), ROOT / "sparse.toml"
         )
         assert more == given, line
+
+
+def test_decoder_and_shards_know_the_same_optimisers() -> None:
+    assert set(fields.OPTIMISERS) == set(OPTIMISERS)
 
 
 def test_packets_of_nobody_are_counted_and_dropped() -> None:

@@ -19,6 +19,8 @@ DEFAULT_SHIFT = 20
 MAX_WORKERS = 0xFFFF
 #: passes of a packet through a switch
 MOST_PASSES = 255
+#: bytes of registers that the control plane reckons with at a time
+UNIT = 16
 #: bytes of a switch that a hot parameter takes beside its values: its position, its counter, whether it was touched
 _RANK_STATE = 9
 

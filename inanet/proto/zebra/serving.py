@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from inanet.proto.events import NodeEvent
 from inanet.proto.plan import Sparse, Switched
 from inanet.proto.program import Verdicts
-from inanet.proto.zebra.membership import HotSet, Job, fixed
+from inanet.proto.zebra.membership import UNIT, HotSet, Job, fixed
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
@@ -19,8 +19,6 @@ from inanet.wire.drops import DROP_CODES, Drop
 
 #: of all machines that daemons and ranks run: processes wait for processors
 TIMING = Timing(first=0.05, least=0.005)
-#: bytes of registers that the control plane reckons with at a time
-UNIT = 16
 #: version of the one hot set that such a job has
 _HOT = 1
 OPTIMISERS: Mapping[str, Callable[[float], Optimiser]] = {
