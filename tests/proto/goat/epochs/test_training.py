@@ -101,8 +101,10 @@ def test_every_gradient_counts_once_in_some_epoch_and_is_scaled_by_what_it_is_of
 
 def test_switches_add_up_as_many_as_are_published_and_pass_on_what_comes_while_a_sum_is_under_way():
     ample = {"s1": 40, "s2": 40, "s3": 40}
-    training = Training(ELEMENTS, lambda seen: 4, uneven(7), of_one, slots=ample)
-    training.run(12)
+    elements = 24 * 64
+    ones = np.ones(elements)
+    training = Training(elements, lambda seen: 4, uneven(7), lambda *_: ones, slots=ample, window=64)
+    training.run(8)
     programs = [program for program in training.lab.programs.values() if isinstance(program, EpochProgram)]
     stats = [program.stats() for program in programs]
     # all fragments belong to the racks' switches here
@@ -110,6 +112,8 @@ def test_switches_add_up_as_many_as_are_published_and_pass_on_what_comes_while_a
     added = training.lab.server.stats()["packets_added"]
     contributions = sum(int(update.counts.sum()) for update in training.updates)
     assert added < contributions / 1.5
+    # acknowledgements of nodes and of the PS overtake each other, and nothing is lost: nobody repeats himself
+    assert sum(worker.stats()["retransmissions"] for worker in training.lab.workers.values()) == 0
     for program in programs:
         epochs = {epoch for epoch, _, _ in program.published(1).values()}
         assert epochs <= {training.running.waiting.epoch, training.running.waiting.epoch - 1}
