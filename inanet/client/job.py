@@ -215,8 +215,18 @@ class Job:
         np.copyto(piece.view(view.dtype, view.shape), view)
         return piece.number, 0, piece
 
+    def described(self, size: int) -> tuple[NDArray[np.uint8], int]:
+        """As :meth:`empty`, uint8[size], with a descriptor of the memory, which the caller closes."""
+        piece, fd = self._create(size, findable=True)
+        return piece.view(np.dtype(np.uint8), (size,)), fd
+
     def _share(self, size: int, *, findable: bool) -> Piece:
         """New shared memory that the agent knows."""
+        piece, fd = self._create(size, findable=findable)
+        os.close(fd)
+        return piece
+
+    def _create(self, size: int, *, findable: bool) -> tuple[Piece, int]:
         self._release_dead()
         if self._memory.alive >= MOST_SEGMENTS:
             raise FabricError(
@@ -227,9 +237,10 @@ class Job:
         piece, fd = self._memory.create(size, findable=findable)
         try:
             self._conversation.say("memory", fd, id=piece.number, size=piece.size)
-        finally:
+        except BaseException:
             os.close(fd)
-        return piece
+            raise
+        return piece, fd
 
     def _release_dead(self) -> None:
         for piece in self._memory.dead():

@@ -4,15 +4,16 @@ DDP allocates its buckets itself, in memory of the process alone. What is reduce
 memory and back, which on one host takes as long as the sum. So the memory of a bucket is replaced while DDP goes on
 using it: ``share_memory_`` moves the storage of a tensor, and with it all views that DDP and the optimizer have, to a
 mapping of its own. The file behind that mapping can be cut short by whoever has it, which would be the end of an agent
-that reads it; therefore the pages are then replaced by those of a sealed memfd that the agent knows. Torch unmaps
-the range with the last tensor on it, whatever is mapped there by then.
+that reads it; therefore the mapping and its descriptor are then replaced by those of a sealed memfd that the agent
+knows. Torch unmaps the range and closes the descriptor with the last tensor on it, whatever they are by then. As with
+all memory that was shared, a process that is forked later has the same bucket, not one of its own.
 """
 
 import logging
 import mmap
 import os
+import weakref
 
-import numpy as np
 import torch
 
 from inanet.client.job import Job
@@ -35,7 +36,10 @@ class BucketMemory:
     """
 
     def __init__(self, job: Job, values: torch.Tensor) -> None:
-        self._memory = job.empty(values.nbytes, np.uint8)
+        self._memory, self._fd = job.described(values.nbytes)
+        self._close = weakref.finalize(self, os.close, self._fd)
+        if values.nbytes < LEAST_BYTES:
+            self._close()
         #: what is to be reduced, for the job knows its memory, but not the addresses that a bucket keeps
         self.tensor = torch.from_numpy(self._memory).view(values.dtype)
         self.reduction: Reduction | None = None
@@ -76,7 +80,7 @@ class BucketMemory:
     def _move(self, values: torch.Tensor) -> bool:
         storage = values.untyped_storage()
         size = storage.nbytes()
-        if size != values.nbytes or size < LEAST_BYTES or not _can_share(storage):
+        if size != values.nbytes or not self._close.alive or not _can_share(storage):
             return False
         try:
             storage.share_memory_()
@@ -88,8 +92,9 @@ class BucketMemory:
         except (RuntimeError, OSError) as error:
             _log.debug("a bucket of %d B stays where it is: %s", size, error)
             return False
-        # the pages that torch has made are of no use any more
-        os.ftruncate(storage._share_fd_cpu_()[0], 0)
+        # what torch has made goes, and whoever is sent this storage gets the memory that is now behind it
+        os.dup2(self._fd, storage._share_fd_cpu_()[0], inheritable=False)
+        self._close()
         self._moved_to = address
         return True
 

@@ -30,10 +30,9 @@ class Job:
     def __init__(self) -> None:
         self.memory = Memory()
 
-    def empty(self, size: int, dtype: Any) -> NDArray[Any]:
+    def described(self, size: int) -> tuple[NDArray[np.uint8], int]:
         piece, fd = self.memory.create(size, findable=True)
-        os.close(fd)
-        return piece.view(np.dtype(dtype), (size,))
+        return piece.view(np.dtype(np.uint8), (size,)), fd
 
 
 class Pending:
@@ -76,9 +75,23 @@ def test_the_second_time_it_moves_with_all_that_look_into_it(dtype: torch.dtype)
     gradient += 1
     assert memory.tensor[100] == 8
     assert "memfd:inanet" in mapped(bucket.data_ptr())
-    # of what torch had made there for it, not even the pages are left
-    [made, _] = bucket.untyped_storage()._share_fd_cpu_()
-    assert os.fstat(made).st_blocks == 0
+    # and a process that is sent the bucket by torch.multiprocessing
+    fd, size = bucket.untyped_storage()._share_fd_cpu_()
+    assert os.readlink(f"/proc/self/fd/{fd}").startswith("/memfd:inanet")
+    assert not os.get_inheritable(fd)
+    sent = torch.UntypedStorage._new_shared_fd_cpu(os.dup(fd), size)
+    memory.tensor[200] = 9
+    assert torch.tensor([], dtype=dtype).set_(sent)[200] == 9
+
+
+def test_no_descriptor_is_left_behind() -> None:
+    before = sorted(os.listdir("/proc/self/fd"))
+    for elements in (10, ELEMENTS):
+        bucket, other = torch.ones(elements), torch.ones(elements)
+        memories = [seen_twice(bucket), BucketMemory(Job(), other)]  # type: ignore[arg-type]
+        del bucket, other, memories
+        gc.collect()
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_the_range_is_unmapped_with_the_bucket_and_the_memory_stays() -> None:
