@@ -227,6 +227,8 @@ class SparseMember:
     def __init__(self, worker: ZebraWorker, device: Device, timeout: float) -> None:
         self.worker = worker
         self.timeout = timeout
+        #: of the job, in errors
+        self.name = str(worker.job.number)
         self.job = SparseJob(self, worker.rank, worker)
         self._stations = Stations({"worker": (worker, device)})
 
@@ -240,7 +242,7 @@ class SparseMember:
         if not self._stations.wait(until, self._listen, time.monotonic() + patience):
             raise RoundTimeout(
                 f"not finished after {patience:g} s: {job.why()}",
-                job=str(self.worker.job.number),
+                job=self.name,
                 rank=job.rank,
                 round=self.worker.done + 1,
                 ranks=self.worker.ranks_waited_for,

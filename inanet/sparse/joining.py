@@ -35,8 +35,9 @@ from inanet.sparse.line import Line
 class FabricMember(SparseMember):
     """One rank of a sparse job in a fabric; the coordinator's word ends the job."""
 
-    def __init__(self, worker: ZebraWorker, device: Device, timeout: float, line: Line) -> None:
+    def __init__(self, worker: ZebraWorker, device: Device, timeout: float, line: Line, name: str) -> None:
         super().__init__(worker, device, timeout)
+        self.name = name
         self._line = line
 
     def close(self, *, failed: bool = False) -> None:
@@ -141,7 +142,7 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         line.close()
         device.close()
         raise
-    member = FabricMember(worker, device, timeout, line)
+    member = FabricMember(worker, device, timeout, line, its.name)
     ending.member = member
     if ending.error is not None:
         member.job.end(ending.error)

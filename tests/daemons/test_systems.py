@@ -13,7 +13,7 @@ import inanet
 from inanet.cli.coordinators import Target
 from inanet.cli.status import lines
 from inanet.client.sparse import sparse_group
-from inanet.control.errors import FabricError, InaError, WorkerLostError
+from inanet.control.errors import FabricError, InaError, RoundTimeout, WorkerLostError
 from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
 from inanet.demo.topology import NodeSpec
 from inanet.proto.local import LocalTensor
@@ -197,6 +197,8 @@ def test_a_rank_that_is_killed_or_fails_is_an_error_with_its_number_for_the_othe
         assert caught.value.ranks == (1,)
     with ExitStack() as stack:
         members = ranks.joined(fabric, stack, "failed")
+        with pytest.raises(RoundTimeout, match=r"job 'failed', rank 0, round 1: not finished after 0 s"):
+            members[0].job.push(KEYS, np.ones((len(KEYS), 2), np.float32), timeout=0.0)
         with pytest.raises(ZeroDivisionError), members[1]:
             raise ZeroDivisionError
         with pytest.raises(WorkerLostError, match=r"rank 1 \(host \S+-1\) was lost"):
