@@ -11,10 +11,9 @@ from typing import Protocol
 
 from inanet.control.entry import check_endpoint, check_entry
 from inanet.control.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
+from inanet.control.fabrics import Fabrics
 from inanet.control.fields import Cause
-from inanet.control.goat.fabric import GoatFabric
 from inanet.control.goat.steps import SYSTEM
-from inanet.control.goat.works import Works
 from inanet.control.groups import Groups
 from inanet.control.job import Job
 from inanet.control.joining import Forming, Members, Refused
@@ -34,12 +33,11 @@ from inanet.control.resuming import JobMessage, Resuming
 from inanet.control.rounds import Host
 from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
-from inanet.control.sparse_jobs import SparseFabric, check_sparse
-from inanet.control.switches import Numbers, SwitchedFabric, refusal, sums_only
-from inanet.control.topology import Arrangement, Fabric
+from inanet.control.sparse_jobs import check_sparse
+from inanet.control.switches import refusal, sums_only
+from inanet.control.topology import Arrangement
 from inanet.control.versions import Rescheduled
-from inanet.proto.plan import Switched
-from inanet.proto.systems import SPARSE, SYSTEMS
+from inanet.proto.systems import SPARSE
 
 #: How many ended jobs are remembered, to tell their members when they come back.
 _MOST_ENDED = 256
@@ -77,28 +75,8 @@ class Admission:
         self.groups = Groups(settings.group_range, settings.group_port)
         self._settings = settings
         self._fabric = settings.topology
-
-        def taken() -> set[int]:
-            return {j.planner.switched.number for j in jobs.values() if j.planner.switched}
-
-        numbers = Numbers(taken)
-        #: of jobs that have chosen a system with a switch
-        self._switched = {
-            system: SwitchedFabric(system, settings, peers.nodes, numbers) for system in SYSTEMS
-        }
-        #: where schedules are computed
-        self.works = Works()
-        #: of those that a controller schedules over several
-        self._scheduled = GoatFabric("goat", settings, peers.nodes, numbers, taken, self.works)
-        self._switched["goat"] = self._scheduled
-        self._switched[SYSTEM] = GoatFabric(SYSTEM, settings, peers.nodes, numbers, taken, self.works)
-
-        def sparse() -> list[Switched]:
-            switched = [job.planner.switched for job in jobs.values()]
-            return [facts for facts in switched if facts is not None and facts.sparse is not None]
-
-        for system in SPARSE:
-            self._switched[system] = SparseFabric(system, settings, peers.nodes, numbers, sparse)
+        #: by the system that a job has chosen
+        self.fabrics = Fabrics(settings, peers, jobs)
         self._format_of = format_of
         self._key_source = key_source
         self._peers = peers
@@ -112,10 +90,6 @@ class Admission:
         #: what became of earlier jobs, by key
         self._ended: dict[int, str] = {}
 
-    def _fabric_of(self, system: str) -> Fabric:
-        """The fabric of jobs that have chosen a system."""
-        return self._switched.get(system, self._fabric)
-
     # ---------- Hello
 
     def hello(self, peer: Peer, hello: Hello, now: float) -> None:
@@ -128,7 +102,7 @@ class Admission:
             if self._settings.any_switch:
                 refused = refused or self._fabric.refusal("switch", hello.name)
         elif hello.role == "worker" and hello.system in SPARSE:
-            refused = self._fabric_of(hello.system).refusal(hello.role, hello.name)
+            refused = self.fabrics.of(hello.system).refusal(hello.role, hello.name)
         else:
             refused = self._fabric.refusal(hello.role, hello.name)
         if refused:
@@ -222,10 +196,10 @@ class Admission:
                 members, self._free_number(key), key, self._next_epoch(), deadline, next_waiting
             )
         check_sparse(hello, forming.members)
-        forming.members.admit(hello, self._fabric_of(hello.system))
+        forming.members.admit(hello, self.fabrics.of(hello.system))
         self._forming[hello.job] = forming
         self._accept(peer, hello, forming, now)
-        self._office.send(peer, forming.waiting(self._fabric_of(hello.system), self._peers.nodes()))
+        self._office.send(peer, forming.waiting(self.fabrics.of(hello.system), self._peers.nodes()))
         self._try_start(forming, now)
 
     # ---------- forming
@@ -278,7 +252,7 @@ class Admission:
             assert job.planner.switched is not None
             workers = {name: job.hellos[name] for name in hosts}
             current = job.topology if only_other else None
-            anew = self._scheduled.rearrange(workers, job.planner.switched.number, avoided, current)
+            anew = self.fabrics.scheduled.rearrange(workers, job.planner.switched.number, avoided, current)
             if anew is None:
                 return None
             made = planner(anew, fresh_key(), job.planner.ranks)
@@ -310,13 +284,13 @@ class Admission:
 
     def _try_start(self, forming: Forming, now: float) -> None:
         members = forming.members
-        if members.missing(self._fabric_of(members.system), self._peers.nodes()):
+        if members.missing(self.fabrics.of(members.system), self._peers.nodes()):
             return
         for resuming in list(self._resuming.values()):
             if resuming.members.job == members.job:
                 self._abandon(resuming, f"job {members.job!r} was started anew, without this process")
         del self._forming[members.job]
-        chosen = self._fabric_of(members.system).arrange(members.hellos, self._peers.nodes())
+        chosen = self.fabrics.of(members.system).arrange(members.hellos, self._peers.nodes())
         job = self._new_job(members.job, chosen, forming, members.hosts())
         self._office.say(JobStarted(job.number, job.name, members.world, resumed=False, epoch=job.epoch))
         if chosen.reason:
@@ -326,7 +300,7 @@ class Admission:
     def _give_up(self, forming: Forming) -> None:
         """The members did not all come in time."""
         members = forming.members
-        waiting = forming.waiting(self._fabric_of(members.system), self._peers.nodes())
+        waiting = forming.waiting(self.fabrics.of(members.system), self._peers.nodes())
         text = (
             f"job {members.job!r} is not complete after {self._settings.join:g} s: joined {waiting.joined} "
             f"of {waiting.expected} ranks, missing: {', '.join(waiting.missing)}"
@@ -351,7 +325,7 @@ class Admission:
         """Jobs that do not run yet, and what each waits for."""
         connected = self._peers.nodes()
         for forming in self._forming.values():
-            yield forming, forming.members.missing(self._fabric_of(forming.members.system), connected)
+            yield forming, forming.members.missing(self.fabrics.of(forming.members.system), connected)
         for resuming in self._resuming.values():
             topology = resuming.topology(self._fabric)
             yield resuming, resuming.missing(topology, set(connected)) if topology else ("its plan",)
@@ -479,7 +453,7 @@ class Admission:
                 self._give_up(forming)
             elif now >= forming.next_waiting:
                 forming.next_waiting = now + self._settings.waiting
-                fabric = self._fabric_of(forming.members.system)
+                fabric = self.fabrics.of(forming.members.system)
                 waiting = forming.waiting(fabric, self._peers.nodes())
                 for worker in self._workers(forming):
                     self._office.send(worker, waiting)

@@ -73,7 +73,7 @@ class Coordinator:
         self._peers = Peers(settings)
         epochs = epochs if epochs is not None else count(1).__next__
         self._admission = Admission(settings, format_of, key_source, self._peers, self.jobs, self, epochs)
-        self.works = self._admission.works
+        self.works = self._admission.fabrics.works
         self.works.settled = self._settle
         self._negotiation: Negotiation | None = None
         if settings.negotiate:

@@ -253,7 +253,7 @@ def test_links_that_do_not_fit_are_named(links: tuple[tuple[str, str], ...], pro
     lab.start_ps()
     lab.start_switch()
     lab.step()
-    fabric = lab.coordinator._admission._fabric_of("goat")
+    fabric = lab.coordinator._admission.fabrics.of("goat")
     with pytest.raises(TopologyError, match=problem):
         fabric.fits(HOSTS)
 
