@@ -86,7 +86,10 @@ class Group:
         if rank in self.sessions:
             raise JoinRefused(f"rank {rank} is connected already: process {self.sessions[rank].pid}")
         if self.state is not State.FORMING:
-            raise JoinRefused(f"all {self.local_world} ranks of this host are connected already")
+            raise JoinRefused(
+                f"all {self.local_world} ranks of this host are connected already; if it has more, give each of "
+                "them LOCAL_WORLD_SIZE, their number"
+            )
         self.sessions[rank] = session
         if len(self.sessions) == self.local_world:
             self.state = State.JOINING

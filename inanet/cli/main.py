@@ -39,7 +39,9 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "status": Entry("inanet.cli.status:status", "Show nodes, jobs and trees of a fabric."),
         "top": Entry("inanet.cli.top:top", "Show what a fabric does, live."),
         "trace": Entry("inanet.cli.trace:trace", "Merge traces of a torch job, and show the overlap."),
-        "zebra": Entry("inanet.cli.zebra:zebra", "Hot parameters of a sparse data set."),
+        "zebra": Entry(
+            "inanet.cli.zebra:zebra", "Sparse training: hot parameters, a switch or shard as a process."
+        ),
     }
 )
 

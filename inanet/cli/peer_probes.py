@@ -11,6 +11,7 @@ from inanet.control.standing import Overview
 #: Seconds that a probe of multicast may take in all.
 SECONDS = 2.0
 _ONCE = "give every node its own node.name, and every process its own RANK below WORLD_SIZE (torchrun does)"
+_REFUSED = "what each node that was turned away needs is in its reason, and in its own log"
 
 
 def names(seen: Overview, own: str, listen: str) -> Iterator[Finding]:
@@ -18,7 +19,10 @@ def names(seen: Overview, own: str, listen: str) -> Iterator[Finding]:
 
     ``own`` and ``listen`` are the name and the IPv4 address of this machine's node, empty if it has none.
     """
-    wrong = [f"turned away: {reason}" for reason in seen.refused]
+    if seen.refused:
+        # a bad certificate as well as a name that is taken: the fix of the finding below is not theirs
+        yield Finding("turned away", "FAIL", "; ".join(seen.refused), _REFUSED)
+    wrong: list[str] = []
     places: dict[str, str] = {}
     for node in seen.nodes:
         if node.name == own and node.address and listen and node.address.rpartition(":")[0] != listen:

@@ -52,7 +52,10 @@ def connect(
     total = number("world", world, "WORLD_SIZE")
     local = number("local_world", local_world, "LOCAL_WORLD_SIZE", default=1)
     if not 0 <= mine < total or not 1 <= local <= total:
-        raise ValueError(f"rank {mine} of {total} with {local} ranks on this host makes no sense")
+        raise ValueError(
+            f"rank {mine} of {total} with {local} ranks on this host makes no sense: ranks (RANK) count from 0 to world - 1 "
+            "(WORLD_SIZE), and a host has 1 to world of them (LOCAL_WORLD_SIZE)"
+        )
     try:
         path = socket_path(socket)
     except AgentUnavailable as error:

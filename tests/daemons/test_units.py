@@ -104,8 +104,7 @@ def test_the_units_differ_only_where_they_must() -> None:
         "agg": set(),
         "ps": set(),
         "manager": {"StateDirectory", "StateDirectoryMode"},
-        # a switch has no coordinator to prove anything to
-        "switch": {"LoadCredential", "SetCredential"},
+        "switch": set(),
     }
     for role in ROLES:
         keys = settings("agg").keys() | settings(role).keys()
