@@ -15,7 +15,7 @@ _REFUSED = "what each node that was turned away needs is in its reason, and in i
 
 
 def names(seen: Overview, own: str, listen: str) -> Iterator[Finding]:
-    """Whether every node has a name and an address of its own, and every rank one host.
+    """Whether every node has a name and an address of its own, and every rank one host; first, if anybody, who was turned away.
 
     ``own`` and ``listen`` are the name and the IPv4 address of this machine's node, empty if it has none.
     """

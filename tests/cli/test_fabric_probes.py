@@ -111,10 +111,15 @@ def test_names_and_ranks_are_used_once() -> None:
     seen = Overview(
         epoch=1, nodes=nodes, jobs=(twice,), refused=("rank 1 of job 'x' is on host 'w0' already",)
     )
-    (ill,) = peer_probes.names(seen, "w0", "10.0.0.9")
+    away, ill = peer_probes.names(seen, "w0", "10.0.0.9")
+    assert (away.name, away.status, away.detail) == (
+        "turned away",
+        "FAIL",
+        "rank 1 of job 'x' is on host 'w0' already",
+    )
     assert (ill.status, "RANK" in ill.fix) == ("FAIL", True)
     assert ill.detail == (
-        "turned away: rank 1 of job 'x' is on host 'w0' already; 'w0' is registered at 10.0.0.1:5, and this machine's file "
+        "'w0' is registered at 10.0.0.1:5, and this machine's file "
         "has it at 10.0.0.9; 'w1' and 'w2' both receive at 10.0.0.2:5; rank 1 of job train is on w0 and on w1"
     )
 

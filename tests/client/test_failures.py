@@ -303,7 +303,7 @@ class TestJoining:
             (refusal(0, 4, 1), "rank 0 is connected already: process"),
             (
                 refusal(1, 4, 1),
-                "all 1 ranks of this host are connected already; if it has more, give each .* LOCAL_WORLD_SIZE",
+                "all 1 ranks of this host are connected already; if it has more, give each of them LOCAL_WORLD_SIZE",
             ),
             (refusal(1, 8, 1), "rank 1 says that the job has 8 ranks, 1 of them on this host; others on"),
             (refusal(1, 4, 2), "2 of them on this host"),
