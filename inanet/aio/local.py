@@ -136,7 +136,8 @@ class LocalServer:
             raise JoinRefused("the name of a job must have 1 to 128 printable characters")
         system = get({"system": "", **message}, "system", str) or self._system
         if system not in NAMES:
-            raise JoinRefused(f"there is no system {system[:64]!r}; there are {', '.join(NAMES)}")
+            hint = "; a sparse job begins with inanet.join_sparse()" if system == "zebra" else ""
+            raise JoinRefused(f"there is no system {system[:64]!r}; there are {', '.join(NAMES)}{hint}")
         group = self._groups.get(name)
         if group is None or group.state is State.OVER:
             group = Group(name, world, local_world, self._backend, self._over, system)

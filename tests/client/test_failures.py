@@ -312,6 +312,18 @@ class TestJoining:
             assert sentence in str(refused)
         first.barrier()
 
+    @pytest.mark.parametrize(
+        ("system", "sentence"),
+        [
+            ("nope", "there is no system 'nope'; there are xagg, "),
+            ("zebra", "begins with inanet.join_sparse()"),
+        ],
+    )
+    def test_systems_that_no_such_job_can_have(self, agent: Agent, system: str, sentence: str) -> None:
+        refused = error_from(lambda: agent.connect("train", 0, 1, system=system))
+        assert isinstance(refused, inanet.JoinRefused)
+        assert sentence in str(refused)
+
     def test_a_process_that_gives_up_makes_room_for_another(self, agent: Agent, stack: ExitStack) -> None:
         assert isinstance(error_from(lambda: agent.connect("train", 0, 2, timeout=0.05)), inanet.JoinTimeout)
         agent.until(lambda: not agent.server._sessions)
