@@ -25,6 +25,8 @@ WRITE_LIMIT = 8 << 20
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 _READ_BYTES = 1 << 16
+#: X509_V_ERR_INVALID_PURPOSE: a certificate that is good, but for something else.
+_UNFIT = 26
 
 
 class DeadlineError(TimeoutError):
@@ -274,7 +276,12 @@ async def _open(
 def reason_of(error: OSError) -> str:
     """What the system says; asyncio puts the address in its place, which the caller names anyway."""
     if isinstance(error, ssl.SSLError):
-        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}"
+        hint = ""
+        if getattr(error, "verify_code", 0) == _UNFIT:
+            hint = (
+                "; whoever listens there needs a coordinator's certificate, of 'ina keys issue --coordinator'"
+            )
+        return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}{hint}"
     if error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
     return error.strerror or str(error)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import ssl
 import stat
 import sys
 from collections.abc import Awaitable, Callable
@@ -373,3 +374,13 @@ def test_a_port_in_use_is_named(run: Run) -> None:
 def test_the_loop_of_the_process_is_left_alone() -> None:
     policy = type(asyncio.get_event_loop_policy())
     assert not policy.__module__.startswith("uvloop"), sys.modules["uvloop"]
+
+
+def test_a_certificate_that_is_no_coordinators_is_told_as_that() -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code, error.verify_message = 26, "unsuitable certificate purpose"
+    said = module.reason_of(error)
+    assert said.startswith("TLS: unsuitable certificate purpose; ")
+    assert "ina keys issue --coordinator" in said
+    error.verify_code, error.verify_message = 10, "certificate has expired"
+    assert module.reason_of(error) == "TLS: certificate has expired"
