@@ -222,6 +222,13 @@ class FabricBackend:
             mine.member.refuse_mismatch(round_, spec, rank, text)
             self.flush()
 
+    def awaited(self, job: str) -> str:
+        """Other hosts, or the coordinator while there is no connection to it."""
+        mine = self._jobs.get(job)
+        if mine is not None and mine.uplink is not None and not mine.uplink.connected:
+            return f"no connection to the coordinator at {mine.uplink.address}, waiting for it to come back"
+        return "waiting for other hosts"
+
     async def leave(self, job: str, reason: str) -> None:
         """Take the host out of the job."""
         mine = self._jobs.pop(job, None)

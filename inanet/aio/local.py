@@ -59,6 +59,10 @@ class Backend(Protocol):
         """Local ranks disagree on a round, which is not submitted: the other hosts must hear of it."""
         ...
 
+    def awaited(self, job: str) -> str:
+        """In words, whom rounds wait for that all local ranks have begun."""
+        ...
+
     async def leave(self, job: str, reason: str) -> None:
         """The local ranks are gone, or the job is over. Futures of its rounds need not complete any more."""
         ...

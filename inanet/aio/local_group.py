@@ -192,9 +192,11 @@ class Group:
         for number, round_ in self._rounds.items():
             if round_.since <= before:
                 late = set(self.sessions) - set(round_.calls)
-                text = "waiting for other hosts"
-                if late:
-                    text = f"{_show(late)} of this host did not call it yet"
+                text = (
+                    f"{_show(late)} of this host did not call it yet"
+                    if late
+                    else self._backend.awaited(self.job)
+                )
                 for rank in round_.calls:
                     self.sessions[rank].waiting(number, text, tuple(sorted(late)))
 

@@ -45,6 +45,11 @@ class Uplink:
         self._changed = asyncio.Event()
         self._left = False
 
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection to the coordinator now."""
+        return self._channel is not None
+
     def flush(self) -> None:
         """Send what the member has to say, if there is a connection."""
         channel = self._channel

@@ -3,12 +3,14 @@
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import structlog
 
 from inanet.aio.backend import FabricBackend, _Membership
 from inanet.aio.station import Station, open_device
+from inanet.aio.uplink import Uplink
 from inanet.control.config import MODELS
 from inanet.control.config_file import validate
 from inanet.proto.plan import NodePlan, Parent, Placement
@@ -63,3 +65,19 @@ async def test_a_job_of_one_host_that_chooses_a_switch_is_told_that_none_is_used
     (line,) = said
     assert (line["job"], line["system"], line["log_level"]) == ("job", "atp", "warning")
     assert "no switch is used" in line["event"]
+
+
+async def test_who_waits_hears_that_the_coordinator_is_away() -> None:
+    backend = FabricBackend(None, "", join=1.0, lost=lambda job, error: None)  # type: ignore[arg-type]
+    try:
+        member: Any = SimpleNamespace()
+        uplink = Uplink(member, "10.0.0.1:7400", join=1.0, resume=1.0, wake=lambda: None, keys=None)
+        backend._jobs["job"] = _Membership("job", member=member, uplink=uplink)
+        assert backend.awaited("job") == (
+            "no connection to the coordinator at 10.0.0.1:7400, waiting for it to come back"
+        )
+        channel: Any = object()
+        uplink._channel = channel
+        assert backend.awaited("job") == "waiting for other hosts"
+    finally:
+        backend.close()

@@ -102,6 +102,9 @@ class LoopbackBackend:
     def mismatch(self, job: str, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
         self.mismatches.append((job, round_, rank, text))
 
+    def awaited(self, job: str) -> str:
+        return f"the other hosts of {job}"
+
     async def leave(self, job: str, reason: str) -> None:
         self.left.put((job, reason))
 

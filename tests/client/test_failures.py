@@ -371,7 +371,7 @@ class TestLateRounds:
         job = stack.enter_context(agent.connect(world=2, local_world=1))
         handle = job.all_reduce_async(np.ones(3, np.float32))
         assert job._conversation.wait_for(lambda: bool(handle._outcome.awaited), PATIENCE)
-        assert "waiting for other hosts" in str(error_from(lambda: handle.wait(0.0)))
+        assert "; the other hosts of train" in str(error_from(lambda: handle.wait(0.0)))
 
 
 class TestLostAgent:
