@@ -95,7 +95,7 @@ class Line:
                 raise self._ended
             if self._place.plan is None:
                 raise JoinTimeout(
-                    f"no plan from {self._address} within {self._patience + _GRACE:g} s"
+                    f"no plan from {self._address} within {self._patience:g} s, nor in the {_GRACE:g} s after"
                     + (f": {self._missing}" if self._missing else ""),
                     job=self._identity.job,
                     rank=self._identity.ranks[0],
