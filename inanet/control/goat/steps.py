@@ -5,10 +5,13 @@ complete in time. Here a host's k-th step is its own affair: the PS says which e
 tensor, which is scheduled when the first host begins a step, and refusals, which concern the host alone.
 """
 
-from inanet.control.collectives import Collectives, JobLost
+from inanet.control.collectives import Collectives, Guard, JobLost, Send
 from inanet.control.fields import Cause
 from inanet.control.messages import Begin, Finished, LayoutReady, Refuse, RoundFailed
+from inanet.control.planner import Planner
+from inanet.control.rounds import Host
 from inanet.control.sentences import clip, show_ranks
+from inanet.control.settings import FormatOf, Settings
 from inanet.proto.goat.epochs.tensors import suits
 from inanet.proto.plan import TensorSpec
 
@@ -18,6 +21,20 @@ SYSTEM = "goat-async"
 
 class Steps(Collectives):
     """See :class:`~inanet.control.collectives.Collectives`; the ledger stays empty."""
+
+    def __init__(
+        self,
+        name: str,
+        hosts: dict[str, Host],
+        planner: Planner,
+        settings: Settings,
+        format_of: FormatOf,
+        send: Send,
+        guard: Guard,
+    ) -> None:
+        super().__init__(name, hosts, planner, settings, format_of, send, guard)
+        #: steps of every host that have been begun and are not over
+        self._open: dict[str, set[int]] = {host: set() for host in hosts}
 
     def begin(self, host: str, message: Begin, now: float) -> None:
         """A host begins a step. Raises :class:`JobLost` if it skips one."""
@@ -29,6 +46,7 @@ class Steps(Collectives):
         if message.round < record.next_round:
             return
         record.next_round += 1
+        self._open[host].add(message.round)
         if self.book.find(message.spec) is not None:
             return
         if len(self.book) or self._scheduling - {message.spec}:
@@ -43,29 +61,36 @@ class Steps(Collectives):
 
     def refuse(self, host: str, message: Refuse, now: float) -> None:
         """A rank cannot contribute: its host's step fails, nobody else's."""
-        if message.rank not in self.hosts[host].ranks:
+        record = self.hosts[host]
+        if message.rank not in record.ranks:
             return
+        if message.round == record.next_round:
+            # ranks of one host disagree: its step is refused before it has begun
+            record.next_round += 1
         at = "" if message.index is None else f" at element {message.index}"
         text = f"rank {message.rank} (host {host}): {message.detail or message.reason}{at} of tensor {message.tensor!r}"
         self._alone(host, message.round, message.reason, text, message.rank, message.tensor, message.index)
 
     def finished(self, name: str, message: Finished) -> None:
-        """Nobody waits for that."""
+        """A host's step is over. Nobody else waits for that."""
+        if name in self._open:
+            self._open[name].discard(message.round)
 
     def layout_ready(self, name: str, message: LayoutReady) -> None:
         """A switch or the PS has room, or has not: then every host's step fails."""
         if message.refused and self.book.get(message.tensor) is not None:
-            for host, record in self.hosts.items():
-                if record.next_round > 1:
-                    text = f"{name!r} has no room for it: {message.refused}"
-                    self._alone(host, record.next_round - 1, "memory", text)
+            self._all("memory", f"{name!r} has no room for it: {message.refused}")
         super().layout_ready(name, message)
 
     def _cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
         """There is no such tensor: the steps that wait for it fail."""
-        for host, record in self.hosts.items():
-            if record.next_round > 1:
-                self._alone(host, record.next_round - 1, error, text)
+        self._all(error, text)
+
+    def _all(self, error: Cause, text: str) -> None:
+        """End all steps that are under way: a host may have begun several."""
+        for host in self.hosts:
+            for number in sorted(self._open[host]):
+                self._alone(host, number, error, text)
 
     def _alone(
         self,
@@ -78,6 +103,7 @@ class Steps(Collectives):
         index: int | None = None,
     ) -> None:
         """End one host's step."""
+        self._open[host].discard(number)
         failure = RoundFailed(
             job=self._planner.job,
             round=number,

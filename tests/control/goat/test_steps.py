@@ -1,5 +1,6 @@
 """Asynchronous training from the first Hello on: one tensor, each host's own steps, in virtual time."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -131,3 +132,33 @@ def test_there_is_one_tensor(lab: Steps) -> None:
     assert "one tensor" in failed.message
     member: Member = lab.members["w0"]
     assert member.joined
+
+
+def test_a_step_that_ranks_of_a_host_disagree_on_fails_alone_and_the_job_goes_on(lab: Steps) -> None:
+    lab.next["w0"] += 1
+    lab.members["w0"].refuse_mismatch(1, GRADIENT, 0, "rank 0 has 300 elements, rank 1 has 3")
+    lab.run(lambda: ("w0", 1) in lab.results)
+    failed = lab.failed(("w0", 1, None))
+    assert failed is not None
+    assert failed.cause == "mismatch"
+    steps = [lab.begin_step(name, GRADIENT, 1.0) for name in lab.names]
+    lab.done(*steps)
+    assert all(lab.failed(step) is None for step in steps)
+
+
+def test_all_steps_under_way_fail_when_the_tensor_cannot_be(
+    lab: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile: list[tuple[Callable[[], None], Callable[[float], None]]] = []
+    lab.coordinator.works.elsewhere = lambda solve, done: meanwhile.append((solve, done))
+    monkeypatch.setattr("inanet.control.goat.publishing.SECONDS", 0.0)
+    steps = [lab.begin_step(name, GRADIENT, 1.0) for name in ("w0", "w0", "w3")]
+    lab.run(lambda: bool(meanwhile))
+    ((solve, done),) = meanwhile
+    solve()
+    done(lab.star.now)
+    lab.done(*steps)
+    for step in steps:
+        failed = lab.failed(step)
+        assert failed is not None
+        assert "cannot be scheduled" in failed.message

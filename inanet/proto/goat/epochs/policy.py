@@ -6,13 +6,14 @@ for a slot gradients alternate, and the parity of the last one seen of every wor
 number of the newest one for the sub-model, tells them apart however late a copy is. fold: add, and send the packet back as
 the worker's acknowledgement. complete: when as many are in as published for the epoch, once an epoch, or when somebody is
 in whose gradient the PS waits for no longer. The packet leaves as the sum, and the slot keeps it until the PS has it; what
-else comes for the slot meanwhile is passed on to the PS, unsummed. release: by the PS's word that it has the sum.
+else comes for the slot meanwhile is passed on to the PS, unsummed. release: by the PS's word that it has the sum, or, if that
+is lost, by the next gradient of a worker that is in it.
 
 What is published may complete sums without a packet of theirs coming in: a switch's control plane sends these, here they
 are *drawn* and leave beside the batch.
 
-A slot is checked when it is complete (R3). If its values do not suit their checksum, it is forgotten with all that are in
-it; their workers send again when the PS misses them.
+A slot is checked when it is complete (R3), and when its sum is sent again. If its values do not suit their checksum, it is
+forgotten with all that are in it; their workers send again when the PS misses them.
 """
 
 from typing import Any, NamedTuple
@@ -173,6 +174,14 @@ def contribute(
         c.parity[slot] = 0
         c.sent[slot] = 0
     seen = (c.parity[slot] & bit != 0) == (serial & np.uint32(1) != 0)
+    if r.complete[slot] and bit & r.bitmap[slot]:
+        again = seen and now - r.touched[slot] >= HOLD
+        if not seen or (again and not sound(r, slot)):
+            # a new gradient: the one before has counted, and only the PS's word of it is lost; a damaged sum: what the PS has not
+            # got of it goes there one by one, for it may have it
+            r.complete[slot] = 0
+            r.bitmap[slot] = 0
+            r.occupied[job] -= 1
     if seen and bit & r.bitmap[slot]:
         if r.complete[slot]:
             if now - r.touched[slot] < HOLD:

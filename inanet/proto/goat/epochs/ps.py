@@ -361,6 +361,8 @@ class Running:
     def leave(self, worker: int, now: float) -> None:
         """A worker has left the job."""
         self.waiting.leave(worker)
+        # somebody else's gradient may count now
+        self.released = False
         if self.table is not None and self.waiting.there.any() and not self.advance(now):
             self.publish(now)
 

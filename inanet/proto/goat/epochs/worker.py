@@ -160,7 +160,10 @@ class EpochWorker:
         return min(MARKS, self.window.capacity)
 
     def give_up(self, round_: int) -> None:
-        """A step has failed: its arrays are left alone from now on. What was sent of it counts."""
+        """A step has failed: its arrays are left alone from now on. What was sent of it counts, and what it would have been
+        moved by is in the next step's result. One that waits is never sent.
+        """
+        self._queue = deque(one for one in self._queue if one[1] != round_)
         if self._step is not None and self._step.round == round_:
             self._step.arrays = ()
 
@@ -223,7 +226,9 @@ class EpochWorker:
         moved = (model - its.model).reshape(-1)[: its.spec.elements]
         for array in step.arrays:
             array[:] = moved
-        its.model, self._epoch = model, step.epoch
+        self._epoch = step.epoch
+        if step.arrays:
+            its.model = model
         self._events.append(RoundDone(self.member.job, step.round, step.tensor, -1, self.participation))
         self._step = None
         self._heard = None

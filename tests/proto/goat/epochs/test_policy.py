@@ -134,6 +134,20 @@ def test_copies_are_told_from_new_gradients_however_late_they_are(judge: Judge) 
     assert int(first["bitmap"]) == int(second["bitmap"]) == 1
 
 
+def test_a_slot_whose_release_is_lost_is_free_with_the_next_gradient_of_a_worker_in_it(judge: Judge) -> None:
+    judge(publish(1, [1]), S1)
+    assert judge(data(1), W1)[0] == "SUM"
+    # the PS has it and says so in vain; the worker's next gradient is no copy, and is not behind the sum either
+    judge(publish(2, [2]), S1)
+    assert judge(data(1, number=2, value=7), W1)[0] == "ACK"
+    assert judge.program.stats()["occupied_1"] == 1
+    # nobody tells the worker that the PS has this one
+    assert judge(taken(1, asker=2), S1)[:2] == ("gone", Drop.UNMATCHED)
+    kind, _, found = judge(data(0), W0)
+    assert (kind, int(found["bitmap"]), int(found["number"])) == ("SUM", 0b11, 2)
+    assert (found["values"] == 8).all()
+
+
 def test_a_late_notification_never_undoes_a_newer_one(judge: Judge) -> None:
     judge(publish(3, [2, 2]), S1)
     judge(publish(3, [1, 2], revision=2), S1)
@@ -222,6 +236,24 @@ def test_r3_a_damaged_slot_is_forgotten_and_its_workers_may_send_again(judge: Ju
     assert judge(data(0), W0)[0] == "ACK"
     kind, _, found = judge(data(1), W1)
     assert (kind, int(found["bitmap"]), (found["values"] == 3).all()) == ("SUM", 0b11, True)
+
+
+def test_r3_a_sum_that_is_damaged_on_its_second_way_is_not_sent_for_ever(judge: Judge) -> None:
+    judge(publish(1, [2]), S1)
+    judge(data(0), W0)
+    assert judge(data(1), W1)[0] == "SUM"
+    # it is lost, or the PS's word of it
+    judge.program.file.registers.values[10, 3] ^= 1 << 9
+    for worker, port in ((1, W1), (0, W0), (0, W0)):
+        kind, to, found = judge(data(worker), port, PATIENT)
+        assert (kind, to, int(found["bitmap"]), int(found["values"][0])) == (
+            "PASSED",
+            S1,
+            1 << worker,
+            worker + 1,
+        )
+    assert judge.program.stats()["occupied_1"] == 0
+    assert judge(data(1, number=2), W1)[0] == "ACK"
 
 
 def test_registers_have_room_for_what_tells_gradients_apart() -> None:
