@@ -16,6 +16,7 @@ from inanet.control.session import SessionError
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK = 1, 2
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
+_MAP_FIXED, _MAP_NORESERVE = 0x10, 0x4000
 _MAP_FAILED = ctypes.c_void_p(-1).value
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -68,6 +69,17 @@ def mirror(source: int, target: int, size: int) -> None:
     """
     # of a shared mapping, and with an old size of 0, the kernel makes a second one and leaves the first alone
     if _libc.mremap(source, 0, size, _MREMAP_MAYMOVE | _MREMAP_FIXED, target) == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def privatize(fd: int, target: int, size: int) -> None:
+    """Map the first ``size`` bytes of a descriptor's memory at ``target``, so that what is written there is seen by nobody else.
+
+    ``target`` is the address of a page; what was mapped there is gone. Raises ``OSError`` if the system refuses.
+    """
+    flags = mmap.MAP_PRIVATE | _MAP_FIXED | _MAP_NORESERVE
+    if _libc.mmap(target, size, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, 0) == _MAP_FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
 

@@ -5,8 +5,10 @@ memory and back, which on one host takes as long as the sum. So the memory of a 
 using it: ``share_memory_`` moves the storage of a tensor, and with it all views that DDP and the optimizer have, to a
 mapping of its own. The file behind that mapping can be cut short by whoever has it, which would be the end of an agent
 that reads it; therefore the mapping and its descriptor are then replaced by those of a sealed memfd that the agent
-knows. Torch unmaps the range and closes the descriptor with the last tensor on it, whatever they are by then. As with
-all memory that was shared, a process that is forked later has the same bucket, not one of its own.
+knows. Torch unmaps the range and closes the descriptor with the last tensor on it, whatever they are by then.
+
+A process that is forked later must not write into gradients of its parent: there, the mapping becomes a private one of the
+same pages. What the child writes is its own; pages that it has not written to follow the parent.
 """
 
 import logging
@@ -15,6 +17,7 @@ import os
 import weakref
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from inanet.client.job import Job
 from inanet.control import segments
@@ -24,6 +27,8 @@ from inanet.torch.transport import Reduction
 LEAST_BYTES = 64 << 10
 #: where ``share_memory_`` makes its files, for the moment until their pages are replaced
 _SHM = "/dev/shm"
+#: buckets that were moved, dead ones among them: the storage, its descriptor, address and bytes
+_moved: list[tuple[StorageWeakRef, int, int, int]] = []
 _log = logging.getLogger("inanet")
 
 
@@ -36,6 +41,7 @@ class BucketMemory:
     """
 
     def __init__(self, job: Job, values: torch.Tensor) -> None:
+        self._job = job
         self._memory, self._fd = job.described(values.nbytes)
         self._close = weakref.finalize(self, os.close, self._fd)
         if values.nbytes < LEAST_BYTES:
@@ -45,6 +51,8 @@ class BucketMemory:
         self.reduction: Reduction | None = None
         self._seen_at = 0
         self._moved_to = 0
+        #: what was moved; as long as this is here nothing else can have its identity, as it can its address
+        self._moved: StorageWeakRef | None = None
 
     def fits(self, values: torch.Tensor) -> bool:
         """Whether it has the dtype and the size of the bucket."""
@@ -56,15 +64,20 @@ class BucketMemory:
 
     def holds(self, values: torch.Tensor) -> bool:
         """Whether the bucket lies here, so that nothing needs to be copied."""
+        storage = values.untyped_storage()
         return (
-            self._moved_to != 0
+            self._moved is not None
+            and storage._cdata == self._moved.cdata
             and values.data_ptr() == self._moved_to
-            and values.untyped_storage().is_shared()
+            and storage.is_shared()
         )
 
     def take(self, values: torch.Tensor) -> None:
-        """The bucket is in this memory after this, because it is there, or is moved or copied. It must be :meth:`idle`."""
-        if self.holds(values):
+        """The bucket is in this memory after this, because it is there, or is moved or copied. It must be :meth:`idle`.
+
+        Of no effect when the job is over, where the collective will say so: in a forked process the memory is the parent's.
+        """
+        if self._job.over or self.holds(values):
             return
         at = values.data_ptr()
         if at == self._seen_at and self._move(values):
@@ -93,9 +106,13 @@ class BucketMemory:
             _log.debug("a bucket of %d B stays where it is: %s", size, error)
             return False
         # what torch has made goes, and whoever is sent this storage gets the memory that is now behind it
-        os.dup2(self._fd, storage._share_fd_cpu_()[0], inheritable=False)
+        fd = storage._share_fd_cpu_()[0]
+        os.dup2(self._fd, fd, inheritable=False)
         self._close()
         self._moved_to = address
+        self._moved = StorageWeakRef(storage)
+        _moved[:] = [entry for entry in _moved if not entry[0].expired()]
+        _moved.append((self._moved, fd, address, size))
         return True
 
 
@@ -109,3 +126,15 @@ def _can_share(storage: torch.UntypedStorage) -> bool:
         return False
     # the other ranks do the same at the same time, and data loaders live there
     return storage.nbytes() <= room.f_bavail * room.f_frsize // 8
+
+
+def _after_fork() -> None:
+    """In a forked child: what it writes into its parent's buckets is its own."""
+    for reference, fd, address, size in _moved:
+        storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+        # one that is alive has its descriptor, unless it was moved again
+        if storage is not None and storage.data_ptr() == address:
+            segments.privatize(fd, address, size)
+
+
+os.register_at_fork(after_in_child=_after_fork)

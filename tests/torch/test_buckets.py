@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,7 @@ ELEMENTS = LEAST_BYTES // 4 + 100
 class Job:
     """What a job does for a bucket, without an agent."""
 
-    name, rank = "train", 2
+    name, rank, over = "train", 2, False
 
     def __init__(self) -> None:
         self.memory = Memory()
@@ -105,6 +106,66 @@ def test_the_range_is_unmapped_with_the_bucket_and_the_memory_stays() -> None:
     assert (memory.tensor == 1).all()
     # what comes to lie there later is not taken for the bucket
     assert not memory.holds(torch.ones(ELEMENTS))
+
+
+def test_memory_of_somebody_else_at_the_same_address_is_not_taken_for_the_bucket() -> None:
+    bucket = torch.ones(ELEMENTS)
+    memory = seen_twice(bucket)
+    del bucket
+    other = torch.full((ELEMENTS,), 3.0).share_memory_()
+    # as it mostly is, for the system maps the next range of this size where the last one was
+    memory._moved_to = other.data_ptr()
+    assert not memory.holds(other)
+    memory.take(other)
+    assert (memory.tensor == 3).all()
+
+
+def in_a_child(act: Callable[[], object]) -> int:
+    """Exit status of a forked process that acts; 1 if that raises or is false."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            status = 0 if act() else 1
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_process_does_not_write_into_the_gradients_of_its_parent() -> None:
+    bucket, dead, sent = torch.ones(ELEMENTS), torch.ones(ELEMENTS), torch.ones(ELEMENTS)
+    memory, _, orphan = seen_twice(bucket), seen_twice(dead), seen_twice(sent)
+    tensor = orphan.tensor
+    del dead, orphan
+
+    def writes() -> bool:
+        before = bool((bucket == 1).all()) and bool((sent == 1).all())
+        bucket[:100].fill_(5)
+        sent.fill_(5)
+        return before and bool(bucket.sum() == ELEMENTS + 400)
+
+    assert in_a_child(writes) == 0
+    assert (bucket == 1).all()
+    assert (sent == 1).all()
+    # parent and agent still have the same memory
+    memory.tensor[7] = tensor[7] = 9
+    assert bucket[7] == sent[7] == 9
+
+
+def test_a_job_that_is_over_is_given_nothing() -> None:
+    bucket = torch.ones(100)
+    job = Job()
+    memory = BucketMemory(job, bucket)  # type: ignore[arg-type]
+    memory.take(bucket)
+
+    def takes() -> bool:
+        # what the fork does to a real one
+        job.over = True
+        memory.take(bucket.fill_(5))
+        return True
+
+    assert in_a_child(takes) == 0
+    assert (memory.tensor == 1).all()
 
 
 def test_the_bucket_outlives_the_memory() -> None:
