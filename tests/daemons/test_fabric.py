@@ -258,6 +258,7 @@ array = job.empty(int(sys.argv[3]))
 print("joined", flush=True)
 sys.stdin.readline()
 job.all_reduce(array)
+sys.stdin.readline()
 """
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=lambda number: number.name)
@@ -287,13 +288,15 @@ job.all_reduce(array)
         assert process.stdout.readline() == "joined\n"
         process.stdin.write("go\n")
         process.stdin.flush()
-        handles = in_the_middle(jobs, shared(jobs, contributions(LARGE // 4)[:3]))
+        in_the_middle(jobs, shared(jobs, contributions(LARGE // 4)[:3]))
+        # a process that has little of a processor may see that round through before it sees the signal, but not this one
+        handles = [job.all_reduce_async(np.ones(1, np.float32)) for job in jobs]
         process.send_signal(number)
         for handle in handles:
             error = error_of(handle.wait)
             assert isinstance(error, inanet.WorkerLostError)
             assert error.ranks == (3,)
-            assert "rank 3 (host worker3) was lost in round 1" in str(error)
+            assert re.search(r"rank 3 \(host worker3\) was lost in round [12]", str(error))
         process.wait(PATIENCE)
         assert process.returncode in (-number, 1)
         until(lambda: (descriptors(pid), mappings(pid)) == before)
