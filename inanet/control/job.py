@@ -263,6 +263,10 @@ class Job(Renewing):
             self._send_plan(host)
 
     def _enter(self, names: tuple[str, ...]) -> None:
+        if REKEYED in names and self.collectives.farewell and not self._elastic:
+            # it is about to end: in another epoch rounds would be had without those that have left
+            self._release()
+            return
         if REKEYED in names:
             # whoever else has waited comes in the next such moment, under the new key
             for name in {*names} - {REKEYED}:

@@ -33,6 +33,11 @@ def check_sparse(hello: Hello, members: Members) -> None:
         return
     if len(hello.ranks) != 1:
         raise Refused(f"{hello.name!r} brings {len(hello.ranks)} ranks; each of a sparse job joins by itself")
+    if hello.world > MAX_CHILDREN:
+        # now, and not when so many have come that one too many is among them
+        raise Refused(
+            f"job {hello.job!r} has {hello.world} ranks, and a sparse job has at most {MAX_CHILDREN}"
+        )
     for other in members.hellos.values():
         if other.sparse is not None and other.sparse != hello.sparse:
             raise Refused(

@@ -12,6 +12,7 @@ A certificate of the fabric's own authority (``ina keys init``) has URIs as its 
 Host names and addresses are not looked at: nodes are known by name wherever they run.
 """
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ class Certified:
             return f"its certificate {self._may}, not to be {role}"
         if self.jobs and role != "worker":
             return f"its certificate is for the jobs {', '.join(self.jobs)}, and a node that is {role} serves all"
-        if job and self.jobs and not any(fnmatchcase(job, pattern) for pattern in self.jobs):
+        if job and self.jobs and not any(_is_like(job, pattern) for pattern in self.jobs):
             return f"its certificate is for the jobs {', '.join(self.jobs)}, not for {job!r}"
         return ""
 
@@ -75,6 +76,11 @@ class Certified:
         if not self.roles:
             return "names no role, as those that older versions issued"
         return f"lets it be {', '.join(sorted(self.roles))}"
+
+
+def _is_like(job: str, pattern: str) -> bool:
+    """Whether a pattern is for a job. Names of jobs may have ``?`` and ``[`` in them, which stand for themselves."""
+    return fnmatchcase(job, re.sub(r"[?[]", r"[\g<0>]", pattern))
 
 
 def certified(certificate: Mapping[str, Any] | None) -> Certified:

@@ -112,12 +112,14 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
     if not 0 <= rank < its.world:
         raise ValueError(f"the job has ranks 0 to {its.world - 1}, not {rank}")
     name = f"{config.node.name}-{rank}"
+    # files that have vanished since the file was read are found out before there is a socket
+    token, keys = control.secret(), control.tls_keys()
     device = _device(config, name, rank)
     ending = _Ending()
     identity = Identity(
         name=name,
         role="worker",
-        token=control.secret(),
+        token=token,
         endpoint=device.endpoint,
         rx_window=max(64, device.rx_budget // 2),
         job=its.name,
@@ -133,7 +135,7 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         identity,
         str(control.coordinator),
         patience=control.join_timeout,
-        keys=control.tls_keys(),
+        keys=keys,
         over=ending,
     )
     try:

@@ -39,6 +39,7 @@ from inanet.switch.programs import Job, admit, dismiss
 from inanet.switch.registration import Registration
 from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import endpoint
+from inanet.wire.xagg import MAX_CHILDREN
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "t"
@@ -322,6 +323,12 @@ def test_ranks_that_do_not_fit_are_refused_with_a_reason(changes: dict[str, Any]
     member = fabric.start_rank(1, **changes)
     assert member.rejected is not None
     assert says in member.rejected.reason
+
+
+def test_a_job_of_more_ranks_than_a_plan_has_room_for_is_refused_with_the_first() -> None:
+    member = Fabric().start_rank(0, world=MAX_CHILDREN + 1)
+    assert member.rejected is not None
+    assert f"has {MAX_CHILDREN + 1} ranks, and a sparse job has at most" in member.rejected.reason
 
 
 def test_a_switch_that_cannot_serve_a_plan_ends_the_job_with_its_reason() -> None:

@@ -129,6 +129,10 @@ def hello(name: str, **changes: object) -> Hello:
             "its certificate names no role, as those that older versions issued, not to be worker",
         ),
         (of("w0", "worker", jobs=("test-*",)), hello("w0"), "is for the jobs test-*, not for 'train'"),
+        # only * stands for anything: names of jobs may have the other signs
+        (of("w0", "worker", jobs=("run?",)), hello("w0", job="run1"), "is for the jobs run?, not for 'run1'"),
+        (of("w0", "worker", jobs=("run[1]",)), hello("w0", job="run1"), "not for 'run1'"),
+        (of("w0", "worker", jobs=("[!x]*",)), hello("w0"), "not for 'train'"),
         # an aggregator has the keys of all jobs
         (of("a0", "aggregator", jobs=("train",)), hello("a0"), "and a node that is aggregator serves all"),
         (
@@ -384,6 +388,26 @@ def test_a_worker_that_has_left_a_job_about_to_end_does_not_keep_it_from_ending(
     nodes.revoke("w3")
     assert nodes.keys == {FIRST_KEY}
     for name in ("w0", "w1", "w2"):
+        nodes.say(name, Leave())
+    assert [event.error for event in nodes.events if isinstance(event, JobOver)] == [None]
+
+
+def test_a_job_about_to_end_gets_no_other_key_and_makes_no_sums_without_who_has_left(nodes: Guarded) -> None:
+    """Its hosts hold for the other key already when one of them leaves."""
+    nodes.mute.add("w0")
+    nodes.revoke("a0")
+    hold = nodes.last("w0", Hold)
+    nodes.say("w3", Leave())
+    nodes.mute.discard("w0")
+    nodes.say("w0", Held(job=JOB, nonce=hold.nonce))
+    assert nodes.keys == {FIRST_KEY}
+    assert not any(isinstance(event, MembershipChanged | KeyChanged) for event in nodes.events)
+    # nobody holds any more
+    nodes.revoke()
+    nodes.begin(1, spec(), ["w0", "w1", "w2"])
+    for name in ("w0", "w1", "w2"):
+        assert nodes.last(name, RoundFailed).error == "worker_lost"
+        assert isinstance([one for one in nodes.inbox[name] if isinstance(one, Plan | Hold)][-1], Plan)
         nodes.say(name, Leave())
     assert [event.error for event in nodes.events if isinstance(event, JobOver)] == [None]
 

@@ -8,6 +8,7 @@ import pytest
 
 import inanet
 from inanet.control.addresses import AddressError
+from inanet.control.config_control import Control
 from inanet.control.config_file import ConfigError
 from inanet.control.errors import FabricError
 
@@ -67,5 +68,24 @@ def test_a_coordinator_that_is_not_there_is_an_error_with_its_address_and_frees_
     path = write(tmp_path, control=control, more=f'[node]\nlisten = "127.0.0.1:{port}"')
     with pytest.raises(FabricError, match=r"connecting to unix:.*nobody.sock"):
         inanet.join_sparse(path, 0)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", port))
+
+
+@pytest.mark.parametrize("gone", ["secret", "tls_keys"])
+def test_a_file_that_has_vanished_since_it_was_looked_at_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    def vanished(_: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "token")
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    monkeypatch.setattr(Control, gone, vanished)
+    with pytest.raises(FileNotFoundError) as caught:
+        inanet.join_sparse(write(tmp_path, more=f'[node]\nlisten = "127.0.0.1:{port}"'), 0)
+    # the error is still held, and with it whatever it has passed
+    assert caught.value.filename == "token"
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.bind(("127.0.0.1", port))
