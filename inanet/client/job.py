@@ -219,8 +219,22 @@ class Job:
         return piece.number, 0, piece
 
     def described(self, size: int) -> tuple[NDArray[np.uint8], int]:
-        """As :meth:`empty`, uint8[size], with a descriptor of the memory, which the caller closes."""
+        """As :meth:`empty`, uint8[size], with a descriptor of the memory, which the caller closes.
+
+        The system sets the memory aside now. Raises :class:`~inanet.control.errors.FabricError` if it has none: with
+        vm.overcommit_memory=2 it would otherwise say so by SIGBUS, where the memory is first written to.
+        """
         piece, fd = self._create(size, findable=True)
+        try:
+            os.posix_fallocate(fd, 0, max(1, size))
+        except OSError as error:
+            os.close(fd)
+            raise FabricError(
+                f"{size} B to share with the agent are not to be had: {error.strerror}; this process needs more memory, "
+                "or smaller buckets",
+                job=self.name,
+                rank=self.rank,
+            ) from None
         return piece.view(np.dtype(np.uint8), (size,)), fd
 
     def _share(self, size: int, *, findable: bool) -> Piece:

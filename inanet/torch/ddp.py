@@ -112,8 +112,7 @@ class GradientHook:
             _log.log(level, "gradients travel %s: %s", way, verdict.reason)
         if not verdict.use_ina:
             self._share = None
-            self._transport = None
-            self._leave()
+            self._let_go()
         self.verdict = verdict
         return verdict
 
@@ -263,10 +262,15 @@ class GradientHook:
     def close(self) -> None:
         """Leave the job and write the trace. Closing twice is fine. Raises ``OSError`` for a trace that cannot
         be written."""
-        self._transport = None
-        self._leave()
+        self._let_go()
         if self._recorder is not None:
             self._recorder.close()
+
+    def _let_go(self) -> None:
+        """Leave the job. Copies of buckets go, with their descriptors; buckets that were moved stay where they are."""
+        self._transport = None
+        self._leave()
+        self._memory.clear()
 
 
 def _write(recorder: Recorder) -> None:

@@ -1,7 +1,9 @@
 """Collectives as a training process calls them, against a real server on both kinds of event loops."""
 
 import array
+import errno
 import gc
+import os
 import threading
 from typing import Any
 
@@ -436,3 +438,24 @@ def test_bad_arguments_are_refused_before_anything_is_sent(
         job.all_reduce(np.zeros(1, np.int32), "mean")
     job.barrier()
     assert [number for _, number, _ in agent.backend.rounds] == [1]
+
+
+def test_described_memory_is_there_before_it_is_written_to(
+    job: inanet.Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, fd = job.described(100_000)
+    try:
+        assert os.fstat(fd).st_blocks * 512 >= 100_000
+        assert not memory.any()
+    finally:
+        os.close(fd)
+    before = sorted(os.listdir("/proc/self/fd"))
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(inanet.InaError, match=r"100000 B to share with the agent.*No space left"):
+        job.described(100_000)
+    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert job.all_reduce(np.ones(1, np.float32)).tolist() == [1]
