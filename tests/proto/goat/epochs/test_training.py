@@ -11,6 +11,7 @@ from inanet.proto.goat.epochs.program import EpochProgram
 from inanet.proto.goat.epochs.waiting import everybody
 from inanet.sim.burst import Burst
 from inanet.sim.link import Link
+from inanet.wire.goat import EpochKind
 from tests.proto.goat.epochs.training import Training
 from tests.proto.goat.lab import BadLink, impair
 
@@ -186,3 +187,26 @@ def test_it_converges_to_the_neighbourhood_of_synchronous_training_in_less_time(
     assert asynchronous == pytest.approx(synchronous, rel=0.25)
     assert training.updates[-1].ended < 0.8 * slow
     assert min(update.awaited for update in training.updates) < WORKERS
+
+
+def test_whose_gradients_count_is_published_anew_when_somebody_comes_in_for_one_who_has_left():
+    training = Training(ELEMENTS, lambda seen: 2, lambda worker: 0.01, of_one)
+    running, now = training.running, 1.0
+    running.advance(now)
+    running.waiting.participants = 2
+
+    def has_sent(worker: int) -> set[int]:
+        running.out.clear()
+        running.ready(worker, 1, 0, np.zeros(64, np.int32), now)
+        return {
+            int(frame["bitmap"])
+            for frames in running.out
+            for frame in frames
+            if frame["kind"] == EpochKind.PUBLISH
+        }
+
+    assert has_sent(0) == set()
+    assert has_sent(1) == {0b011}
+    running.leave(0, now)
+    # its first word is enough: what slots have of these two leaves now
+    assert has_sent(2) == {0b110}
