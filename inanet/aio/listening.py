@@ -5,10 +5,10 @@ import errno
 import os
 import resource
 import socket
+import ssl
 import stat
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any
 
 import structlog
 
@@ -26,6 +26,9 @@ from inanet.control.trust import HANDSHAKE_SECONDS, Keys
 
 _log = structlog.get_logger("inanet.listening")
 Handler = Callable[[Channel], Awaitable[None]]
+#: connections that the kernel holds until they are taken, and seconds until it is asked again after it had none to give
+_BACKLOG = 128
+_PAUSE = 0.1
 
 
 class ControlServer:
@@ -36,6 +39,9 @@ class ControlServer:
         self._keys = keys
         self._silence = silence
         self._channels: dict[asyncio.Task[None], Channel] = {}
+        #: TLS handshakes under way
+        self._handshakes: set[asyncio.Task[None]] = set()
+        self._taking: asyncio.Task[None] | None = None
         #: half of the files that this process may open; those beyond that were refused
         self._most = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
         self._refused = 0
@@ -53,13 +59,16 @@ class ControlServer:
                 self._path = target.path
                 os.chmod(target.path, mode)
                 self.address = address
-            else:
-                tls: dict[str, Any] = {}
-                if self._keys is not None:
-                    tls = {"ssl": self._keys.server(), "ssl_handshake_timeout": HANDSHAKE_SECONDS}
-                self._server = await asyncio.start_server(self._accept, target.host, target.port, **tls)
+            elif self._keys is None:
+                self._server = await asyncio.start_server(self._accept, target.host, target.port)
                 port = self._server.sockets[0].getsockname()[1]
                 self.address = str(Address(target.host, port))
+            else:
+                context = self._keys.server()
+                listener = socket.create_server((target.host, target.port), backlog=_BACKLOG)
+                listener.setblocking(False)
+                self.address = str(Address(target.host, listener.getsockname()[1]))
+                self._taking = asyncio.get_running_loop().create_task(self._take_all(listener, context))
         except OSError as error:
             hint = ""
             if error.errno == errno.EADDRINUSE:
@@ -69,13 +78,51 @@ class ControlServer:
                 )
             raise AddressError(f"cannot listen on {address}: {reason_of(error)}{hint}") from None
 
+    async def _take_all(self, listener: socket.socket, context: ssl.SSLContext) -> None:
+        """Take connections and shake hands with each in a task: an asyncio server counts none before it has shown a
+        certificate, and strangers who never do would take every descriptor there is.
+        """
+        loop = asyncio.get_running_loop()
+        with listener:
+            while True:
+                try:
+                    connection, peer = await loop.sock_accept(listener)
+                except OSError as error:
+                    _log.warning("control connection not taken", reason=reason_of(error))
+                    await asyncio.sleep(_PAUSE)
+                    continue
+                if self._is_full():
+                    connection.close()
+                    continue
+                task = loop.create_task(self._shake_hands(connection, str(Address(*peer)), context))
+                self._handshakes.add(task)
+                task.add_done_callback(self._handshakes.discard)
+
+    async def _shake_hands(self, connection: socket.socket, peer: str, context: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(loop=loop)
+        protocol = asyncio.StreamReaderProtocol(reader, self._accept, loop=loop)
+        try:
+            await loop.connect_accepted_socket(
+                lambda: protocol, connection, ssl=context, ssl_handshake_timeout=HANDSHAKE_SECONDS
+            )
+        except OSError as error:
+            _log.info("control connection ended", peer=peer, reason=f"no TLS handshake: {reason_of(error)}")
+
+    def _is_full(self) -> bool:
+        """Whether there are as many connections as may be; whoever opens more must not keep this process from what it has
+        open already.
+        """
+        if len(self._channels) + len(self._handshakes) < self._most:
+            return False
+        self._refused += 1
+        if self._refused.bit_count() == 1:
+            _log.warning("control connection refused", refused=self._refused, reason="too many are open")
+        return True
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # not a coroutine: asyncio would report its cancellation as an unheard exception
-        if len(self._channels) >= self._most:
-            # whoever takes all there are must not keep this process from what it has open already
-            self._refused += 1
-            if self._refused.bit_count() == 1:
-                _log.warning("control connection refused", refused=self._refused, reason="too many are open")
+        # not a coroutine: asyncio would report its cancellation as an unheard exception. What shook hands was counted before
+        if self._taking is None and self._is_full():
             writer.transport.abort()
             return
         channel = Channel(reader, writer, _peer_name(writer, self.address), self._silence)
@@ -103,7 +150,7 @@ class ControlServer:
         """
         if self._server is not None:
             self._server.close()
-        tasks = list(self._channels)
+        tasks = [*self._channels, *self._handshakes, *([self._taking] if self._taking is not None else [])]
         for task in tasks:
             task.cancel()
         if tasks:

@@ -214,10 +214,32 @@ async def _strangers_do_not_get_in(keys: Path) -> None:
             await ask(coordination.address, "", of(keys / "other", "w0"), 0.5)
 
 
+async def _whoever_says_nothing_takes_no_more_than_there_is(keys: Path) -> None:
+    """Before the handshake, too: the connections beyond are closed at once, and one that ends makes room."""
+    async with AsyncExitStack() as stack, coordinating(of(keys, "manager")) as coordination:
+        server = coordination._server
+        assert server is not None
+        server._most = 3
+        host, _, port = coordination.address.rpartition(":")
+        strangers = [await asyncio.open_connection(host, int(port)) for _ in range(8)]
+        for _, writer in strangers:
+            stack.callback(writer.close)
+        # taken in the order in which they came
+        assert [await reader.read() for reader, _ in strangers[3:]] == [b""] * 5
+        assert len(server._handshakes) == 3
+        strangers[0][1].close()
+        done, _ = await asyncio.wait(
+            server._handshakes, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED
+        )
+        assert len(done) == 1
+        assert (await ask(coordination.address, "", of(keys, "w0"), PATIENCE)).nodes == ()
+
+
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize(
     "body",
     [
+        _whoever_says_nothing_takes_no_more_than_there_is,
         _certificates_say_who_somebody_is,
         _what_is_no_message_is_cut_off,
         _a_certificate_that_has_expired_is_none,
