@@ -252,7 +252,9 @@ class TestCrashes:
         works(fabric)
 
     RANK = """
-import sys, numpy as np, inanet
+import signal, sys, numpy as np, inanet
+# a shell that starts the tests in the background has it ignored, and children inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 job = inanet.connect("train", rank=int(sys.argv[1]), world=4, local_world=1, socket=sys.argv[2])
 array = job.empty(int(sys.argv[3]))
 print("joined", flush=True)
