@@ -27,8 +27,9 @@ SUPERFRAME = 62 * PAYLOAD_BYTES * FRAGMENT
 #: How much faster than a ring a plan must be predicted to be, before a fabric is worth setting up.
 MARGIN = 0.05
 #: Where nodes share cores they wait for each other, and only a part of a fabric's processor time is hidden behind its links
-#: (or of links' time behind processors). This part is not, as nine labs on two cores had it (``ina bench plan``).
-UNHIDDEN = 0.7
+#: (or of links' time behind processors). This part is not, for every hop that a contribution takes to its root, as nine labs
+#: on two cores had it (``ina bench plan``).
+UNHIDDEN = 0.5
 #: Plans that differ by less than this are equal: the one with the fewest nodes is taken.
 ALIKE = 0.01
 
@@ -37,8 +38,8 @@ ALIKE = 0.01
 class Price:
     """Seconds for one all-reduce, and what they are made of.
 
-    ``seconds`` is the larger of what links and processors need, latency, and :data:`UNHIDDEN` of the smaller
-    where nodes share cores.
+    ``seconds`` is the larger of what links and processors need, latency, and where nodes share cores
+    :data:`UNHIDDEN` of the smaller for every hop, all of it at most.
     """
 
     plan: Plan
@@ -91,7 +92,7 @@ def price(plan: Plan, fleet: Fleet, size: int, costs: Costs) -> Price:
         bound = _busiest(loads, limits, wire, fleet.late, links)
     seconds = max(links, processors) + latency
     if fleet.shared_cores:
-        seconds += UNHIDDEN * min(links, processors)
+        seconds += min(1.0, UNHIDDEN * depth) * min(links, processors)
     return Price(plan, seconds, links, processors, latency, bound)
 
 

@@ -8,7 +8,7 @@ from inanet.control.candidates import Fleet, candidates
 from inanet.control.config import Topology as Section
 from inanet.control.costs import Costs, cache_file, load, save
 from inanet.control.network import Network, Port
-from inanet.control.plans import Plan, beside, star
+from inanet.control.plans import Plan, beside, star, tree_of
 from inanet.control.pricing import FRAGMENT, SEGMENT, UNHIDDEN, choose, price
 from inanet.control.trees import Server
 
@@ -77,6 +77,9 @@ def test_processors_count_where_links_do_not() -> None:
         + UNHIDDEN * min(shared.links, shared.processors)
         + shared.latency
     )
+    tree = tree_of(0, "ps", {"w0": "agg", "w1": "agg", "agg": "ps"})
+    deep = price(Plan("tree", "tree", (tree,)), fleet(2, {"ps": 1000.0, "agg": 1000.0}, cores=2), SIZE, costs)
+    assert deep.seconds == pytest.approx(deep.links + deep.processors + deep.latency)
     many = price(plan, fleet(2, {"ps": 1000.0}), SIZE, Costs(20_000, 0, 0, 0, 0, 0, 0))
     assert many.bound.startswith("processors:")
     assert many.seconds > many.processors
