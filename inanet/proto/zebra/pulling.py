@@ -10,6 +10,7 @@ from inanet.proto.zebra.membership import F32, Job
 from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf
 from inanet.proto.zebra.serial import beyond
 from inanet.proto.zebra.stream import Path, Stream
+from inanet.proto.zebra.streams import Streams
 from inanet.wire.batch import I64, U64, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import show
@@ -27,18 +28,17 @@ class Pull:
     places: dict[int, I64] = field(default_factory=dict)
 
 
-class Pulling:
+class Pulling(Streams):
     """One pull at a time. ``streams`` has one per shard, or ``None``; an answer is a packet's acknowledgement."""
 
     def __init__(self, job: Job, rank: int, paths: list[Path]) -> None:
+        super().__init__(len(job.shards))
         self._job = job
         self._rank = rank
         self._paths = paths
-        self.streams: list[Stream | None] = [None] * len(job.shards)
         #: sequence numbers that shards have seen, so that a late answer is not taken for one to another pull
         self._asked = [0] * len(job.shards)
         self.cached = 0
-        self._sent = self._repeated = 0
 
     def ask(self, pull: Pull, cache: HotCache, iteration: int) -> None:
         """Begin: values are to be those after ``iteration``."""
@@ -64,14 +64,6 @@ class Pulling:
         """Whether every answer is in."""
         return all(stream is None or stream.done for stream in self.streams)
 
-    def end(self) -> None:
-        """The pull is over."""
-        for shard, stream in enumerate(self.streams):
-            if stream is not None:
-                self._sent += stream.sent
-                self._repeated += stream.repeated
-                self.streams[shard] = None
-
     def transmit(self, now: float) -> list[Transmission]:
         """What is to be sent."""
         return [t for stream in self.streams if stream is not None for t in stream.transmit(now)]
@@ -88,16 +80,6 @@ class Pulling:
             for shard, stream in enumerate(self.streams)
             if stream is not None and not stream.done
         ]
-
-    @property
-    def sent(self) -> int:
-        """Packets sent, without repetitions."""
-        return self._sent + sum(stream.sent for stream in self.streams if stream is not None)
-
-    @property
-    def repeated(self) -> int:
-        """Packets sent again."""
-        return self._repeated + sum(stream.repeated for stream in self.streams if stream is not None)
 
     def take(self, judged: Judged, shards: I64, pull: Pull | None, now: float) -> bool:
         """Take answers out of a batch, whose packets come from ``shards`` int64[n]; whether there was anything new."""

@@ -11,22 +11,22 @@ from inanet.proto.zebra.packets import Column, Judged, Sheaf
 from inanet.proto.zebra.serial import ahead
 from inanet.proto.zebra.standing import Standing
 from inanet.proto.zebra.stream import Path, Stream
+from inanet.proto.zebra.streams import Streams
 from inanet.wire.batch import I64, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import show
 from inanet.wire.zebra import KIND_SHIFT, Kind
 
 
-class Pushing:
+class Pushing(Streams):
     """Places are shards by number, then the switch. ``paths`` has one for each, ``ask`` is the pause before the first question."""
 
     def __init__(self, job: Job, paths: Sequence[Path], ask: float) -> None:
         self._job = job
         self._paths = paths
         self._receivers = (*job.shards, job.switch)
-        self.streams: list[Stream | None] = [None] * len(self._receivers)
+        super().__init__(len(self._receivers))
         self._standing = [Standing(ask) for _ in self._receivers]
-        self._sent = self._repeated = 0
 
     def begin(self, sheaves: Sequence[Sheaf | None]) -> None:
         """Begin an iteration: what goes to each place, ``None`` for nothing at all."""
@@ -34,18 +34,6 @@ class Pushing:
             self._standing[place].begin()
             if sheaf is not None:
                 self.streams[place] = Stream(sheaf, [self._receivers[place]], self._paths[place])
-
-    def end(self) -> None:
-        """The iteration is over, whatever was acknowledged."""
-        for place in range(len(self.streams)):
-            self._forget(place)
-
-    def _forget(self, place: int) -> None:
-        stream = self.streams[place]
-        if stream is not None:
-            self._sent += stream.sent
-            self._repeated += stream.repeated
-            self.streams[place] = None
 
     # ------------------------------------------------------------- packets
 
@@ -115,16 +103,6 @@ class Pushing:
             for place, stream in enumerate(self.streams)
             if stream is not None and not stream.done
         ]
-
-    @property
-    def sent(self) -> int:
-        """Packets sent, without repetitions."""
-        return self._sent + sum(stream.sent for stream in self.streams if stream is not None)
-
-    @property
-    def repeated(self) -> int:
-        """Packets sent again."""
-        return self._repeated + sum(stream.repeated for stream in self.streams if stream is not None)
 
     @property
     def restarts(self) -> int:

@@ -80,7 +80,7 @@ _NODE, _SUBMODEL, _FRAGMENT = NODE_AT, SUBMODEL_AT, FRAGMENT_AT
 _NUMBER, _BITMAP, _TAG, _ASKER = NUMBER_AT, BITMAP_AT, TAG_AT, ASKER_AT
 _AT, _VALUES, _PS, _NODES, _LAST = VALUES_AT, VALUES, PS_NODE, MAX_NODES, LAST_OF_EPOCHS
 #: what :func:`contribute` says of a packet that leaves
-TO_PS, TO_WORKER = 1, 2
+TO_PS, TO_WORKER, TO_NODE = 1, 2, 3
 _INT = types.int64
 
 
@@ -308,6 +308,63 @@ def draw(r: Registers, t: Routes, arena: Any, drawn: Any, stride: int) -> None:
 
 
 @numba.njit(
+    types.UniTuple(_INT, 2)(
+        REGISTERS, ROUTES, CALLS, ARENA, _INT, _INT, _INT, _i64, types.int64[:, ::1], _i64, types.float64
+    ),
+    **OPTIONS,
+)
+def decide(
+    r: Registers,
+    t: Routes,
+    c: Calls,
+    arena: Any,
+    at: int,
+    job: int,
+    source: int,
+    counts: Any,
+    drawn: Any,
+    many: Any,
+    now: float,
+) -> Any:
+    """What becomes of a sound packet: a direction, 0 for nothing or minus the reason why it is dropped; and the worker, by
+    index, that it is of or for.
+    """
+    kind = np.int64(arena[at + 1])
+    node = np.int64(load16(arena, at + _NODE))
+    bitmap = load32(arena, at + _BITMAP)
+    worker = np.int64(only(bitmap))
+    refused = np.int64(-FOREIGN_HOST)
+    if node >= _NODES:
+        return np.int64(-NO_ROUTE), worker
+    # whoever speaks as a node, or for all that it has summed, is where the way to this node leads (R7)
+    behind = t.to_ps[job] if node == _PS else t.to_node[job, node]
+    if kind in (_SUM, _PASSED):
+        return (refused if node == _PS or behind != source else np.int64(TO_PS)), worker
+    if kind == _ACK:
+        wrong = node == t.own[job] or behind != source or worker < 0
+        return (refused if wrong else np.int64(TO_WORKER)), worker
+    if kind in (_DATA, _READY):
+        if worker < 0 or t.way[job, worker] != source:
+            return refused, worker
+        if kind == _READY or node == _PS:
+            return np.int64(TO_PS), worker
+        if node == t.own[job]:
+            return np.int64(contribute(r, t, c, arena, at, job, worker, bitmap, counts, now)), worker
+        return np.int64(TO_NODE), worker
+    if source != t.to_ps[job]:
+        return refused, worker
+    if kind in (_RESULT, _REPEAT):
+        return np.int64(TO_WORKER), worker
+    if node != t.own[job]:
+        return np.int64(TO_NODE), worker
+    if kind == _PUBLISH:
+        many[0] = publish(r, t, c, arena, at, job, counts, drawn, many[0], now)
+        return np.int64(0), worker
+    asker = np.int64(free(r, t, c, arena, at, job))
+    return (np.int64(TO_WORKER) if asker > 0 else asker), asker - 1
+
+
+@numba.njit(
     types.void(
         REGISTERS,
         ROUTES,
@@ -351,62 +408,21 @@ def run(
             reason[i] = np.uint8(wrong)
             continue
         job = np.int64(arena[at + 2])
-        kind = np.int64(arena[at + 1])
-        source = np.int64(sources[i])
-        node = np.int64(load16(arena, at + _NODE))
-        bitmap = load32(arena, at + _BITMAP)
-        worker = only(bitmap)
-        verdict: Any = np.int64(0)
-        if node >= _NODES:
-            reason[i] = NO_ROUTE
-            continue
-        # whoever speaks as a node, or for all that it has summed, is where the way to this node leads (R7)
-        behind = t.to_ps[job] if node == _PS else t.to_node[job, node]
-        if kind in (_SUM, _PASSED):
-            if node == _PS or behind != source:
-                reason[i] = FOREIGN_HOST
-                continue
-            verdict = TO_PS
-        elif kind == _ACK:
-            if node == t.own[job] or behind != source or worker < 0:
-                reason[i] = FOREIGN_HOST
-                continue
-            verdict = TO_WORKER
-        elif kind in (_DATA, _READY):
-            if worker < 0 or t.way[job, worker] != source:
-                reason[i] = FOREIGN_HOST
-                continue
-            if kind == _READY or node == _PS:
-                verdict = TO_PS
-            elif node == t.own[job]:
-                verdict = contribute(r, t, c, arena, at, job, worker, bitmap, counts, now)
-            else:
-                action[i] = UNICAST
-                target[i] = behind
-        elif source != t.to_ps[job]:
-            reason[i] = FOREIGN_HOST
-            continue
-        elif kind in (_RESULT, _REPEAT):
-            verdict = TO_WORKER
-        elif node != t.own[job]:
-            action[i] = UNICAST
-            target[i] = behind
-        elif kind == _PUBLISH:
-            many[0] = publish(r, t, c, arena, at, job, counts, drawn, many[0], now)
-        else:
-            asker = free(r, t, c, arena, at, job)
-            verdict = TO_WORKER if asker > 0 else asker
-            worker = asker - 1
-        if action[i] == UNICAST and target[i] <= 0:
-            action[i] = DROP
-            verdict = -NO_ROUTE
+        verdict, worker = decide(r, t, c, arena, at, job, np.int64(sources[i]), counts, drawn, many, now)
+        hop = np.int64(-1)
         if verdict == TO_PS:
-            action[i] = UNICAST
-            target[i] = t.to_ps[job]
-        elif verdict == TO_WORKER and worker >= 0 and t.way[job, worker] >= 0:
-            action[i] = UNICAST
-            target[i] = t.way[job, worker]
-        elif verdict == TO_WORKER:
-            reason[i] = NO_ROUTE
-        elif verdict < 0:
+            hop = t.to_ps[job]
+        elif verdict == TO_WORKER and worker >= 0:
+            hop = t.way[job, worker]
+        elif verdict == TO_NODE:
+            node = np.int64(load16(arena, at + _NODE))
+            hop = t.to_ps[job] if node == _PS else t.to_node[job, node]
+            # 0 is where there is none
+            hop = hop if hop > 0 else np.int64(-1)
+        if verdict < 0:
             reason[i] = np.uint8(-verdict)
+        elif verdict and hop < 0:
+            reason[i] = NO_ROUTE
+        elif verdict:
+            action[i] = UNICAST
+            target[i] = hop

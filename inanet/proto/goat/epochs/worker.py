@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
 from inanet.proto.events import NodeEvent, Participation, PeerSilent, Refused, RoundDone
-from inanet.proto.goat.epochs.ps import beside, pack, unpack
+from inanet.proto.goat.epochs.running import beside, pack, unpack
 from inanet.proto.goat.epochs.tensors import suits
 from inanet.proto.goat.frames import LAST_OF_EPOCHS, inspect_up_to, seal
 from inanet.proto.plan import Scheduled, Switched, TensorSpec

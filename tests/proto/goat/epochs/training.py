@@ -6,7 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from inanet.proto.events import RoundDone
-from inanet.proto.goat.epochs.ps import EpochServer, Running, Update
+from inanet.proto.goat.epochs.ps import EpochServer
+from inanet.proto.goat.epochs.running import Running, Update
 from inanet.proto.goat.epochs.waiting import Choose
 from inanet.proto.goat.epochs.worker import EpochWorker, Participation
 from inanet.proto.plan import ExponentMode, TensorSpec
