@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import structlog
 
+from daemons._certificate import check as check_certificate
 from inanet.control import addresses, kernel_cache
 from inanet.control.about import bug_hint, version
 from inanet.control.config import DaemonFile, Role
@@ -265,6 +266,7 @@ def run(role: Role, config: C, serve: Serve[C], reread: Callable[[], C], loop: L
         log.info("starting", version=version(), loop=loop, pid=os.getpid())
         if not isinstance(config, ManagerConfig) and config.impair.active:
             log.warning("impairment is on: packets are damaged on purpose", **config.impair.model_dump())
+        check_certificate(role, config)
         with asyncio.Runner(loop_factory=_loop_factory(loop)) as runner:
             runner.run(supervise())
     except Exception as error:

@@ -15,11 +15,12 @@ Host names and addresses are not looked at: nodes are known by name wherever the
 import re
 import ssl
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from inanet.control.exits import Failure
+from inanet.control.exits import Exit, Failure
 from inanet.control.revocation import Revocations
 
 #: Seconds that a handshake may take.
@@ -34,6 +35,12 @@ ROLES = ("worker", "aggregator", "ps", "switch", STATUS)
 
 class KeyFileError(Failure):
     """A file with keys that cannot be used; the message names it and says what to do."""
+
+
+class WrongCertificate(KeyFileError):
+    """Keys that are in order, and a certificate that is for something else than what they are used for."""
+
+    code = Exit.USAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,11 @@ class Certified:
         if self.coordinator or STATUS in self.roles:
             return ""
         return f"the certificate of {self.owner} {self._may}, not to look ({STATUS})"
+
+    @property
+    def coordinates(self) -> str:
+        """Why whoever has it cannot be called as a coordinator; empty if it can."""
+        return "" if self.coordinator else f"the certificate of {self.owner} {self._may}, not to coordinate"
 
     @property
     def _may(self) -> str:
@@ -115,8 +127,36 @@ class Keys:
             return ""
         return f"the certificate of {certificate.owner} was revoked: 'ina keys issue' makes another"
 
+    def certified(self) -> Certified:
+        """What the node's own certificate says, as others will read it. Raises :class:`KeyFileError`, also if nobody will take
+        it: another authority's, or one that has expired.
+        """
+        server, client = self._context(ssl.PROTOCOL_TLS_SERVER), self.client()
+        # a certificate is read by whom it is shown to, so this one is shown to oneself; it need not be a coordinator's
+        client.verify_mode = ssl.CERT_NONE
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        shows, sees = client.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+        try:
+            for end in (shows, sees, shows, sees):
+                with suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+            return certified(sees.getpeercert())
+        except ssl.SSLError as error:
+            what = getattr(error, "verify_message", "") or error.reason or error
+            raise KeyFileError(
+                f"nobody who has {self.authority} takes the certificate in {self.own}: {what}; "
+                "'ina keys issue' makes another"
+            ) from None
+
     def server(self) -> ssl.SSLContext:
-        """For a coordinator: TLS 1.3 only, and clients must have a certificate. Raises :class:`KeyFileError`."""
+        """For a coordinator: TLS 1.3 only, and clients must have a certificate. Raises :class:`KeyFileError`, and
+        :class:`WrongCertificate` if its own is not that of a coordinator: nobody would call it.
+        """
+        if refusal := self.certified().coordinates:
+            raise WrongCertificate(
+                f"{self.own} is not that of a coordinator: {refusal}; "
+                "'ina keys issue --coordinator' makes one, where the authority is"
+            )
         context = self._context(ssl.PROTOCOL_TLS_SERVER)
         # whoever comes again shows its certificate again: one that has expired meanwhile would pass with a ticket
         context.num_tickets = 0

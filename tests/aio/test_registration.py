@@ -26,7 +26,7 @@ from inanet.control.revocation import Revocations
 from inanet.control.settings import Settings
 from inanet.control.standing import Query
 from inanet.control.topology import Topology
-from inanet.control.trust import KeyFileError, Keys
+from inanet.control.trust import Certified, KeyFileError, Keys, WrongCertificate
 from inanet.proto.node import Node
 from inanet.wire.endpoint import endpoint
 
@@ -257,7 +257,19 @@ def test_tls(
 
 
 async def test_a_node_does_not_take_another_node_for_its_coordinator(keys: Path) -> None:
-    async with coordinating(of(keys, "ps")) as coordination:
+    """Nor does that one listen, unless it is another program's."""
+
+    class Unexamined(Keys):
+        def certified(self) -> Certified:
+            return Certified(coordinator=True)
+
+    with pytest.raises(
+        WrongCertificate,
+        match=r"ps\.pem is not that of a coordinator: .* lets it be ps, status, not to coordinate",
+    ):
+        await Coordination(Settings(FABRIC, ""), None, keys=of(keys, "ps")).start("127.0.0.1:0")
+    unexamined = Unexamined(str(keys / "ca.pem"), str(keys / "ps.pem"))
+    async with coordinating(unexamined) as coordination:
         with pytest.raises(DeadlineError, match=r"not that of a coordinator|TLS: "):
             await ask(coordination.address, "", of(keys, "w0"), 0.3)
 
