@@ -11,7 +11,7 @@ from inanet.control.exits import Exit
 from inanet.control.trust import COORDINATOR, ROLE, ROLES, STATUS
 
 if TYPE_CHECKING:
-    from inanet.control.revoking import Revoked
+    from inanet.control.revoking import Found
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 #: Days for which what is made is valid, if nothing else is said: a lab's lifetime.
@@ -131,28 +131,30 @@ def revoke(
     fingerprints: tuple[str, ...],
 ) -> None:
     """Take back the certificates of every NAME, or single ones: whoever has them is turned away, and turned out where
-    connected.
+    connected. If one of them cannot be, none is.
 
     The list is DIRECTORY/revoked.txt. Copy it to where control.revoked_file of the coordinator, and of other nodes, says;
     it is read again within seconds. New certificates can then be issued under the same names.
     """
     from inanet.control import authority, revoking
 
-    actions: list[Callable[[], Revoked]] = [
+    searches: list[Callable[[], Found]] = [
         *(partial(revoking.by_name, directory, name) for name in names),
         *(partial(revoking.by_file, directory, file) for file in files),
         *(partial(revoking.by_serial, directory, number) for number in serials),
         *(partial(revoking.by_fingerprint, directory, digits) for digits in fingerprints),
     ]
-    if not actions:
+    if not searches:
         raise click.UsageError("whose? Give a NAME, --certificate, --serial or --fingerprint")
-    for action in actions:
-        try:
-            done = action()
-        except ValueError as error:
-            click.echo(str(error), err=True)
-            context.exit(Exit.USAGE)
-        click.echo(f"{done.name}: {f'{done.count} revoked' if done.count else 'was revoked before'}")
+    try:
+        # all of them before any is revoked: a slip of the pen must not leave half of it done
+        found = [search() for search in searches]
+    except ValueError as error:
+        click.echo(str(error), err=True)
+        context.exit(Exit.USAGE)
+    for one in found:
+        count = revoking.revoke(directory, one)
+        click.echo(f"{one.name}: {f'{count} revoked' if count else 'was revoked before'}")
     click.echo(f"{directory / authority.REVOKED}  for the coordinator and all nodes, as control.revoked_file")
 
 

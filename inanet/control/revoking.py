@@ -1,10 +1,11 @@
 """Certificates of an authority are taken back: by the name of their node, or one by one, whenever they were issued.
 
-What is written is the list of :mod:`inanet.control.revocation`, in the authority's directory. Needs the ``tls`` extra.
+They are looked for first, all that somebody names, and taken back when all are found: :func:`revoke`. What is written is the
+list of :mod:`inanet.control.revocation`, in the authority's directory. Needs the ``tls`` extra.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +33,15 @@ UNKNOWN = "?"
 
 
 @dataclass(frozen=True, slots=True)
-class Revoked:
-    """Whose certificates were put on the list, and how many: 0 if all were there already."""
+class Found:
+    """Certificates of one owner, by their serial numbers, that can be taken back."""
 
     name: str
-    count: int
+    serials: tuple[str, ...]
 
 
-def by_name(directory: Path, name: str) -> Revoked:
-    """Everything that was issued for a node. Files with what is revoked are removed, so that another can be issued.
+def by_name(directory: Path, name: str) -> Found:
+    """Everything that was issued for a node.
 
     Raises :class:`~inanet.control.authority.AuthorityError` if nothing is known to have been issued, and ``ValueError``
     for a name that no node can have.
@@ -55,10 +56,10 @@ def by_name(directory: Path, name: str) -> Revoked:
             f"{directory / ISSUED} has no certificate of {name!r}, and there is no file with one: nothing was issued under "
             "that name, or before there was this list; --certificate FILE and --serial NUMBER revoke what is not on it"
         )
-    return Revoked(name, _withdraw(directory, dict.fromkeys(numbers, name)))
+    return Found(name, tuple(dict.fromkeys(numbers)))
 
 
-def by_file(directory: Path, file: Path) -> Revoked:
+def by_file(directory: Path, file: Path) -> Found:
     """The certificate in a file. Raises :class:`~inanet.control.authority.AuthorityError` if it is none that this authority
     has issued.
     """
@@ -72,10 +73,10 @@ def by_file(directory: Path, file: Path) -> Revoked:
     except (ValueError, TypeError, InvalidSignature):
         raise AuthorityError(f"{file} was not issued by {directory / CERTIFICATE}") from None
     name = next(iter(_nodes(certificate)), UNKNOWN)
-    return Revoked(name, _withdraw(directory, {serial(certificate): name}))
+    return Found(name, (serial(certificate),))
 
 
-def by_serial(directory: Path, number: str) -> Revoked:
+def by_serial(directory: Path, number: str) -> Found:
     """A serial number, in hexadecimal digits as openssl and 'ina keys show' print it, with colons or without; whether or not
     anybody knows whose it is. Raises ``ValueError`` if it is none.
     """
@@ -85,10 +86,10 @@ def by_serial(directory: Path, number: str) -> Revoked:
         raise ValueError(f"{number} is the authority itself: instead, make another with 'ina keys init'")
     known = {serial(one): next(iter(_nodes(one)), UNKNOWN) for _, one in _kept(directory)}
     name = (known | _listed(directory / ISSUED)).get(digits, UNKNOWN)
-    return Revoked(name, _withdraw(directory, {digits: name}))
+    return Found(name, (digits,))
 
 
-def by_fingerprint(directory: Path, wanted: str) -> Revoked:
+def by_fingerprint(directory: Path, wanted: str) -> Found:
     """A SHA-256 fingerprint of a certificate that is on the list of those issued, or in a file beside it.
 
     Raises ``ValueError`` if it is none, and :class:`~inanet.control.authority.AuthorityError` if nothing there has it: what
@@ -109,6 +110,20 @@ def by_fingerprint(directory: Path, wanted: str) -> Revoked:
     )
 
 
+def revoke(directory: Path, found: Found) -> int:
+    """Put serial numbers on the list, and remove files that are of no use any more, so that others can be issued. Returns how
+    many are new: 0 if all were there already. Raises :class:`~inanet.control.authority.AuthorityError` if the list is none.
+    """
+    known = _listed(directory / REVOKED)
+    fresh = [number for number in found.serials if number not in known]
+    for number in fresh:
+        note(directory / REVOKED, number, found.name)
+    for file, certificate in list(_kept(directory)):
+        if serial(certificate) in found.serials:
+            file.unlink(missing_ok=True)
+    return len(fresh)
+
+
 def _digits(text: str) -> str:
     found = text.replace(":", "").removeprefix("0x").upper()
     if not re.fullmatch("[0-9A-F]+", found):
@@ -127,18 +142,6 @@ def _kept(directory: Path) -> Iterator[tuple[Path, x509.Certificate]]:
             # whatever else somebody keeps there
             with suppress(AuthorityError):
                 yield file, certificate_in(file)
-
-
-def _withdraw(directory: Path, owners: Mapping[str, str]) -> int:
-    """Put serial numbers on the list, and remove files that are of no use any more. Returns how many are new."""
-    known = _listed(directory / REVOKED)
-    fresh = [number for number in owners if number not in known]
-    for number in fresh:
-        note(directory / REVOKED, number, owners[number])
-    for file, certificate in list(_kept(directory)):
-        if serial(certificate) in owners:
-            file.unlink(missing_ok=True)
-    return len(fresh)
 
 
 def _listed(file: Path) -> dict[str, str]:

@@ -164,7 +164,15 @@ def test_what_cannot_be_revoked_is_said(
         given = ["--serial", authority.show(directory / "ca.pem").serial]
     assert main(["keys", "revoke", str(directory), *given]) == code
     assert text in capsys.readouterr().err
+    # nor is what can be, if it stands beside
+    if given:
+        assert main(["keys", "revoke", str(directory), "w0", "w1", *given]) == code
+        said = capsys.readouterr()
+        assert text in said.err
+        assert said.out == ""
+    assert main(["keys", "revoke", str(directory), "w0", "nobody", *given]) == 1
     assert revoked(directory) == {}
+    assert (directory / "w0.pem").exists()
 
 
 def test_a_list_is_read_again_when_it_changes(tmp_path: Path) -> None:
