@@ -84,18 +84,29 @@ def _job(job: JobState) -> Iterator[str]:
     for root, parents in zip(job.roots, job.trees, strict=True):
         for depth, name in walk(root, parents):
             yield f"  {'  ' * depth}{name}"
+        if lost := astray(root, parents):
+            yield f"  not under {root}: {', '.join(lost)}"
 
 
 def walk(root: str, parents: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    """(depth, name) of all nodes of a tree, parents before their children."""
+    """(depth, name) of all nodes of a tree, parents before their children, each once: what comes from elsewhere need not be
+    a tree.
+    """
     children: dict[str, list[str]] = {}
     for name in sorted(parents):
-        children.setdefault(parents[name], []).append(name)
+        if name != root:
+            children.setdefault(parents[name], []).append(name)
     waiting = [(0, root)]
     while waiting:
         depth, name = waiting.pop()
         yield depth, name
+        # a node has one parent and the root none, so nobody is come upon twice
         waiting += [(depth + 1, child) for child in reversed(children.get(name, []))]
+
+
+def astray(root: str, parents: Mapping[str, str]) -> list[str]:
+    """Nodes from which no way leads to the root."""
+    return sorted({*parents} - {name for _, name in walk(root, parents)})
 
 
 def _one_daemon(where: str, seconds: float, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import click
 from inanet.cli import figures
 from inanet.cli.coordinators import options, target
 from inanet.cli.scraping import Scraped, pulse, scrape
+from inanet.cli.status import astray, walk
 from inanet.control.exits import Failure
 from inanet.control.standing import JobState, Overview
 
@@ -196,10 +197,10 @@ def _job(job: JobState) -> "RenderableType":
     if job.absent:
         shown.add(Text(f"without: {', '.join(job.absent)}", style="yellow"))
     for root, parents in zip(job.roots, job.trees, strict=True):
-        places = {root: shown.add(Text(root))}
-        waiting = [root]
-        for name in waiting:
-            for child in sorted(child for child, parent in parents.items() if parent == name):
-                places[child] = places[name].add(Text(child))
-                waiting.append(child)
+        above = [shown]
+        for depth, name in walk(root, parents):
+            del above[depth + 1 :]
+            above.append(above[depth].add(Text(name)))
+        if lost := astray(root, parents):
+            shown.add(Text(f"not under {root}: {', '.join(lost)}", style="red"))
     return shown

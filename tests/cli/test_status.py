@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -362,6 +363,28 @@ def test_a_fabric_is_healthy_if_everybody_is_there_and_nobody_waits() -> None:
     assert figures.ranks(smaller) == "2 of 4 ranks, without ranks 0 and 3"
     assert figures.ranks(smaller.model_copy(update={"state": "forming"})) == "2 of 4 ranks"
     assert list(walk("r", {"a": "r", "b": "r", "c": "a"})) == [(0, "r"), (1, "a"), (2, "c"), (1, "b")]
+
+
+def test_what_is_said_to_be_a_tree_and_is_none_is_shown_all_the_same() -> None:
+    """A root with a parent, and nodes that only lead to each other: a coordinator of another version, or a broken one."""
+    from rich.console import Console
+
+    parents = {"r": "a", "a": "r", "b": "a", "x": "y", "y": "x", "z": "z"}
+    # more of them than there are nodes would be a walk without an end
+    assert list(islice(walk("r", parents), 9)) == [(0, "r"), (1, "a"), (2, "b")]
+    job = JobState(name="train", state="running", ranks={}, roots=("r",), trees=(parents,))
+    seen = Overview(epoch=1, jobs=(job,))
+    assert list(lines(seen))[-4:] == ["  r", "    a", "      b", "  not under r: x, y, z"]
+    console = Console(width=60)
+    with console.capture() as shown:
+        console.print(picture("here", seen, seen, 1.0, None))
+    drawn = shown.get().splitlines()
+    assert [line.strip() for line in drawn[-4:]] == [
+        "├── r",
+        "│   └── a",
+        "│       └── b",
+        "└── not under r: x, y, z",
+    ]
 
 
 def test_the_name_of_a_role_is_whole_in_a_narrow_terminal() -> None:
