@@ -28,7 +28,9 @@ from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.memory import MemoryNetwork
 from inanet.phy.udp import UdpDevice
-from inanet.proto.zebra.hot import OnlineIdentifier, counted
+from inanet.proto.events import Counted
+from inanet.proto.plan import Online
+from inanet.proto.zebra.identifying import Identification, most_hot
 from inanet.proto.zebra.membership import (
     DEFAULT_SHIFT,
     EMPTY,
@@ -47,7 +49,7 @@ from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.worker import ZebraWorker
 from inanet.switch.endpoint import SwitchEndpoint
-from inanet.wire.batch import I64, U64
+from inanet.wire.batch import U64
 
 #: what carries packets: queues of this process, or UDP sockets on the loopback interface
 Phy = Literal["memory", "udp"]
@@ -55,7 +57,9 @@ _GROUP = 1
 
 
 class SparseGroup:
-    """All ranks of a sparse job, its switch and its PS shards, in this process. ``shards`` makes one again that was restarted."""
+    """All ranks of a sparse job, its switch and its PS shards, in this process. ``shards`` makes one again that was restarted;
+    ``identification`` decides which keys are hot while the job trains.
+    """
 
     def __init__(
         self,
@@ -64,8 +68,10 @@ class SparseGroup:
         devices: Mapping[str, Device],
         timeout: float,
         shards: Shards,
+        identification: Identification | None = None,
     ) -> None:
         self.job = job
+        self.identification = identification
         self.timeout = timeout
         self._made = shards
         made = machines.values()
@@ -108,6 +114,8 @@ class SparseGroup:
                 shard.prepare(hot)
             if number == 0 and not shard.finished:
                 shard.announce(self.hot.version)
+            if self.identification is not None:
+                shard.settle(self.identification.decided)
             self.shards[number] = shard
             self._stations.replace(f"shard{number}", shard)
 
@@ -122,10 +130,15 @@ class SparseGroup:
 
         Gradients travel as integers of 2^-shift, or, given ``magnitudes`` float32[k] that each key's gradients hardly exceed,
         with an exponent per key. Gradients that do not fit go to the PS. Raises ``ValueError`` when the keys do not fit into
-        the switch, and without a switch.
+        the switch, without a switch, and in the middle of a job that finds its hot keys by itself.
         """
         if self.program is None:
             raise ValueError("this job has no switch: nothing can be hot")
+        its = self.identification
+        if its is not None and not self._first:
+            raise ValueError(
+                "this job finds its hot keys by itself, while it trains; give it some before that"
+            )
         wanted, version = keys_of(keys).copy(), following(self.hot.version)
         if magnitudes is None:
             hot = fixed(version, wanted, shift)
@@ -134,19 +147,23 @@ class SparseGroup:
             hot = with_exponents(version, wanted, most, len(self.workers))
         # ranks in other threads may be carrying packets
         self.do(lambda now: self._use(hot))
+        if its is not None:
+            its.hot = hot
         return hot
+
+    @property
+    def _first(self) -> bool:
+        """Whether no rank has begun an iteration."""
+        return not any(worker.begun for worker in self.workers)
 
     def _use(self, hot: HotSet) -> None:
         assert self.program is not None
         self.program.prepare(self.job.number, hot)
-        first = not any(
-            worker.done or job._pushed for worker, job in zip(self.workers, self.jobs, strict=True)
-        )
         everyone: list[ZebraWorker | ParameterShard] = [*self.workers, *self.shards]
         for machine in everyone:
             machine.prepare(hot)
         self.shards[0].announce(hot.version)
-        if first:
+        if self._first:
             for worker in self.workers:
                 worker.start(hot.version)
         self.hot = hot
@@ -154,25 +171,17 @@ class SparseGroup:
         oldest = next((i for i, one in enumerate(self._sets) if one.version in used), 0)
         self._sets = [*self._sets[oldest:], hot]
 
-    def updates(self) -> tuple[U64, I64]:
-        """Keys and how often each was updated since this was last asked, by switch and shards together."""
-
-        def gather(now: float) -> list[tuple[U64, I64]]:
-            parts = [shard.updates() for shard in self.shards]
-            return parts if self.program is None else [*parts, self.program.updates(self.job.number)]
-
-        return counted(*self.do(gather))
-
-    def identify(self, identifier: OnlineIdentifier, *, shift: int = DEFAULT_SHIFT) -> bool:
-        """Online identification: where it is due and the hot keys have changed enough, use others, with gradients in steps of
-        2^-shift. Whether it did.
-        """
-        if not identifier.due(self.workers[0].done):
-            return False
-        found = identifier.decide(self.hot.keys, *self.updates())
-        if found is not None:
-            self.use_hot(found, shift=shift)
-        return found is not None
+    def _identify(self, shard: int, counted: Counted) -> None:
+        """A shard has counted updates: with the last of them it is decided whether other keys are hot."""
+        its, program = self.identification, self.program
+        if its is None or program is None:
+            return
+        its.take(shard, counted.tally)
+        while its.asking:
+            its.take(len(self.shards), program.tally(self.job.number, its.asking))
+            if its.decide():
+                self._use(its.hot)
+            self.shards[0].settle(its.decided)
 
     # ---------------------------------------------------------- iterations
 
@@ -212,6 +221,8 @@ class SparseGroup:
     def _listen(self, name: str, event: Any) -> None:
         if name.startswith("worker"):
             self.jobs[int(name.removeprefix("worker"))].heard(event)
+        elif isinstance(event, Counted):
+            self._identify(int(name.removeprefix("shard")), event)
 
     def stats(self) -> dict[str, dict[str, int]]:
         """Counters of every machine, by its name."""
@@ -267,6 +278,8 @@ def sparse_group(
     state: str | Path | None = None,
     timing: Timing | None = None,
     timeout: float = 60.0,
+    online: Online | None = None,
+    shift: int = DEFAULT_SHIFT,
 ) -> SparseGroup:
     """A sparse job in this process: ``workers`` ranks, ``shards`` PS shards, and a switch unless ``switch=False``.
 
@@ -277,7 +290,8 @@ def sparse_group(
     between ranks and shards and the switch. ``impair`` loses, repeats, reorders and damages packets with this probability
     each, from ``seed``. With a folder ``state`` each shard keeps its part of the model in a file there: it is the checkpoint from which a shard
     goes on that is restarted, and a group of the same shape begins.
-    ``timeout`` seconds are the default for pushes and pulls.
+    ``timeout`` seconds are the default for pushes and pulls. With ``online`` the job finds its hot keys while it trains, whose
+    gradients are in steps of 2^-shift.
     """
     names = [f"worker{rank}" for rank in range(workers)] + [f"shard{number}" for number in range(shards)]
     devices = _devices([*names, *(["switch"] if switch else [])], phy, rate, impair, seed)
@@ -295,7 +309,12 @@ def sparse_group(
             hot_pairs=hot_pairs,
             sharding=sharding,
             floats=floats,
+            counted=online.after if online is not None else 0,
+            listed=most_hot(online, width) if online is not None else 0,
         )
+        if online is not None and not switch:
+            raise ValueError("nothing can be hot without a switch")
+        identification = None if online is None else Identification(online, shards, width, shift)
     except ValueError:
         for device in devices.values():
             device.close()
@@ -307,16 +326,17 @@ def sparse_group(
     made = Shards(job, optimiser or Sum(), initial, timing, None if state is None else Path(state))
     try:
         machines |= {f"shard{shard.number}": shard for shard in made.first()}
+        if switch:
+            program = ZebraProgram(budget=budget, timing=timing)
+            program.add_job(job, _GROUP)
+            program.check(job.number, job.listed)
+            machines["switch"] = SwitchEndpoint(program, {_GROUP: job.workers})
     except (ValueError, OSError):
         made.close()
         for device in devices.values():
             device.close()
         raise
-    if switch:
-        program = ZebraProgram(budget=budget, timing=timing)
-        program.add_job(job, _GROUP)
-        machines["switch"] = SwitchEndpoint(program, {_GROUP: job.workers})
-    return SparseGroup(job, machines, devices, timeout, made)
+    return SparseGroup(job, machines, devices, timeout, made, identification)
 
 
 def _devices(

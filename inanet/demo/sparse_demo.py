@@ -17,7 +17,7 @@ from inanet.demo.clicks import CORPUS, BadData, Samples
 from inanet.demo.datasets import load
 from inanet.demo.sparse_models import MODELS, Model
 from inanet.demo.sparse_training import Step, Trained, hot_by_sampling, train
-from inanet.proto.zebra.hot import OnlineIdentifier
+from inanet.proto.plan import Online
 from inanet.proto.zebra.program import DEFAULT_BUDGET
 
 SCHEMA = 1
@@ -121,6 +121,11 @@ def _plan(options: Options, samples: Samples) -> _Plan:
     return _Plan(options, model, batches, held_out, hot)
 
 
+def _online(steps: int) -> Online:
+    """As many as fit into a quarter of the registers: the ledger needs room too."""
+    return Online(max(1, round(ONLINE * steps)), THRESHOLD, FADING, 0.25, DEFAULT_BUDGET, 100)
+
+
 def _train(
     plan: _Plan, tell: Callable[[Step], None], *, switch: bool, impair: float, phy: Phy
 ) -> tuple[Trained, dict[str, Any]]:
@@ -135,19 +140,12 @@ def _train(
         phy=phy,
         impair=impair,
         seed=options.seed,
+        online=_online(options.steps) if switch and plan.hot is None else None,
+        shift=SHIFT,
     ) as group:
-        identifier = None
         if switch and plan.hot is not None:
             group.use_hot(plan.hot, shift=SHIFT)
-        elif switch:
-            after = max(1, round(ONLINE * options.steps))
-            # as many as fit into a quarter of the registers: the ledger needs room too
-            identifier = OnlineIdentifier(
-                after, THRESHOLD, fading=FADING, c=0.25, memory=DEFAULT_BUDGET, width=model.width, step=100
-            )
-        trained = train(
-            group, model, plan.batches, plan.held_out, identifier=identifier, shift=SHIFT, tell=tell
-        )
+        trained = train(group, model, plan.batches, plan.held_out, tell=tell)
         return trained, figures(group, trained)
 
 

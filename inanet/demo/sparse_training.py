@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from inanet.client.sparse import SparseGroup
 from inanet.demo.clicks import Samples
 from inanet.demo.sparse_models import F64, Batch, Model, area_under_curve, error_of, loss_of
-from inanet.proto.zebra.hot import OnlineIdentifier, choose, of_updates, sample
-from inanet.proto.zebra.membership import DEFAULT_SHIFT
+from inanet.proto.zebra.hot import choose, of_updates, sample
 from inanet.wire.batch import U64
 
 
@@ -56,13 +55,10 @@ def train(
     batches: Sequence[Samples],
     held_out: Samples,
     *,
-    identifier: OnlineIdentifier | None = None,
-    shift: int = DEFAULT_SHIFT,
     tell: Callable[[Step], None] = lambda step: None,
 ) -> Trained:
     """Train with one batch for each rank and step, until they are used up; what is left over is not used.
 
-    With an ``identifier`` hot keys are found, and changed, while training runs; their gradients are in steps of 2^-shift.
     Raises what pushes and pulls raise.
     """
     ranks = len(group.jobs)
@@ -78,13 +74,21 @@ def train(
             losses.append(loss_of(scores, batch.labels))
             error = error_of(scores, batch.labels) / ranks
             pushes.append((batch.keys, model.gradients(batch, parameters, error)))
+        version = group.hot.version
         group.push_all(pushes)
-        changed = identifier is not None and group.identify(identifier, shift=shift)
         now = (
             sum(worker.hot_pairs for worker in group.workers),
             sum(worker.cold_pairs for worker in group.workers),
         )
-        steps.append(Step(number, float(np.mean(losses)), now[0] - before[0], now[1] - before[1], changed))
+        steps.append(
+            Step(
+                number,
+                float(np.mean(losses)),
+                now[0] - before[0],
+                now[1] - before[1],
+                group.hot.version != version,
+            )
+        )
         before = now
         tell(steps[-1])
     seconds = time.perf_counter() - begin

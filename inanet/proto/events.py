@@ -57,4 +57,25 @@ class PeerSilent:
     seconds: float
 
 
-NodeEvent = RoundDone | Refused | RoundCommitted | PeerSilent
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Updates of a sparse job's keys that a machine has counted in the iterations from ``first`` to ``iteration``: of ``keys``,
+    hottest first, ``counts``, and of all others together ``others``.
+    """
+
+    iteration: int
+    first: int
+    keys: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
+    others: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A PS shard of a sparse job has counted updates, and hot keys may change."""
+
+    job: int
+    tally: Tally
+
+
+NodeEvent = RoundDone | Refused | RoundCommitted | PeerSilent | Counted

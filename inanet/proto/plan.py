@@ -123,11 +123,29 @@ class Scheduled:
 
 
 @dataclass(frozen=True, slots=True)
+class Online:
+    """How a sparse job finds hot keys while it trains; see :class:`inanet.proto.zebra.identifying.Identification`.
+
+    After every ``after`` iterations keys are ranked by their updates. The hottest take over when their list is further than
+    ``threshold`` from the one in use, from the iteration after the next one on. Earlier counts keep ``fading`` of their weight.
+    Values of hot keys take ``c`` of ``memory`` bytes of the switch at most; how many are hot is decided ``step`` at a time.
+    """
+
+    after: int = 10
+    threshold: float = 0.1
+    fading: float = 0.0
+    c: float = 0.25
+    memory: int = 1 << 20
+    step: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
 class Sparse:
     """What the ranks of a sparse job (Zebra) have chosen; see :class:`inanet.proto.zebra.membership.Job`.
 
     ``shards`` PSs keep the keys. ``hot`` keys, hottest first, are summed in the switch in steps of ``2**-shift``. ``optimiser`` is
     a name of :data:`inanet.proto.zebra.serving.OPTIMISERS`, ``rate`` its rate; first values are within ``initial`` of zero.
+    ``online``: other keys become hot while it trains.
     """
 
     width: int = 1
@@ -140,6 +158,7 @@ class Sparse:
     hot_pairs: int = 20
     shift: int = 20
     hot: tuple[int, ...] = ()
+    online: Online | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +198,9 @@ class Switched:
     #: a sparse job: what it has chosen, and its PSs by shard
     sparse: Sparse | None = None
     servers: tuple[int, ...] = ()
+    #: the number of its hot set (0: nothing is hot), and the last iteration whose counts have been decided on
+    hot_version: int = 0
+    decided: int = 0
     #: NetReduce: rings of the hosts, one for each rank of a host (:func:`inanet.proto.netreduce.tunnel.rings_of`)
     rings: int = 1
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inanet.client.sparse import Phy, SparseGroup, sparse_group
 from inanet.control.errors import FabricError, RoundTimeout
-from inanet.proto.zebra.hot import OnlineIdentifier
+from inanet.proto.plan import Online
 from inanet.proto.zebra.state import BadState
 from inanet.proto.zebra.store import Sgd
 from inanet.proto.zebra.stream import Timing
@@ -219,30 +219,52 @@ def test_who_is_waited_for_is_said() -> None:
         assert (group.jobs[0]._values, group.jobs[0]._given_up) == ({}, set())
 
 
-def run_shifting(group: SparseGroup, identifier: OnlineIdentifier) -> list[int]:
+def run_shifting(group: SparseGroup) -> list[int]:
     changed = []
     for iteration in range(12):
         # what is hot moves after half the time
         keys = np.arange(20, dtype=np.uint64) + (0 if iteration < 6 else 1000)
+        version = group.hot.version
         group.push_all([(keys, np.ones(20)), (keys, np.ones(20))])
-        if group.identify(identifier):
+        if group.hot.version != version:
             changed.append(iteration)
     return changed
 
 
 def test_online_identification_follows_what_is_hot() -> None:
-    with sparse_group(2, 2) as group:
-        identifier = OnlineIdentifier(after=3, threshold=0.2, step=10)
-        assert run_shifting(group, identifier) == [2, 8]
+    with sparse_group(2, 2, online=Online(after=3, threshold=0.2, step=10)) as group:
+        assert run_shifting(group) == [2, 8]
         assert set(group.hot.keys.tolist()) == set(range(1000, 1020))
         assert group.workers[0].hot.version == 2
         found = group.jobs[0].pull(np.r_[0:20, 1000:1020])
         assert (found == 12.0).all()
 
 
+def test_a_group_that_looks_for_hot_keys_outlives_its_machines(tmp_path: Path) -> None:
+    keys = np.arange(20, dtype=np.uint64)
+    with sparse_group(2, 2, online=Online(after=2, threshold=0.2, step=10), state=tmp_path) as group:
+        group.use_hot(keys[10:])
+        for iteration in range(8):
+            group.push_all([(keys, np.ones(20)), (keys, np.ones(20))])
+            if iteration in (1, 4):
+                group.restart_shard(0)
+            elif iteration == 3:
+                group.restart_switch()
+        with pytest.raises(ValueError, match="finds its hot keys by itself"):
+            group.use_hot([1])
+        assert group.identification is not None
+        assert group.identification.decided == 8
+        assert set(group.hot.keys.tolist()) == set(range(20))
+        assert (group.jobs[0].pull(keys) == 16.0).all()
+
+
 def test_hot_keys_need_a_switch_that_holds_them() -> None:
     with sparse_group(1, 1, switch=False) as group, pytest.raises(ValueError, match="no switch"):
         group.use_hot([1])
+    with pytest.raises(ValueError, match="nothing can be hot without a switch"):
+        sparse_group(1, 1, switch=False, online=Online())
+    with pytest.raises(ValueError, match=r"65536 hot parameters need .* make the hot set smaller"):
+        sparse_group(1, 1, budget=1000, online=Online())
     with (
         sparse_group(1, 1, budget=1000) as group,
         pytest.raises(ValueError, match="make the hot set smaller"),

@@ -17,7 +17,7 @@ from inanet.demo.sparse_models import (
     loss_of,
 )
 from inanet.demo.sparse_training import hot_by_sampling, train
-from inanet.proto.zebra.hot import OnlineIdentifier
+from inanet.proto.plan import Online
 from inanet.proto.zebra.stream import Timing
 
 
@@ -100,14 +100,8 @@ def test_training_learns_and_loss_changes_no_bit(model: Model, steps: int) -> No
 
 def test_hot_keys_found_on_the_way() -> None:
     batches = list(made_up(480).batches(20))
-    with sparse_group(2, 1) as group:
-        found = train(
-            group,
-            LogisticRegression(),
-            batches,
-            made_up(50, seed=1),
-            identifier=OnlineIdentifier(after=4, threshold=0.3, step=10),
-        )
+    with sparse_group(2, 1, online=Online(after=4, threshold=0.3, step=10)) as group:
+        found = train(group, LogisticRegression(), batches, made_up(50, seed=1))
     assert found.steps[3].changed
     assert [step.hot for step in found.steps[:4]] == [0] * 4
     assert found.steps[-1].hot > found.steps[-1].cold

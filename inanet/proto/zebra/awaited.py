@@ -13,7 +13,7 @@ class Awaited:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        #: by shard: the first rank, or behind the ranks the switch, and how many ranks more
+        #: by shard: the first rank, or behind the ranks the switch, or a decision, and how many ranks more
         self._by_shard: dict[int, tuple[int, int]] = {}
 
     def clear(self) -> None:
@@ -35,11 +35,13 @@ class Awaited:
         if shard not in self._by_shard:
             return ""
         first, more = self._by_shard[shard]
-        who = "the switch" if first == len(self._job.workers) else f"rank {first}"
+        others = {len(self._job.workers): "the switch", len(self._job.workers) + 1: "word of what is hot"}
+        who = others.get(first, f"rank {first}")
         return f": it waits for {who}" + (f" and {more} more" if more else "")
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that some shard waits for."""
-        found = {first for first, _ in self._by_shard.values()}
-        return tuple(sorted(found - {len(self._job.workers)}))
+        return tuple(
+            sorted({first for first, _ in self._by_shard.values() if first < len(self._job.workers)})
+        )

@@ -4,10 +4,9 @@ Sources: Zebra, section III-C (Principle 1, sampling, iterations), section V-C (
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inanet.wire.batch import I64, U64
 
@@ -17,15 +16,18 @@ VALUE_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Parameters by heat: ``keys`` uint64[n], hottest first, equals by key; ``counts`` int64[n], their updates."""
+    """Parameters by heat: ``keys`` uint64[n], hottest first, equals by key; ``counts`` int64[n], their updates. ``others`` are
+    updates of parameters that are not in the list.
+    """
 
     keys: U64
     counts: I64
+    others: int = 0
 
     @property
     def total(self) -> int:
         """All updates (T_n)."""
-        return int(self.counts.sum())
+        return int(self.counts.sum()) + self.others
 
     def share(self, k: int) -> float:
         """Part of all updates that the ``k`` hottest have (T_k / T_n); 0 without updates."""
@@ -193,7 +195,7 @@ def list_distance(one: U64, other: U64) -> float:
 
 
 class OnlineIdentifier:
-    """The iteration-based method: after ``after`` iterations decides from the updates seen whether to redistribute.
+    """The iteration-based method: every so many iterations decides from the updates seen whether to redistribute.
 
     It does when the new list's :func:`list_distance` from the one in use exceeds ``threshold``. The options of
     :func:`choose` decide how many are hot. Counts of earlier decisions have ``fading`` of their weight at each later one: with
@@ -201,14 +203,9 @@ class OnlineIdentifier:
     that other parameters have become hot.
     """
 
-    def __init__(
-        self, after: int = 10, threshold: float = 0.1, *, fading: float = 0.0, **options: float
-    ) -> None:
-        if after < 1 or not 0.0 <= threshold < 1.0 or not 0.0 <= fading < 1.0:
-            raise ValueError(
-                "identification needs an iteration at least; threshold and fading lie from 0 to below 1"
-            )
-        self.after = after
+    def __init__(self, threshold: float = 0.1, *, fading: float = 0.0, **options: float) -> None:
+        if not 0.0 <= threshold < 1.0 or not 0.0 <= fading < 1.0:
+            raise ValueError("threshold and fading lie from 0 to below 1")
         self.threshold = threshold
         self.fading = fading
         self._before = Ranking(np.zeros(0, np.uint64), np.zeros(0, np.int64))
@@ -216,25 +213,14 @@ class OnlineIdentifier:
         #: distance at the last decision
         self.distance = 0.0
 
-    def due(self, iteration: int) -> bool:
-        """Whether counts are to be gathered after this iteration."""
-        return iteration > 0 and iteration % self.after == 0
-
-    def decide(self, current: U64, keys: U64, counts: I64) -> U64 | None:
+    def decide(self, current: U64, keys: U64, counts: I64, others: int = 0) -> U64 | None:
         """The new hot keys, hottest first, or ``None`` if those in use will do. ``keys`` and ``counts`` (int64) are what
-        switch and PS have counted, in any order, keys possibly several times.
+        switch and PS have counted, in any order, keys possibly several times; ``others`` updates are of keys that are not hot.
         """
         faded = (self._before.counts * self.fading).astype(np.int64)
         keys, counts = np.concatenate([keys, self._before.keys]), np.concatenate([counts, faded])
-        seen = counts > 0
-        ranked = self._before = ranking(keys[seen], counts[seen])
+        seen, others = counts > 0, others + int(self._before.others * self.fading)
+        ranked = self._before = replace(ranking(keys[seen], counts[seen]), others=others)
         found = ranked.top(choose(ranked, **self._options).k).keys  # type: ignore[arg-type]
         self.distance = list_distance(current, found)
         return found if self.distance > self.threshold else None
-
-
-def counted(one: tuple[U64, I64], *others: tuple[U64, NDArray[np.int64]]) -> tuple[U64, I64]:
-    """Keys and counts of several sources, one behind the other, without the zeros."""
-    keys = np.concatenate([one[0], *(k for k, _ in others)])
-    counts = np.concatenate([one[1], *(c for _, c in others)]).astype(np.int64)
-    return keys[counts > 0], counts[counts > 0]

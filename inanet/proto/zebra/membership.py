@@ -33,6 +33,7 @@ class Job:
     headers. A key has ``width`` float32 values. Packets have up to ``packet_bytes``. ``registers`` are what the switch
     lays hot parameters out in and workers package for; a packet to it has at most ``hot_pairs``. With ``floats`` hot gradients travel as float32 and the switch sums
     them by tables (:mod:`~inanet.proto.zebra.logsum`); without, as integers, and no result depends on the order of arrival.
+    After every ``counted`` iterations (0: never) switch and shards say which keys were updated, the ``listed`` hottest of them.
     """
 
     number: int
@@ -46,6 +47,8 @@ class Job:
     hot_pairs: int = 20
     sharding: Sharding = "hash"
     floats: bool = False
+    counted: int = 0
+    listed: int = 0
 
     def __post_init__(self) -> None:
         if not self.workers or not self.shards or len(self.workers) > MAX_WORKERS:

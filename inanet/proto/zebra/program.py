@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.events import Tally
 from inanet.proto.program import Action, Verdicts
+from inanet.proto.zebra.counts import Counts
 from inanet.proto.zebra.layout import Layout, by_heat
 from inanet.proto.zebra.ledger import Ledger
 from inanet.proto.zebra.logsum import TABLE_BYTES, TABLES
@@ -70,6 +72,14 @@ class _Served:
     layout: Layout = field(default_factory=lambda: by_heat(0, 1))
     registers: Registers | None = None
     shards: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: Counts = field(default_factory=lambda: Counts(0, 0))
+
+    def updates(self) -> tuple[U64, I64]:
+        """Hot keys, and contributions to them since this was last asked."""
+        assert self.registers is not None
+        counts = self.registers.updates.copy()
+        self.registers.updates[:] = 0
+        return self.hot.keys, counts
 
 
 class ZebraProgram:
@@ -117,6 +127,7 @@ class ZebraProgram:
             SwitchCpu(job, self._timing),
             {address: rank for rank, address in enumerate(job.workers)},
             {address: shard for shard, address in enumerate(job.shards)},
+            counts=Counts(job.counted, job.listed),
         )
         self._install(served, EMPTY)
         self._served[job.number] = served
@@ -145,16 +156,21 @@ class ZebraProgram:
 
         Raises ``ValueError`` when it does not fit into the registers, ``KeyError`` for a job that is not served.
         """
+        self.check(number, len(hot))
         served = self._served[number]
-        needed = self._bytes(served.job, len(hot))
+        served.prepared.pop(hot.version, None)
+        served.prepared[hot.version] = hot
+
+    def check(self, number: int, count: int) -> None:
+        """Raise as :meth:`prepare` for a hot set of so many."""
+        served = self._served[number]
+        needed = self._bytes(served.job, count)
         others = sum(self._claimed(one) for one in self._served.values() if one is not served)
         if needed + others > self.budget:
             raise ValueError(
-                f"job {number}: {len(hot)} hot parameters need {needed} B of registers, {self.budget - others} B are left; "
+                f"job {number}: {count} hot parameters need {needed} B of registers, {self.budget - others} B are left; "
                 "make the hot set smaller"
             )
-        served.prepared.pop(hot.version, None)
-        served.prepared[hot.version] = hot
 
     def _claimed(self, served: _Served) -> int:
         """What a job's largest hot set needs, in place or ready."""
@@ -166,6 +182,8 @@ class ZebraProgram:
 
     def _install(self, served: _Served, hot: HotSet) -> None:
         job, count = served.job, len(hot)
+        if served.registers is not None:
+            served.counts.keep(served.updates)
         served.hot = hot
         served.layout = self._place(count, job.registers)
         served.ledger = Ledger(len(job.workers), most_packets(count), fixed=True)
@@ -185,13 +203,11 @@ class ZebraProgram:
         forget(served.prepared, hot.version)
         served.prepared.pop(hot.version, None)
 
-    def updates(self, number: int) -> tuple[U64, I64]:
-        """Hot keys, and how often each was updated since this was last asked: what online identification gathers."""
-        served = self._served[number]
-        assert served.registers is not None
-        counts = served.registers.updates.copy()
-        served.registers.updates[:] = 0
-        return served.hot.keys, counts
+    def tally(self, number: int, iteration: int) -> Tally:
+        """How often keys of a job were updated in the iterations up to one that all shards have finished; empty if that was another
+        life of the switch. Raises ``KeyError`` for a job that is not served.
+        """
+        return self._served[number].counts.of(iteration)
 
     # ------------------------------------------------------------- packets
 
@@ -267,14 +283,22 @@ class ZebraProgram:
         if not served.informed:
             served.informed, most = True, int(iterations[0])
             self.skipped += most - served.iteration
-            served.iteration = most
+            self._begin_at(served, most)
         most = int(ahead(iterations, served.iteration).max())
         if most > 0:
             assert served.registers is not None
             empty(served.registers, served.job.floats)
             served.ledger.clear()
             self.skipped += most
-            served.iteration += most
+            self._begin_at(served, served.iteration + most)
+
+    @staticmethod
+    def _begin_at(served: _Served, iteration: int) -> None:
+        """This is the first iteration that all of is seen here."""
+        assert served.registers is not None
+        served.iteration = iteration
+        served.registers.updates[:] = 0
+        served.counts.begin(iteration)
 
     def _agree(self, served: _Served, judged: Judged, which: I64) -> None:
         """Refuse gradients of another hot set; a new one that is ready is put in place while the registers are empty."""
@@ -355,6 +379,7 @@ class ZebraProgram:
         assert served.registers is not None
         ranks, words = empty(served.registers, served.job.floats)
         served.cpu.keep(served.hot.version, served.iteration, served.shards[ranks], ranks, words)
+        served.counts.finished(served.iteration, served.updates)
         served.ledger.clear()
         served.iteration += 1
         self.iterations += 1

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import PeerSilent
+from inanet.proto.events import Counted, PeerSilent
 from inanet.proto.zebra import state
+from inanet.proto.zebra.counts import Counts
 from inanet.proto.zebra.keyindex import KeyIndex
 from inanet.proto.zebra.layout import in_sequence
 from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
@@ -44,7 +45,7 @@ class IterationFinished:
     contributions: int
 
 
-PsEvent = IterationFinished | PeerSilent
+PsEvent = IterationFinished | PeerSilent | Counted
 
 #: kinds that a shard takes
 _TAKEN = among(Kind.COLD, Kind.AGGREGATE, Kind.PULL, Kind.ACK, Kind.JOIN)
@@ -54,7 +55,9 @@ class ParameterShard:
     """Shard ``number`` of a job. ``optimiser`` turns a sum of gradients into new values; ``initial`` gives first ones.
 
     Iterations are numbered from 1. A hot set is known to all machines (:meth:`prepare`) before it is announced, at shard 0
-    (:meth:`announce`): the END of the next iteration's NEWS tells all workers to use it from then on.
+    (:meth:`announce`): the END of the next iteration's NEWS tells all workers to use it from then on. Where hot parameters are
+    looked for while the job trains, an event has the tally of the last iterations, and shard 0 does not end the next one before
+    it knows what follows from it (:meth:`settle`).
 
     ``life`` is a number that no other life of this shard had lately, up to 65535. ``journal`` keeps what another life needs to go
     on (:meth:`restore`).
@@ -94,6 +97,9 @@ class ParameterShard:
         self._workers = Ledger(len(job.workers))
         self._switch = Ledger(1)
         self._cold, self._sums = Pile(), Pile()
+        self._counts = Counts(job.counted, job.listed)
+        #: the last iteration whose counts have been decided on
+        self._decided = 0
         self._path = Path(self.timing)
         self._news: Stream | None = None
         self._last = Last(np.zeros(0, np.uint64), EMPTY.version, EMPTY.version)
@@ -136,9 +142,32 @@ class ParameterShard:
             self._next = version
             self._write(state.announced(version))
 
-    def updates(self) -> tuple[U64, I64]:
-        """Keys, and contributions to them that came to this shard by themselves, since this was last asked."""
-        return self.store.updates()
+    def settle(self, iteration: int) -> None:
+        """It is decided what is hot after the counts of an iteration: another set was announced, or none is needed."""
+        self._decided = max(self._decided, iteration)
+        if self._complete:
+            self._finish()
+
+    @property
+    def _undecided(self) -> bool:
+        """Whether the end of the open iteration has to wait for a decision."""
+        every = self.job.counted
+        return (
+            bool(every) and self.number == 0 and self._decided < self.finished and self.finished % every == 0
+        )
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the open iteration can end."""
+        return (
+            self._workers.complete and (not self.job.switch or self._switch.complete) and not self._undecided
+        )
+
+    def _count(self) -> None:
+        """Say how often keys were updated, if it is time for that."""
+        tally = self._counts.finished(self.finished, self.store.updates)
+        if tally is not None:
+            self._events.append(Counted(self.job.number, tally))
 
     # -------------------------------------------------------------- packets
 
@@ -165,7 +194,7 @@ class ParameterShard:
         for which in acked:
             self._out += acknowledgements(judged, which, head, self.life)
         self._acknowledged(judged, ranks, now)
-        if self._workers.complete and (not self.job.switch or self._switch.complete):
+        if self._complete:
             self._finish()
         self._answer(judged)
         np.add.at(self.drops, judged.reason, 1)
@@ -246,6 +275,7 @@ class ParameterShard:
         self._switch.clear()
         self._cold, self._sums = Pile(), Pile()
         self._told = False
+        self._count()
         # whoever is told may forget the iteration, so it is written down first
         self._write(self._parameters(state.Record.STEP, keys))
         self._tell(changed)
@@ -329,13 +359,15 @@ class ParameterShard:
     def _explain(self, judged: Judged, questions: I64) -> None:
         """Tell workers that ask again whom the iteration waits for."""
         missing = self._workers.missing()
-        if not len(questions) or not (missing or self.job.switch):
+        lacks_sums = self.job.switch != 0 and not self._switch.complete
+        if not len(questions) or not (missing or lacks_sums or self._undecided):
             return
         sources = np.unique(judged.batch.sources[questions])
         head = self._head(min(max(len(missing) - 1, 0), 0xFFFF))
         head.iteration = low(self.finished + 1)
         sheaf = Sheaf(Kind.WAITING, head, np.zeros(len(sources), np.int64), None, None, end=False)
-        first = missing[0] if missing else len(self.job.workers)
+        # behind the ranks, the switch and the decision
+        first = missing[0] if missing else len(self.job.workers) + (not lacks_sums)
         sheaf.number(np.full(len(sources), first, np.int64), self.job.key)
         self._send_back(sheaf, sources)
 
@@ -385,7 +417,9 @@ class ParameterShard:
             for hot in found.hot:
                 self._know(hot)
             self._write(state.born(self._whose, self.life))
+            self._counts.begin(self.finished + 1)
             if self.finished:
+                self._count()
                 self._tell(found.values)
         elif self._journal is not None:
             self._journal.rewrite(self.snapshot())

@@ -126,7 +126,9 @@ class ZebraWorker:
     # ------------------------------------------------------------ hot sets
 
     def prepare(self, hot: HotSet) -> None:
-        """Know a hot set, so that an iteration can use it. It is known until one that was prepared later is in use."""
+        """Know a hot set, so that an iteration can use it, which waits for that if shard 0 has announced it. It is known until one
+        that was prepared later is in use.
+        """
         self._known.pop(hot.version, None)
         self._known[hot.version] = hot
 
@@ -140,6 +142,11 @@ class ZebraWorker:
             )
         self._cache.adopt(self._known[version])
         self._wanted = version
+
+    @property
+    def begun(self) -> bool:
+        """Whether this worker has begun an iteration."""
+        return self._begun > 0
 
     # ---------------------------------------------------------- operations
 
@@ -168,7 +175,8 @@ class ZebraWorker:
             place = int(np.flatnonzero(~np.isfinite(values).all(axis=1))[0])
             raise ValueError(f"{self._who()}: the gradient of key {int(keys[place])} is not finite")
         # whoever calls may use the arrays again before this push begins
-        self._ask(_Push(keys.copy(), values.copy()) if self._busy else _Push(keys, values), now)
+        waits = self._busy or self._unprepared
+        self._ask(_Push(keys.copy(), values.copy()) if waits else _Push(keys, values), now)
 
     def pull(self, keys: U64, now: float) -> int:
         """Ask for the values of ``keys`` (uint64[n], repetitions allowed); a :class:`Pulled` with this ticket brings them.
@@ -195,12 +203,19 @@ class ZebraWorker:
         """Whether what is asked for now has to wait."""
         return self._current is not None or not self._joining.done
 
+    @property
+    def _unprepared(self) -> bool:
+        """Whether the next iteration is to use a hot set that this worker has not been given yet."""
+        return self._wanted not in self._known
+
     def _who(self) -> str:
         return f"job {self.job.number}, rank {self.rank}, iteration {self._begun + 1}"
 
     def _turn(self, now: float) -> None:
         """Carry out what can be carried out."""
         while self._queue and not self._busy:
+            if isinstance(self._queue[0], _Push) and self._unprepared:
+                return
             self._current = self._queue.popleft()
             self._moved, self._told = now, False
             if isinstance(self._current, _Push):
@@ -224,13 +239,6 @@ class ZebraWorker:
     def _begin(self, push: _Push) -> None:
         job = self.job
         if self._wanted != self._cache.hot.version:
-            if self._wanted not in self._known:
-                self._stop(
-                    0,
-                    f"shard 0 has announced hot set {self._wanted}, which this worker was not given; prepare() it everywhere "
-                    "before announce()",
-                )
-                return
             self._cache.adopt(self._known[self._wanted])
             forget(self._known, self._wanted)
         self._begun += 1
@@ -372,6 +380,8 @@ class ZebraWorker:
 
     def transmit(self, now: float) -> list[Transmission]:
         """What is to be sent."""
+        # a hot set may have come that was waited for
+        self._turn(now)
         out, self._out = self._out, []
         out += self._joining.transmit(now)
         out += self._pulling.transmit(now)
@@ -409,6 +419,8 @@ class ZebraWorker:
                 f"shard {shard} has not finished the iteration{self._awaited.by(shard)}"
                 for shard in self._news.missing()
             ]
+        if self._queue and not self._busy and self._unprepared:
+            waiting.append(f"whoever decides what is hot has not told of hot set {self._wanted}")
         return tuple(waiting)
 
     @property

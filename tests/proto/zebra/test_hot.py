@@ -83,10 +83,9 @@ def test_tau_and_the_distance_of_lists() -> None:
 
 
 def test_online_identification_redistributes_only_for_a_reason() -> None:
-    identifier = OnlineIdentifier(after=2, threshold=0.2, p=0.5)
+    identifier = OnlineIdentifier(threshold=0.2, p=0.5)
     ranked = zipf(1000)
     current = ranked.top(choose(ranked, p=0.5).k).keys
-    assert [identifier.due(i) for i in range(5)] == [False, False, True, False, True]
     assert identifier.decide(current, ranked.keys, ranked.counts) is None
     assert identifier.distance == 0.0
     found = identifier.decide(current, ranked.keys[::-1].copy(), ranked.counts)
@@ -101,7 +100,7 @@ def test_earlier_counts_fade() -> None:
     nothing = np.zeros(0, np.uint64)
     # at a half: key 2 has 40 / 2 + 30, key 0 has 80 / 2
     for fading, wanted in ((0.0, [2, 3, 4, 5]), (0.5, [2, 0, 3, 1, 4, 5]), (0.9, [0, 2, 1, 3, 4, 5])):
-        identifier = OnlineIdentifier(1, 0.0, fading=fading, step=1)
+        identifier = OnlineIdentifier(0.0, fading=fading, step=1)
         assert identifier.decide(nothing, one, before) is not None
         found = identifier.decide(nothing, other, after)
         assert found is not None

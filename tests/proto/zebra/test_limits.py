@@ -11,13 +11,13 @@ from inanet.proto.zebra.membership import Job, fixed, following
 from inanet.proto.zebra.packets import Head, Sheaf
 from inanet.proto.zebra.program import ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.worker import Pulled
+from inanet.proto.zebra.worker import Pulled, Stalled
 from inanet.testing.switched import SWITCH, Impairment
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 from inanet.wire.zebra import Flag, Kind, Packet
 
-from .rig import Rig, random_gradients, spread, summed
+from .rig import TIMING, Rig, random_gradients, spread, summed
 from .test_sums import BAD
 
 KEYS = np.arange(8, dtype=np.uint64)
@@ -308,14 +308,24 @@ def test_arrays_may_be_used_again_at_once() -> None:
     assert rig.pull(KEYS)[0].ravel().tolist() == [111.0] * 8
 
 
-def test_a_hot_set_that_a_worker_was_not_given_ends_its_job_and_nobody_elses_process() -> None:
+def test_a_hot_set_that_a_worker_was_not_given_yet_is_waited_for_by_name() -> None:
     rig = Rig(1, 1)
     rig.push([(KEYS, ONES)])
     rig.shards[0].prepare(fixed(5, KEYS))
     rig.shards[0].announce(5)
     rig.push([(KEYS, ONES)])
-    rig.workers[0].push(KEYS, ONES, rig.star.now)
-    assert "announced hot set 5, which this worker was not given" in rig.workers[0].refused
+    worker, values = rig.workers[0], ONES.copy()
+    worker.push(KEYS, values, rig.star.now)
+    # whoever calls may use the array again while the push waits
+    values[:] = 0
+    rig.star.settle(2 * TIMING.silent)
+    told = [event for _, event in rig.star.log if isinstance(event, Stalled)]
+    assert told[-1].waiting_for == ("whoever decides what is hot has not told of hot set 5",)
+    rig.program.prepare(3, fixed(5, KEYS))
+    worker.prepare(fixed(5, KEYS))
+    rig.star.run(lambda: worker.done == 3, deadline=1.0)
+    assert worker.hot.version == 5
+    assert rig.pull(KEYS)[0].ravel().tolist() == [3.0] * 8
 
 
 def test_a_dead_peer_is_asked_ever_more_rarely() -> None:
