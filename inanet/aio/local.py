@@ -8,6 +8,7 @@ jobs joined and left. Nothing knows of the network. :mod:`inanet.control.session
 import asyncio
 import socket
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,6 +19,8 @@ from inanet.aio.local_group import Group, State
 from inanet.aio.local_listener import Listener
 from inanet.aio.local_session import Session
 from inanet.control.errors import FabricError, InaError, JoinRefused, WorkerLostError
+from inanet.control.refusals import Refusals, Sought
+from inanet.control.sentences import clip
 from inanet.control.session import PROTOCOL
 from inanet.control.session import field as get
 from inanet.proto.events import Participation
@@ -96,6 +99,7 @@ class LocalServer:
         self._report = report
         self._reporter: asyncio.TimerHandle | None = None
         self._groups: dict[str, Group] = {}
+        self._refusals = Refusals()
         self._sessions: set[Session] = set()
         self._joining: dict[Group, asyncio.Task[None]] = {}
         #: by job: the next membership in it must wait until the last one is over
@@ -125,8 +129,24 @@ class LocalServer:
     def hello(self, session: Session, message: dict[str, Any]) -> None:
         """A training process introduces itself; the last one of a group makes the host join the job.
 
-        Raises ``JoinRefused``.
+        Raises ``JoinRefused``, of which those hear who wait for it.
         """
+        try:
+            self._admit(session, message)
+        except JoinRefused as refusal:
+            job, rank = message.get("job"), message.get("rank")
+            if type(job) is str and type(rank) is int:
+                text = clip(f"rank {rank} was turned away: {refusal.reason}")
+                self._refusals.add(text, asyncio.get_running_loop().time(), Sought(str(rank), job))
+                if job in self._groups:
+                    self._groups[job].tell_missing()
+            raise
+
+    def _refused(self, job: str) -> Collection[str]:
+        """Who would have been of a job on this host, in sentences."""
+        return self._refusals.of(job, asyncio.get_running_loop().time()).values()
+
+    def _admit(self, session: Session, message: dict[str, Any]) -> None:
         protocol = get(message, "protocol", int)
         if protocol != PROTOCOL:
             raise JoinRefused(
@@ -144,12 +164,14 @@ class LocalServer:
             raise JoinRefused(f"there is no system {system[:64]!r}; there are {', '.join(NAMES)}{hint}")
         group = self._groups.get(name)
         if group is None or group.state is State.OVER:
-            group = Group(name, world, local_world, self._backend, self._over, system)
+            refused = partial(self._refused, name)
+            group = Group(name, world, local_world, self._backend, self._over, system, refused)
         if group.system != system:
             raise JoinRefused(
                 f"rank {rank} chooses system {system}, others on this host {group.system}; choose the same on all"
             )
         group.enter(session, rank, world, local_world)
+        self._refusals.came(Sought(str(rank), name))
         self._groups[name] = group
         session.group, session.rank = group, rank
         if group.state is State.FORMING:

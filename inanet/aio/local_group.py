@@ -1,7 +1,7 @@
 """The local ranks of one job: the k-th collective of each is round k, which starts with the last of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -42,7 +42,9 @@ class _Round:
 
 
 class Group:
-    """The sessions of one job on this host. ``over`` is called once if it ends after it began to join."""
+    """The sessions of one job on this host. ``over`` is called once if it ends after it began to join; ``refused()`` says who
+    would have been of it and was turned away.
+    """
 
     def __init__(
         self,
@@ -52,6 +54,7 @@ class Group:
         backend: "Backend",
         over: "Callable[[Group, str], None]",
         system: str = TREES,
+        refused: Callable[[], Collection[str]] = tuple,
     ) -> None:
         self.job = job
         #: what carries its rounds
@@ -64,6 +67,7 @@ class Group:
         self.sessions: dict[int, Session] = {}
         self._backend = backend
         self._over = over
+        self._refused = refused
         self._error: InaError | None = None
         self._departed: set[int] = set()
         self._rounds: dict[int, _Round] = {}
@@ -98,7 +102,7 @@ class Group:
         """Tell the local ranks who is missing elsewhere."""
         self._progress = text
         for session in self.sessions.values():
-            session.waiting(0, text, ())
+            session.waiting(0, f"{text}{self._aside}", ())
 
     def welcome(self) -> None:
         """All ranks of the job are there."""
@@ -185,10 +189,7 @@ class Group:
 
     def report(self, before: float) -> None:
         """Tell those who have waited since ``before`` (the loop's time) for whom."""
-        if self.state is State.FORMING:
-            self.tell_missing()
-        elif self.state is State.JOINING and self._progress:
-            self.progress(self._progress)
+        self.tell_missing()
         for number, round_ in self._rounds.items():
             if round_.since <= before:
                 late = set(self.sessions) - set(round_.calls)
@@ -201,12 +202,22 @@ class Group:
                     self.sessions[rank].waiting(number, text, tuple(sorted(late)))
 
     def tell_missing(self) -> None:
-        """Tell the local ranks how many are there, and who is missing, known only if all ranks are local."""
+        """Tell the local ranks what joining waits for: how many are there and who is missing, which is known only if all ranks
+        are local, or who is missing elsewhere.
+        """
+        if self.state is State.JOINING and self._progress:
+            self.progress(self._progress)
+        if self.state is not State.FORMING:
+            return
         missing = set(range(self.world)) - set(self.sessions) if self.world == self.local_world else set()
         text = f"joined {len(self.sessions)} of {self.local_world} ranks of this host"
         text += f", missing: {_show(missing)}" if missing else ""
         for session in self.sessions.values():
-            session.waiting(0, text, tuple(sorted(missing)))
+            session.waiting(0, f"{text}{self._aside}", tuple(sorted(missing)))
+
+    @property
+    def _aside(self) -> str:
+        return "".join(f"; {who}" for who in self._refused())
 
     # ------------------------------------------------------------ the end
 

@@ -29,13 +29,14 @@ from inanet.control.messages import (
 from inanet.control.peers import Peer, Peers
 from inanet.control.planner import Planner
 from inanet.control.receivers import Receivers
+from inanet.control.refusals import Refusals, Sought
 from inanet.control.resuming import JobMessage, Resuming
 from inanet.control.rounds import Host
 from inanet.control.sentences import clip
 from inanet.control.settings import FormatOf, Settings
 from inanet.control.sparse_jobs import check_sparse
 from inanet.control.switches import refusal, sums_only
-from inanet.control.topology import Arrangement
+from inanet.control.topology import Arrangement, Topology
 from inanet.control.versions import Rescheduled
 from inanet.proto.systems import SPARSE
 
@@ -43,6 +44,8 @@ from inanet.proto.systems import SPARSE
 _MOST_ENDED = 256
 #: Seconds after which a worker may ask again to join a job under the name of one that is about to end.
 _ENDING_SECONDS = 0.25
+#: Seconds until those who wait hear that somebody was turned away, if nothing else is to be said sooner: many may be.
+_SOON_SECONDS = 0.2
 
 
 class Office(Protocol):
@@ -70,6 +73,7 @@ class Admission:
         jobs: dict[int, Job],
         office: Office,
         epochs: Callable[[], int],
+        refusals: Refusals,
     ) -> None:
         self.receivers = Receivers()
         self.groups = Groups(settings.group_range, settings.group_port)
@@ -83,6 +87,7 @@ class Admission:
         self._jobs = jobs
         self._office = office
         self._epochs = epochs
+        self._refusals = refusals
         #: of the last job that was admitted or taken over
         self.epoch = 0
         self._forming: dict[str, Forming] = {}
@@ -117,7 +122,16 @@ class Admission:
             self._refuse_twin(hello, now)
             self._worker(peer, hello, now)
 
+    def turned_away(self, hello: Hello, reason: str, now: float) -> None:
+        """A node does not come in, or is sent away: those who wait for it hear of it with the next line, which comes soon."""
+        whom = _sought(hello)
+        self._refusals.add(reason, now, whom)
+        for forming in self._forming.values():
+            if whom.job in ("", forming.members.job):
+                forming.next_waiting = min(forming.next_waiting, now + _SOON_SECONDS)
+
     def _accept(self, peer: Peer, hello: Hello, job: Forming | Resuming | None, now: float) -> None:
+        self._refusals.came(_sought(hello))
         peer.hello = hello
         peer.job = job.number if job else None
         peer.deadline = None
@@ -199,7 +213,7 @@ class Admission:
         forming.members.admit(hello, self.fabrics.of(hello.system))
         self._forming[hello.job] = forming
         self._accept(peer, hello, forming, now)
-        self._office.send(peer, forming.waiting(self.fabrics.of(hello.system), self._peers.nodes()))
+        self._office.send(peer, forming.waiting(self._missing(forming, now)))
         self._try_start(forming, now)
 
     # ---------- forming
@@ -297,10 +311,16 @@ class Admission:
             self._office.say(PlanChosen(job.number, job.name, chosen.reason))
         job.start(now)
 
-    def _give_up(self, forming: Forming) -> None:
+    def _missing(self, forming: Forming, now: float) -> tuple[str, ...]:
+        """Who is missing, in words, and why if that is known."""
+        members = forming.members
+        words = members.missing(self.fabrics.of(members.system), self._peers.nodes())
+        return self._refusals.explain(words, members.job, now)
+
+    def _give_up(self, forming: Forming, now: float) -> None:
         """The members did not all come in time."""
         members = forming.members
-        waiting = forming.waiting(self.fabrics.of(members.system), self._peers.nodes())
+        waiting = forming.waiting(self._missing(forming, now))
         text = (
             f"job {members.job!r} is not complete after {self._settings.join:g} s: joined {waiting.joined} "
             f"of {waiting.expected} ranks, missing: {', '.join(waiting.missing)}"
@@ -321,14 +341,18 @@ class Admission:
         found = [self._peers.worker(pending.number, name) for name in pending.members.hellos]
         return [peer for peer in found if peer is not None]
 
-    def pending(self) -> Iterator[tuple[Forming | Resuming, tuple[str, ...]]]:
+    def pending(self, now: float) -> Iterator[tuple[Forming | Resuming, tuple[str, ...]]]:
         """Jobs that do not run yet, and what each waits for."""
-        connected = self._peers.nodes()
         for forming in self._forming.values():
-            yield forming, forming.members.missing(self.fabrics.of(forming.members.system), connected)
+            yield forming, self._missing(forming, now)
         for resuming in self._resuming.values():
-            topology = resuming.topology(self._fabric)
-            yield resuming, resuming.missing(topology, set(connected)) if topology else ("its plan",)
+            yield resuming, self._still_away(resuming, resuming.topology(self._fabric), now)
+
+    def _still_away(self, resuming: Resuming, topology: Topology | None, now: float) -> tuple[str, ...]:
+        if topology is None:
+            return ("its plan",)
+        words = resuming.missing(topology, set(self._peers.nodes()))
+        return self._refusals.explain(words, resuming.members.job, now)
 
     # ---------- resuming
 
@@ -377,9 +401,7 @@ class Admission:
         """Let a job go on if everybody is back; or if only aggregators are missing, and time is up."""
         late = now >= resuming.deadline
         topology = resuming.topology(self._fabric)
-        missing: tuple[str, ...] = ("its plan",)
-        if topology is not None:
-            missing = resuming.missing(topology, set(self._peers.nodes()))
+        missing = self._still_away(resuming, topology, now)
         if topology is None or missing:
             if late:
                 who = ", ".join(missing)
@@ -450,13 +472,16 @@ class Admission:
         """Tell those who wait for whom; give up what is late."""
         for forming in list(self._forming.values()):
             if now >= forming.deadline:
-                self._give_up(forming)
+                self._give_up(forming, now)
             elif now >= forming.next_waiting:
                 forming.next_waiting = now + self._settings.waiting
-                fabric = self.fabrics.of(forming.members.system)
-                waiting = forming.waiting(fabric, self._peers.nodes())
+                waiting = forming.waiting(self._missing(forming, now))
                 for worker in self._workers(forming):
                     self._office.send(worker, waiting)
         for resuming in list(self._resuming.values()):
             if now >= resuming.deadline:
                 self._try_resume(resuming, now)
+
+
+def _sought(hello: Hello) -> Sought:
+    return Sought(hello.name, hello.job if hello.role == "worker" else "")

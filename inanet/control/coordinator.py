@@ -72,7 +72,10 @@ class Coordinator:
         self.jobs: dict[int, Job] = {}
         self._peers = Peers(settings)
         epochs = epochs if epochs is not None else count(1).__next__
-        self._admission = Admission(settings, format_of, key_source, self._peers, self.jobs, self, epochs)
+        self._refusals = Refusals()
+        self._admission = Admission(
+            settings, format_of, key_source, self._peers, self.jobs, self, epochs, self._refusals
+        )
         self.works = self._admission.fabrics.works
         self.works.settled = self._settle
         self._negotiation: Negotiation | None = None
@@ -81,7 +84,6 @@ class Coordinator:
             self._negotiation = Negotiation(multicast=multicast, threshold=settings.loss_threshold)
         self._keyholders = Keyholders()
         self._generation = 0
-        self._refusals = Refusals()
         #: (job, aggregator) for those that are left out because they are busy
         self._spared: set[tuple[int, str]] = set()
         self._outgoing: list[tuple[int, Message]] = []
@@ -124,7 +126,7 @@ class Coordinator:
         try:
             self._dispatch(found, message, now)
         except Refused as refusal:
-            self.reject(found, refusal, now)
+            self.reject(found, refusal, now, message if isinstance(message, Hello) else None)
         self._settle(now)
 
     def timer(self) -> float | None:
@@ -331,10 +333,14 @@ class Coordinator:
         elif peer.known is not None and now >= peer.next_ping:
             self.send(peer, self._peers.ping(peer, now, self.settings.silence))
 
-    def reject(self, peer: Peer, refusal: Refused, now: float) -> None:
-        """Refuse a peer, which is gone with that."""
+    def reject(self, peer: Peer, refusal: Refused, now: float, hello: Hello | None = None) -> None:
+        """Refuse a peer, which is gone with that; ``hello`` is what it has just said, if it was not taken."""
         reason = clip(refusal.reason)
-        self._refusals.add(reason, now)
+        said = hello or peer.hello
+        if said is not None:
+            self._admission.turned_away(said, reason, now)
+        else:
+            self._refusals.add(reason, now)
         self.send(peer, Reject(reason=reason, retry_after=refusal.retry_after))
         self.say(PeerRefused(peer.id, peer.known.name if peer.known else "", reason))
         self._gone(peer, f"it was refused: {reason}", now)

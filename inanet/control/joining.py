@@ -119,8 +119,6 @@ class Forming:
     deadline: float
     next_waiting: float
 
-    def waiting(self, fabric: Fabric, connected: Collection[str]) -> Waiting:
+    def waiting(self, missing: tuple[str, ...]) -> Waiting:
         """The progress line for those who wait."""
-        members = self.members
-        missing = members.missing(fabric, connected)
-        return Waiting(joined=len(members.joined), expected=members.world, missing=missing)
+        return Waiting(joined=len(self.members.joined), expected=self.members.world, missing=missing)

@@ -25,7 +25,7 @@ def overview(
     """The answer to a :class:`~inanet.control.standing.Query`."""
     running = [_running(job) for job in jobs.values()]
     waiting = []
-    for pending, missing in admission.pending():
+    for pending, missing in admission.pending(now):
         members = pending.members
         waiting.append(
             JobState(

@@ -101,6 +101,50 @@ def test_waiting_has_an_end_that_names_the_missing() -> None:
     assert nodes.last("w0", Plan).plan.key == FIRST_KEY + 1
 
 
+TOKENS = "has another token than this coordinator; use the same on all nodes"
+
+
+def test_those_who_wait_for_one_that_was_turned_away_hear_so_and_why() -> None:
+    nodes = Nodes(two_level(3, 1), join=20.0, waiting=3.0)
+    nodes.join("w0")
+    nodes.clear()
+    nodes.join("w1", token="another one")
+    nodes.wait(0.3)
+    why = f"'w1' {TOKENS}"
+    waited = (f"ranks 1 and 2 (turned away: {why})", "aggregator a0", "parameter server ps")
+    assert nodes.got("w0", Waiting) == [Waiting(joined=1, expected=3, missing=waited)]
+    # who comes later, too, and about a server as well
+    nodes.join("a0", token="another one")
+    nodes.join("ps", "w2")
+    assert nodes.last("w2", Waiting).missing == (
+        f"rank 1 (turned away: {why})",
+        f"aggregator a0 (turned away: 'a0' {TOKENS})",
+    )
+    (forming,) = nodes.coordinator.overview(nodes.now).jobs
+    assert forming.missing == nodes.last("w2", Waiting).missing
+    nodes.wait(20)
+    failed = nodes.last("w0", JobFailed).message
+    assert f"missing: rank 1 (turned away: {why}), aggregator a0 (turned away: " in failed
+
+
+def test_who_is_let_in_after_all_is_not_called_turned_away() -> None:
+    nodes = Nodes(two_level(3, 1))
+    nodes.join("w1", "a0", token="another one")
+    nodes.join("w1", "a0", "w0")
+    assert nodes.last("w0", Waiting).missing == ("rank 2", "parameter server ps")
+    # nor does it concern another job, or anybody for ever
+    nodes.join("w2", token="another one", job="other")
+    nodes.wait(1)
+    assert nodes.last("w0", Waiting).missing == ("rank 2", "parameter server ps")
+    nodes.join("w2", token="another one")
+    nodes.wait(1)
+    assert "turned away" in nodes.last("w0", Waiting).missing[0]
+    nodes.kill("w0")
+    nodes.wait(61)
+    nodes.join("w0")
+    assert nodes.last("w0", Waiting).missing[0] == "rank 2"
+
+
 def test_one_who_leaves_before_the_job_is_complete_is_missing_again() -> None:
     nodes = Nodes()
     nodes.join("w0", "w1")

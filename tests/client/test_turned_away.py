@@ -1,0 +1,68 @@
+"""Ranks that an agent turns away: those that wait for them on the same host hear of it, and why."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from tests.client.agent import Agent
+from tests.client.raw import HELLO, Raw
+
+PAIR = HELLO | {"world": 2, "local_world": 2}
+
+
+@pytest.fixture
+def hello(agent: Agent, stack: ExitStack) -> Callable[..., Raw]:
+    """A process that introduces itself as one of two on this host, or with these fields instead."""
+
+    def said(**fields: Any) -> Raw:
+        rank = Raw(agent.path)
+        stack.callback(rank.socket.close)
+        rank.say("hello", **PAIR | fields)
+        return rank
+
+    return said
+
+
+def test_who_waits_hears_at_once_who_was_turned_away(hello: Callable[..., Raw]) -> None:
+    waits = hello()
+    assert waits.hear("waiting")["text"] == "joined 1 of 2 ranks of this host, missing: rank 1"
+    refused = hello(rank=1, world=3).end()
+    assert refused.startswith("rank 1 says that the job has 3 ranks")
+    heard = waits.hear("waiting")
+    assert heard["text"] == (
+        f"joined 1 of 2 ranks of this host, missing: rank 1; rank 1 was turned away: {refused}"
+    )
+    assert heard["ranks"] == [1]
+
+
+def test_who_comes_later_hears_it_too_until_the_other_is_let_in(
+    agent: Agent, hello: Callable[..., Raw]
+) -> None:
+    agent.backend.closed = True
+    sentence = hello(rank=1, system="nope").end()
+    waits = hello()
+    assert waits.hear("waiting")["text"].endswith(f"; rank 1 was turned away: {sentence}")
+    # another job is none of its business
+    assert "turned away" not in hello(job="other").hear("waiting")["text"]
+    second = hello(rank=1)
+    agent.until(lambda: bool(agent.backend.joined))
+    agent.do(lambda: agent.backend.progress("joined 2 of 4, missing: ranks 2 and 3"))
+    assert second.hear("waiting")["text"] == "joined 2 of 4, missing: ranks 2 and 3"
+
+
+def test_one_too_many_is_told_of_while_other_hosts_are_waited_for(
+    agent: Agent, hello: Callable[..., Raw]
+) -> None:
+    """It says that it is alone on its host, as the first did: on the other hosts it is missing."""
+    agent.backend.closed = True
+    waits = hello(local_world=1)
+    agent.until(lambda: bool(agent.backend.joined))
+    agent.do(lambda: agent.backend.progress("joined 1 of 2, missing: rank 1"))
+    assert waits.hear("waiting")["text"] == "joined 1 of 2, missing: rank 1"
+    sentence = hello(rank=1, local_world=1).end()
+    assert "LOCAL_WORLD_SIZE" in sentence
+    assert waits.hear("waiting")["text"] == (
+        f"joined 1 of 2, missing: rank 1; rank 1 was turned away: {sentence}"
+    )
