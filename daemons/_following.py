@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from inanet.control.config import AggConfig, AnyConfig, PsConfig
     from inanet.control.config_switch import SwitchConfig
     from inanet.control.fields import NodeRole
+    from inanet.control.observe.metrics import Source
 
 
 @contextlib.asynccontextmanager
@@ -24,11 +25,13 @@ async def registered(
     *,
     where: str,
     figures: Callable[[], Mapping[str, object]],
+    measure: Callable[[Source], None],
     rate: int | None = None,
 ) -> AsyncIterator[None]:
     """The daemon is registered at ``coordinator`` while the block lasts, whenever that can be reached.
 
-    ``where`` its data plane receives, with these counters, over a link of this rate (None: as the kernel says).
+    ``where`` its data plane receives, with these counters, over a link of this rate (None: as the kernel says). ``measure``
+    is the :meth:`Context.measure` of the daemon, whose metrics say whether it is.
     """
     from inanet.aio.registration import Registration
     from inanet.control.about import version
@@ -45,6 +48,7 @@ async def registered(
         figures=figures,
         keys=config.control.tls_keys(),
     )
+    measure(registration.samples)
     task = asyncio.create_task(registration.run())
     try:
         yield
@@ -54,13 +58,19 @@ async def registered(
 
 
 def registered_node(
-    station: Station, role: NodeRole, config: AnyConfig, coordinator: str
+    station: Station,
+    role: NodeRole,
+    config: AnyConfig,
+    coordinator: str,
+    measure: Callable[[Source], None],
 ) -> contextlib.AbstractAsyncContextManager[None]:
     """The same for a node of trees."""
     from inanet.wire.endpoint import show
 
     where, rate = show(station.device.endpoint), config.node.rate
-    return registered(role, config, coordinator, where=where, figures=station.counters, rate=rate)
+    return registered(
+        role, config, coordinator, where=where, figures=station.counters, measure=measure, rate=rate
+    )
 
 
 async def follow(
@@ -100,7 +110,7 @@ async def follow(
     welcome = asyncio.create_task(uplink.until(lambda: member.welcomed, "Welcome", patience))
     tasks = (running, stopping, welcome)
     try:
-        async with registered_node(station, role, config, str(coordinator)):
+        async with registered_node(station, role, config, str(coordinator), context.measure):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if member.welcomed:
                 context.ready(f"connected to {coordinator}")

@@ -63,7 +63,7 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         await coordination.start(str(config.control.listen))
         context.ready(f"coordinating at {coordination.address}", control=coordination.address)
         # as a node like all others
-        async with registered_node(station, "ps", config, coordination.address):
+        async with registered_node(station, "ps", config, coordination.address, context.measure):
             await context.stopping.wait()
             while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
                 await asyncio.sleep(0.05)

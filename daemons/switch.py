@@ -60,7 +60,9 @@ async def _follow(
     try:
         where = show(member.identity.endpoint)
         coordinator = str(config.control.coordinator)
-        async with registered("switch", config, coordinator, where=where, figures=dict):
+        async with registered(
+            "switch", config, coordinator, where=where, figures=dict, measure=context.measure
+        ):
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if member.welcomed:
                 context.ready(f"connected to {coordinator}; {status}", **programs)

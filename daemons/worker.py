@@ -48,7 +48,8 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     try:
         await server.start()
         context.ready(f"serving {config.local.socket}")
-        async with registered_node(station, "worker", config, str(config.control.coordinator)):
+        coordinator = str(config.control.coordinator)
+        async with registered_node(station, "worker", config, coordinator, context.measure):
             await context.stopping.wait()
             while server.busy and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
                 await asyncio.sleep(0.05)

@@ -1,11 +1,12 @@
 """A daemon's standing connection: it registers, and reports every heartbeat what its machine has to spare.
 
 Nothing depends on it where a configuration has the trees; a manager plans with it. So a coordinator that does not
-answer, or refuses, is no error of the daemon: it is tried again for as long as the daemon runs.
+answer, or refuses, is no error of the daemon: it is tried again for as long as the daemon runs. The log warns of it, once
+each time that it is gone.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import structlog
@@ -16,10 +17,13 @@ from inanet.control.codec import ControlError
 from inanet.control.fields import NodeRole
 from inanet.control.messages import PROTOCOL, Ping, Pong, Reject, Stats
 from inanet.control.observe.machine import Machine
+from inanet.control.observe.metrics import Sample
 from inanet.control.standing import Register, Registered
 from inanet.control.trust import KeyFileError, Keys
 
-#: Seconds for which a connection is tried before the next attempt is logged, and pauses after a refusal.
+#: Seconds for which a connection is tried before the log says that there is none: at first, when daemons that are started
+#: together have found each other, and from then on; and pauses after a refusal.
+FIRST_SECONDS = 5.0
 ATTEMPT_SECONDS = 60.0
 REFUSED_SECONDS = 10.0
 #: and after a connection that ended before anything was said on it
@@ -64,12 +68,25 @@ class Registration:
     async def run(self) -> None:
         """Register, report, and again when the connection breaks; until cancelled."""
         refused = ""
+        missed = False
         while True:
             pause = 0.0
             try:
-                channel = await connect(self._address, ATTEMPT_SECONDS, keys=self._keys)
+                seconds = ATTEMPT_SECONDS if missed else FIRST_SECONDS
+                channel = await connect(self._address, seconds, keys=self._keys)
             except DeadlineError as error:
-                _log.info("not registered yet", node=self._card.name, reason=str(error))
+                if missed:
+                    _log.info("not registered yet", node=self._card.name, reason=str(error))
+                else:
+                    _log.warning(
+                        "coordinator not reached",
+                        node=self._card.name,
+                        address=self._address,
+                        reason=str(error),
+                        fix="start ina-manager, or the ina-ps that coordinates, or correct control.coordinator; it is tried "
+                        "until then, and 'ina doctor' looks from here",
+                    )
+                missed = True
                 continue
             except KeyFileError as error:
                 # files that are being replaced: there is nobody whom the end of this task would tell
@@ -78,6 +95,7 @@ class Registration:
                     _log.warning("not registered", node=self._card.name, reason=refused)
                 await asyncio.sleep(REFUSED_SECONDS)
                 continue
+            missed = False
             try:
                 reject = await self._talk(channel)
                 pause = reject.retry_after if reject.retry_after is not None else REFUSED_SECONDS
@@ -119,6 +137,10 @@ class Registration:
                 due = loop.time() + beat
                 _log.info("registered", node=self._card.name, epoch=message.epoch)
                 self._report(channel)
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics, read at every scrape."""
+        yield Sample("inanet_registered", float(self.registered))
 
     def _report(self, channel: Channel) -> None:
         channel.post(self._machine.report())

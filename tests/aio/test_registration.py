@@ -22,6 +22,7 @@ from inanet.control.identity import Identity
 from inanet.control.member import Member
 from inanet.control.messages import PROTOCOL, Hello, Pong, Reject, Welcome
 from inanet.control.observe.machine import Machine
+from inanet.control.observe.metrics import Durations
 from inanet.control.revocation import Revocations
 from inanet.control.settings import Settings
 from inanet.control.standing import Query
@@ -55,11 +56,11 @@ def of(directory: Path, name: str) -> Keys:
 
 @asynccontextmanager
 async def coordinating(
-    keys: Keys | None = None, token: str = "", **more: float
+    keys: Keys | None = None, token: str = "", at: str = "127.0.0.1:0", **more: float
 ) -> AsyncIterator[Coordination]:
     settings = Settings(FABRIC, token, heartbeat=0.05, expected=("w0", "s0"), **more)  # type: ignore[arg-type]
     coordination = Coordination(settings, None, keys=keys)
-    await coordination.start("127.0.0.1:0")
+    await coordination.start(at)
     try:
         yield coordination
     finally:
@@ -121,6 +122,43 @@ async def test_a_node_registers_reports_and_is_seen() -> None:
     # nested counters and those that nobody wants to see stay behind
     assert node.counters == {"rows_sent": 7}
     assert seen.missing == ("s0",)
+
+
+async def test_a_coordinator_that_is_not_there_is_warned_of_once_and_found_when_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker has nothing else to say before it has a job: its log would be silent about a wrong address until then."""
+    monkeypatch.setattr("inanet.aio.registration.FIRST_SECONDS", 0.01)
+    monkeypatch.setattr("inanet.aio.registration.ATTEMPT_SECONDS", 0.01)
+    address = f"unix:{tmp_path}/gone"
+    node = registration(address)
+
+    def registered() -> list[float | Durations]:
+        return [sample.value for sample in node.samples()]
+
+    async def until(condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while not condition():  # noqa: ASYNC110 - a log tells nobody that it has grown
+                await asyncio.sleep(0)
+
+    def missed() -> int:
+        return sum(entry["event"] == "not registered yet" for entry in logs)
+
+    async with AsyncExitStack() as stack:
+        logs = stack.enter_context(capture_logs())
+        await running(stack, node)
+        for _ in range(2):
+            before = missed()
+            await until(lambda: missed() >= before + 3)  # noqa: B023 - it is awaited here
+            assert registered() == [0.0]
+            async with coordinating(at=address):
+                await until(lambda: registered() == [1.0])
+    # again when it was there meanwhile, and is not any more
+    warned = [entry for entry in logs if entry["event"] == "coordinator not reached"]
+    assert [entry["log_level"] for entry in warned] == ["warning"] * 2
+    assert (warned[0]["node"], warned[0]["address"]) == ("w0", address)
+    assert "nothing within 0.01 s (No such file or directory)" in warned[0]["reason"]
+    assert "correct control.coordinator" in warned[0]["fix"]
 
 
 async def test_keys_that_are_being_replaced_are_waited_for(

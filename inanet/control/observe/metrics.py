@@ -47,6 +47,7 @@ FAMILIES: Mapping[str, Family] = {
     "inanet_round_duration_seconds": Family("histogram", "From the start of a round to its result."),
     "inanet_jobs": Family("gauge", "Jobs this node takes part in."),
     "inanet_nodes": Family("gauge", "Nodes that are registered at this coordinator."),
+    "inanet_registered": Family("gauge", "1 while this node is registered at its coordinator, else 0."),
     "inanet_switch_packets": Family("counter", "Frames or packets through a stage of a switch.", ("stage",)),
     "inanet_switch_recirculations": Family("counter", "Further passes of packets through a switch."),
     "inanet_switch_register_bytes": Family("gauge", "Registers that a switch program takes.", ("program",)),
