@@ -99,7 +99,7 @@ async def follow(
         str(coordinator),
         join=patience,
         resume=patience,
-        wake=station.driver.kick,
+        wake=station.kick,
         keys=config.control.tls_keys(),
     )
     context.stats = station.figures

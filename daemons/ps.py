@@ -55,7 +55,7 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         switches=switches,
         links=config.topology.links,
     )
-    coordination = Coordination(settings, member, station.driver.kick, keys=config.control.tls_keys())
+    coordination = Coordination(settings, member, station.kick, keys=config.control.tls_keys())
     context.stats = station.figures
     context.health = station.healthy
     context.measure(station.samples)

@@ -23,7 +23,7 @@ async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Serv
             # ranks send UDP
             continue
         device = await open_device(station.config, station.driver.now, legacy=True)
-        station.beside.add(Beside(machine, device))
+        station.beside.add(Beside(machine, device, station.on_event))
         services[name] = Service(endpoint=device.endpoint)
         if isinstance(machine, Sharded):
             machine.endpoint = device.endpoint

@@ -179,7 +179,7 @@ class Station:
             assert isinstance(pacer, Pacer)
             self.pace = Pace(pacer, config.node.rate, config.node.burst)
         self._after = after
-        self.driver = Driver(self.node, device, self._on_event)
+        self.driver = Driver(self.node, device, self.on_event)
         if self.offload is not None:
             self.offload.watch(self.driver.kick)
         self._seen = (0, 0)
@@ -233,7 +233,14 @@ class Station:
         """What the root is told of this node's link: nothing unless rates are negotiated."""
         return (self.config.node.rate or 0) if self.pace is not None else 0
 
-    def _on_event(self, event: NodeEvent) -> None:
+    def kick(self) -> None:
+        """The node or machines beside it may have something to send or to say; see :meth:`~inanet.aio.driver.Driver.kick`."""
+        self.driver.kick()
+        for beside in self.beside:
+            beside.driver.kick()
+
+    def on_event(self, event: NodeEvent) -> None:
+        """The node, or a machine beside it, tells of something: pass it on to the member whose job it is about."""
         for member in self.members:
             if member.serves(event.job):
                 member.on_event(event, self.driver.now())

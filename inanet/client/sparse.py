@@ -30,7 +30,7 @@ from inanet.phy.memory import MemoryNetwork
 from inanet.phy.udp import UdpDevice
 from inanet.proto.events import Counted
 from inanet.proto.plan import Online
-from inanet.proto.zebra.identifying import Identification, most_hot
+from inanet.proto.zebra.identifying import Identification
 from inanet.proto.zebra.membership import (
     DEFAULT_SHIFT,
     EMPTY,
@@ -310,7 +310,7 @@ def sparse_group(
             sharding=sharding,
             floats=floats,
             counted=online.after if online is not None else 0,
-            listed=most_hot(online, width) if online is not None else 0,
+            listed=online.most(width) if online is not None else 0,
         )
         if online is not None and not switch:
             raise ValueError("nothing can be hot without a switch")

@@ -92,6 +92,22 @@ class SparseConfig(Section):
     impair: Impair = Impair()
 
 
+class OnlineSection(Section):
+    """``[job.online]``: find hot keys while the job trains, see :class:`~inanet.proto.plan.Online`."""
+
+    #: iterations
+    after: Annotated[int, Field(ge=1, le=1 << 20)] = 10
+    #: other keys are hot when their list is further than this from the one in use: Kendall tau distance of top-k lists
+    threshold: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    #: what weight earlier counts keep
+    fading: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    #: hot values take this share of so many bytes of the switch at most
+    c: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    memory: Annotated[Bytes, between(1, 1 << 30)] = 1 << 20
+    #: so many more keys are hot as long as they add a hundredth of all updates
+    step: Annotated[int, Field(ge=1, le=1 << 16)] = 1000
+
+
 class FabricJob(Keeping):
     """``[job]`` of a job whose machines a coordinator names."""
 
@@ -103,6 +119,8 @@ class FabricJob(Keeping):
     )
     #: parameter servers that keep the keys
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
+    #: not set: hot keys are the file's as long as the job runs
+    online: OnlineSection | None = None
 
 
 class RankNode(Section):

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, g
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
 
+from inanet.proto.events import Tally
 from inanet.proto.plan import (
     ExponentMode,
     NodePlan,
+    Online,
     Placement,
     Shard,
     Sparse,
@@ -179,6 +181,8 @@ def _check_switched(facts: Switched) -> None:
     if facts.sparse is not None:
         check_sparse(facts.sparse)
         _in_range("servers", len(set(facts.servers)), facts.sparse.shards, facts.sparse.shards)
+    _in_range("hot_version", facts.hot_version, 0, 0xFFFF)
+    _in_range("decided", facts.decided, 0, (1 << 63) - 1)
     for endpoint in (
         *facts.workers,
         *facts.servers,
@@ -225,7 +229,32 @@ def check_sparse(sparse: Sparse) -> Sparse:
     _in_range("hot keys", len(sparse.hot), 0, MAX_HOT)
     _need(len(set(sparse.hot)) == len(sparse.hot), "a key is hot twice")
     _need(not sparse.hot or 0 <= min(sparse.hot) <= max(sparse.hot) < 1 << 64, "keys have 64 bits")
+    if sparse.online is not None:
+        _check_online(sparse.online, sparse.width)
     return sparse
+
+
+def _check_online(online: Online, width: int) -> None:
+    _in_range("after", online.after, 1, 1 << 20)
+    _need(0 <= online.threshold < 1, "threshold: from 0 to below 1")
+    _need(0 <= online.fading < 1, "fading: from 0 to below 1")
+    _need(0 < online.c < 1, "c: between 0 and 1")
+    _in_range("memory", online.memory, 1, 1 << 30)
+    _in_range("step", online.step, 1, MAX_HOT)
+    # they go into a plan
+    _in_range(f"hot keys in {online.c:g} of {online.memory} B", online.most(width), 1, MAX_HOT)
+
+
+def check_tally(tally: Tally) -> Tally:
+    """The tally itself, or ``ValueError`` saying which field is out of range."""
+    _in_range("iteration", tally.iteration, 1, (1 << 63) - 1)
+    _in_range("first", tally.first, 1, tally.iteration + 1)
+    _in_range("keys", len(tally.keys), 0, MAX_HOT)
+    _need(len(tally.counts) == len(tally.keys), "as many counts as keys")
+    _need(not tally.keys or 0 <= min(tally.keys) <= max(tally.keys) < 1 << 64, "keys have 64 bits")
+    _need(not tally.counts or 0 < min(tally.counts) <= max(tally.counts) < 1 << 48, "counts: 1 to 2^48")
+    _in_range("others", tally.others, 0, (1 << 62) - 1)
+    return tally
 
 
 def _check_placement(place: Placement, version: int) -> None:
@@ -268,11 +297,13 @@ if TYPE_CHECKING:
     LayoutData = TensorLayout
     PlanData = NodePlan
     SparseData = Sparse
+    TallyData = Tally
 else:
     SpecData = _plan_data(TensorSpec, check_spec)
     LayoutData = _plan_data(TensorLayout, check_layout)
     PlanData = _plan_data(NodePlan, check_plan)
     SparseData = _plan_data(Sparse, check_sparse)
+    TallyData = _plan_data(Tally, check_tally)
 Role = Literal["worker", "aggregator", "ps", "switch"]
 
 

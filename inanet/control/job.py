@@ -17,9 +17,11 @@ from inanet.control.collectives import JobLost
 from inanet.control.events import JobOver, RootMissed, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Mark
+from inanet.control.identifying import Identifying
 from inanet.control.messages import (
     Begin,
     Finished,
+    Gathered,
     Held,
     Hello,
     Hold,
@@ -29,7 +31,7 @@ from inanet.control.messages import (
     Message,
     Refuse,
 )
-from inanet.control.renewing import REARRANGED, REKEYED, Renewing
+from inanet.control.renewing import REARRANGED, REKEYED
 from inanet.control.sentences import clip, show_ranks
 from inanet.control.topology import Topology
 from inanet.control.trees import Performance
@@ -38,7 +40,7 @@ from inanet.control.versions import Inheritance
 _GOES_ON = "the job goes on with the others: call again"
 
 
-class Job(Renewing):
+class Job(Identifying):
     """See the module's documentation, and :class:`~inanet.control.versions.Versions`."""
 
     # ---------- plans
@@ -78,6 +80,8 @@ class Job(Renewing):
             self._layout_ready(name, message)
         elif isinstance(message, Judged):
             self._judged(name, message)
+        elif isinstance(message, Gathered):
+            self._gathered(name, message)
         elif isinstance(message, Held) and host:
             if self._shrinking is not None and message.nonce == self._shrinking.nonce:
                 self._shrinking.held.add(name)

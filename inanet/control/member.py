@@ -17,6 +17,8 @@ from inanet.control.messages import (
     Begin,
     Finished,
     Follows,
+    Gather,
+    Gathered,
     Held,
     Hello,
     Hold,
@@ -45,7 +47,7 @@ from inanet.control.messages import (
 )
 from inanet.control.negotiation import Asking, granted
 from inanet.proto import events
-from inanet.proto.machine import Follower
+from inanet.proto.machine import Counting, Follower
 from inanet.proto.plan import NodePlan, Part, TensorLayout, TensorSpec
 
 
@@ -69,6 +71,8 @@ class _JobView:
 
     plan: NodePlan
     layouts: dict[int, TensorLayout] = field(default_factory=dict)
+    #: what was counted (sparse jobs) and no plan has been made of yet, as far as this node knows
+    tallies: list[Gathered] = field(default_factory=list)
 
 
 class Member:
@@ -276,6 +280,10 @@ class Member:
                 s.shard == event.shard and s.part is Part.DATA for s in layout.shards
             ):
                 self._out.append(Finished(job=event.job, round=event.round))
+        elif isinstance(event, events.Counted):
+            counted = Gathered(job=event.job, tally=event.tally)
+            self._jobs[event.job].tallies.append(counted)
+            self._out.append(counted)
         else:
             self._out.append(PeerSilent(job=event.job, name=event.name, seconds=event.seconds))
 
@@ -328,6 +336,8 @@ class Member:
         """Act on one message of the coordinator; unknown kinds cannot get here."""
         if isinstance(message, Ping):
             followed = [view.plan for view in self._jobs.values()]
+            for view in self._jobs.values():
+                self._out += view.tallies
             plans = tuple(Follows(job=p.job, key=p.key, version=p.version) for p in followed)
             self._out.append(Pong(nonce=message.nonce, plans=plans))
         elif isinstance(message, Welcome):
@@ -368,6 +378,8 @@ class Member:
             self._jobs[plan.job] = _JobView(plan)
         else:
             view.plan = plan
+            decided = plan.switched.decided if plan.switched is not None else 0
+            view.tallies = [one for one in view.tallies if one.tally.iteration > decided]
         early, self._early = self._early, []
         for layout in early:
             self._on_layout(layout, now)
@@ -458,6 +470,12 @@ class Member:
             if not complete:
                 self.node.fail_round(message.job, message.round, message.tensors, now)
             self._out.append(Judged(job=message.job, round=message.round, complete=complete))
+        elif isinstance(message, Gather):
+            tally = (
+                self.node.tally(message.job, message.iteration) if isinstance(self.node, Counting) else None
+            )
+            if tally is not None:
+                self._out.append(Gathered(job=message.job, tally=tally))
         elif isinstance(message, Hold):
             self._hold_before = message.before
             self._out.append(Held(job=message.job, nonce=message.nonce))

@@ -5,7 +5,18 @@ from dataclasses import dataclass, field
 from inanet.control.job import Job
 from inanet.control.joining import Members
 from inanet.control.layouts import Tensor
-from inanet.control.messages import Begin, Finished, Held, Hello, Judged, Known, LayoutReady, Refuse, Resume
+from inanet.control.messages import (
+    Begin,
+    Finished,
+    Gathered,
+    Held,
+    Hello,
+    Judged,
+    Known,
+    LayoutReady,
+    Refuse,
+    Resume,
+)
 from inanet.control.rounds import Host
 from inanet.control.topology import Fabric, Topology
 from inanet.control.versions import Inheritance
@@ -16,7 +27,7 @@ _MOST_QUEUED = 1 << 16
 #: No job has come this far: numbers beyond are errors, and would leave no room to count on.
 _SANE = 1 << 48
 #: What members say about a job.
-JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held | Judged
+JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held | Judged | Gathered
 
 
 @dataclass(slots=True)

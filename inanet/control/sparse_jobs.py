@@ -87,7 +87,7 @@ class SparseFabric(SwitchedFabric):
         return UNIT * (service.slots - sum(job.slots for job in taken))
 
     def _able(self, sparse: Sparse, ranks: int) -> str | None:
-        """The first switch that has room for the hot keys. What it sends to everybody has its own address only over UDP."""
+        """The first switch that has room for as many hot keys as there can be. What it sends to everybody has its own address only over UDP."""
         needed = UNIT * pieces(sparse, ranks)
         for name in self.switches:
             service = self._service(name, self.system)
@@ -131,7 +131,7 @@ class SparseFabric(SwitchedFabric):
             return (
                 f"a switch that runs {self.system} over UDP ({listing(self.switches) or 'none is connected'})"
             )
-        need = f"{len(sparse.hot)} hot keys need {UNIT * pieces(sparse, ranks)} B of registers"
+        need = f"{most(sparse)} hot keys need {UNIT * pieces(sparse, ranks)} B of registers"
         return f"room in a switch: {need}, {listing(rooms)}"
 
     # ---------- what a job gets
@@ -168,6 +168,7 @@ class SparseFabric(SwitchedFabric):
             window=1,
             sparse=replace(sparse, hot_pairs=pairs),
             servers=tuple(place.endpoint for place in places),
+            hot_version=1 if sparse.hot else 0,
         )
         reason = f"{self.system} on switch {switch!r}, {listing(map(repr, servers))} as shards"
         return Arrangement(topology, reason, facts)
@@ -175,10 +176,15 @@ class SparseFabric(SwitchedFabric):
 
 def pieces(sparse: Sparse, ranks: int) -> int:
     """Pieces of :data:`UNIT` bytes of registers that a job takes."""
-    count = len(sparse.hot)
+    count = most(sparse)
     # laid out by heat: so many slots of every register
     slots = sparse.registers * -(-count // sparse.registers)
     return max(1, -(-register_bytes(ranks, sparse.width, count, slots) // UNIT))
+
+
+def most(sparse: Sparse) -> int:
+    """Most keys that can be hot as long as the job runs."""
+    return max(len(sparse.hot), 0 if sparse.online is None else sparse.online.most(sparse.width))
 
 
 def _chosen(workers: Collection[str]) -> tuple[Sparse | None, int]:

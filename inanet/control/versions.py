@@ -195,14 +195,15 @@ class Versions:
             self._settling.track(self.planner.version, {host: self._next_nonce(host) for host in self.hosts})
         self._publish(reason)
 
-    def _inform(self, reason: str) -> None:
-        """Make the next version and send it to aggregators and roots: it has nothing in it for workers, whose connections may
-        be about to close.
+    def _inform(self, reason: str, names: Collection[str] | None = None) -> None:
+        """Make the next version and send it to aggregators and roots, or to these: it has nothing in it for workers, whose
+        connections may be about to close. Without a ``reason`` it is not worth a word.
         """
         trees = self.topology.trees(self._members, self.absent)
         self.planner.advance(trees, settled=self._settling.settled(self.hosts), quiet=self._quiet)
-        self.log.append(PlanChanged(self.number, self.name, self.planner.version, reason))
-        for name in self.collectives.holders():
+        if reason:
+            self.log.append(PlanChanged(self.number, self.name, self.planner.version, reason))
+        for name in self.collectives.holders() if names is None else names:
             self._send_plan(name)
 
     def _publish(self, reason: str) -> None:

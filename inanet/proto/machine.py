@@ -7,11 +7,11 @@ plane knows followers, and neither knows systems.
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from inanet.proto.events import NodeEvent
+from inanet.proto.events import NodeEvent, Tally
 from inanet.proto.plan import NodePlan, TensorLayout
 from inanet.wire.batch import PacketBatch, Transmission
 
@@ -106,6 +106,15 @@ class Follower(Protocol):
 
     def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
         """Whether a root has every contribution to its parts of a round."""
+        ...
+
+
+@runtime_checkable
+class Counting(Protocol):
+    """A follower that has counts of a sparse job's keys."""
+
+    def tally(self, job_id: int, iteration: int) -> Tally | None:
+        """How often keys were updated in the iterations up to one that all shards have finished; ``None`` for a job without keys."""
         ...
 
 

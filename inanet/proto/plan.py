@@ -138,6 +138,10 @@ class Online:
     memory: int = 1 << 20
     step: int = 1000
 
+    def most(self, width: int) -> int:
+        """Most keys, of ``width`` values of 4 B, that can be hot."""
+        return int(self.c * self.memory) // (4 * width)
+
 
 @dataclass(frozen=True, slots=True)
 class Sparse:

@@ -19,15 +19,16 @@ from inanet.client.sparse_process import SparseMember
 from inanet.client.sparse_process import join_sparse as join_by_addresses
 from inanet.control.addresses import refuse_loopback, resolve
 from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
-from inanet.control.config_sparse import FabricSparseConfig
+from inanet.control.config_sparse import FabricSparseConfig, OnlineSection
 from inanet.control.errors import FabricError, InaError
 from inanet.control.fields import check_sparse
 from inanet.control.identity import Identity
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.udp import UdpDevice
-from inanet.proto.plan import NodePlan, Sparse
-from inanet.proto.zebra.serving import TIMING, chosen, hot_of, job_of
+from inanet.proto.plan import NodePlan, Online, Sparse, Switched
+from inanet.proto.zebra.membership import EMPTY, hot_of
+from inanet.proto.zebra.serving import TIMING, job_of
 from inanet.proto.zebra.worker import ZebraWorker
 from inanet.sparse.line import Line
 
@@ -39,6 +40,11 @@ class FabricMember(SparseMember):
         super().__init__(worker, device, timeout)
         self.name = name
         self._line = line
+
+    def use(self, facts: Switched) -> None:
+        """The coordinator says which keys are hot from an iteration on that shard 0 will name."""
+        hot = hot_of(facts)
+        self.do(lambda now: self.worker.prepare(hot))
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the job: in good order, after which other ranks that still push wait for this one until they time out, or, ``failed``,
@@ -54,17 +60,23 @@ class FabricMember(SparseMember):
         self.close(failed=kind is not None)
 
 
-class _Ending:
-    """Passes the end of the job on to the rank, which may not be there yet."""
+class _Word:
+    """Passes on what the coordinator says to the rank, which may not be there yet."""
 
     def __init__(self) -> None:
         self.member: FabricMember | None = None
         self.error: InaError | None = None
 
-    def __call__(self, error: InaError) -> None:
+    def over(self, error: InaError) -> None:
+        """The job has ended."""
         self.error = error
         if self.member is not None:
             self.member.job.end(error)
+
+    def changed(self, facts: Switched) -> None:
+        """Other keys are hot: none before this rank has trained."""
+        if self.member is not None:
+            self.member.use(facts)
 
 
 def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> SparseMember:
@@ -99,12 +111,17 @@ def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
             hot_pairs=min(its.hot_pairs, 255),
             shift=its.shift,
             hot=tuple(its.hot_keys() or ()),
+            online=_online(its.online),
         )
         return check_sparse(sparse)
     except ValueError as error:
         raise ConfigError(path, [Problem("job", str(error))]) from None
     except OSError as error:
         raise ConfigError(path, [Problem("job.hot", f"cannot read {its.hot}: {error.strerror}")]) from None
+
+
+def _online(section: OnlineSection | None) -> Online | None:
+    return None if section is None else Online(**dict(section))
 
 
 def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float) -> FabricMember:
@@ -115,7 +132,7 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
     # files that have vanished since the file was read are found out before there is a socket
     token, keys = control.secret(), control.tls_keys()
     device = _device(config, name, rank)
-    ending = _Ending()
+    word = _Word()
     identity = Identity(
         name=name,
         role="worker",
@@ -136,7 +153,8 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         str(control.coordinator),
         patience=control.join_timeout,
         keys=keys,
-        over=ending,
+        over=word.over,
+        changed=word.changed,
     )
     try:
         worker = _worker(line.plan(), rank)
@@ -145,9 +163,9 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         device.close()
         raise
     member = FabricMember(worker, device, timeout, line, its.name)
-    ending.member = member
-    if ending.error is not None:
-        member.job.end(ending.error)
+    word.member = member
+    if word.error is not None:
+        member.job.end(word.error)
     return member
 
 
@@ -171,8 +189,7 @@ def _worker(plan: NodePlan, rank: int) -> ZebraWorker:
     if facts is None:
         raise FabricError("the coordinator's plan has no switch: it is another version", rank=rank)
     worker = ZebraWorker(job_of(facts, plan.key), rank, TIMING, secrets.randbits(32))
-    hot = hot_of(chosen(facts))
-    if hot is not None:
-        worker.prepare(hot)
-        worker.start(hot.version)
+    if facts.hot_version != EMPTY.version:
+        worker.prepare(hot_of(facts))
+        worker.start(facts.hot_version)
     return worker

@@ -13,7 +13,7 @@ from inanet.control.errors import InaError, JoinTimeout, error_of
 from inanet.control.identity import Identity
 from inanet.control.member import Member
 from inanet.control.trust import Keys
-from inanet.proto.plan import NodePlan, TensorLayout
+from inanet.proto.plan import NodePlan, Switched, TensorLayout
 
 #: seconds beyond the coordinator's own deadline, after which it says who is missing
 _GRACE = 5.0
@@ -22,14 +22,22 @@ _FAREWELL = 5.0
 
 
 class Place:
-    """A :class:`~inanet.proto.machine.Follower` that only wants to know its place: the first plan has it for good."""
+    """A :class:`~inanet.proto.machine.Follower` that only wants to know its place: the first plan has it for good. Later ones may have
+    other hot keys, of which ``changed(facts)`` is told.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, changed: Callable[[Switched], None] = lambda _facts: None) -> None:
         self.plan: NodePlan | None = None
+        self._changed = changed
+        self._decided = 0
 
     def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
-        """Remember the first."""
+        """Remember the first; tell of other hot keys."""
         self.plan = self.plan or plan
+        facts = plan.switched
+        if facts is not None and facts.decided > self._decided:
+            self._decided = facts.decided
+            self._changed(facts)
 
     def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
         """Sparse jobs have no tensors."""
@@ -55,8 +63,8 @@ class Place:
 
 
 class Line:
-    """Joins as ``identity`` at ``address`` and stays. ``over(error)`` is called, in the line's thread, when the job has ended with
-    an error.
+    """Joins as ``identity`` at ``address`` and stays. In the line's thread ``over(error)`` is called when the job has ended with an
+    error, and ``changed(facts)`` when others of its keys are hot.
     """
 
     def __init__(
@@ -67,13 +75,14 @@ class Line:
         patience: float,
         keys: Keys | None,
         over: Callable[[InaError], None],
+        changed: Callable[[Switched], None],
     ) -> None:
         self._identity = identity
         self._address = address
         self._patience = patience
         self._keys = keys
         self._over = over
-        self._place = Place()
+        self._place = Place(changed)
         self._missing = ""
         self._failed = False
         self._changed = threading.Condition()

@@ -6,6 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from inanet.proto.events import Tally
 from inanet.proto.plan import NodePlan, Switched, TensorLayout
 from inanet.switch.port import Switch, SwitchPort
 from inanet.switch.programs import Job
@@ -62,9 +63,12 @@ class SwitchFollower:
         return Job(facts.number, facts.workers, facts.ps, slots, quota, rings=facts.rings)
 
     def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
-        """Serve a job from its first plan on. Raises ``MemoryError`` if that cannot be."""
+        """Serve a job from its first plan on; later ones may have other hot keys. Raises ``MemoryError`` if that cannot be."""
         facts = plan.switched
-        if facts is None or plan.job in self._jobs:
+        if facts is None:
+            return
+        if plan.job in self._jobs:
+            self._follow(plan.job, facts)
             return
         name = self._programs.get(facts.system)
         if name is None:
@@ -75,6 +79,29 @@ class SwitchFollower:
             raise MemoryError(str(error)) from error
         self._jobs[plan.job] = facts
         self._opened()
+
+    def _follow(self, job_id: int, facts: Switched) -> None:
+        if facts.decided <= self._jobs[job_id].decided:
+            return
+        try:
+            self._program(facts).follow(facts)
+        except ValueError as error:
+            raise MemoryError(str(error)) from error
+        self._jobs[job_id] = facts
+
+    def _program(self, facts: Switched) -> Any:
+        name = self._programs[facts.system]
+        return next(one.program for one in self._switch.pipeline.registrations if one.name == name)
+
+    def tally(self, job_id: int, iteration: int) -> Tally | None:
+        """How often hot keys of a sparse job were updated in the iterations up to one that its shards have finished; ``None`` for a
+        job that is not, or is over.
+        """
+        facts = self._jobs.get(job_id)
+        if facts is None or facts.sparse is None:
+            return None
+        found: Tally = self._program(facts).tally(facts.number, iteration)
+        return found
 
     def drop_job(self, job_id: int) -> None:
         """Free what a job has: slots, ports, its number."""
@@ -90,10 +117,8 @@ class SwitchFollower:
         facts = self._jobs.get(job_id)
         if facts is None or not layout.scheduled:
             return
-        name = self._programs[facts.system]
-        program = next(one.program for one in self._switch.pipeline.registrations if one.name == name)
         try:
-            program.hold(facts.number, layout.scheduled)
+            self._program(facts).hold(facts.number, layout.scheduled)
         except ValueError as error:
             raise MemoryError(str(error)) from error
 

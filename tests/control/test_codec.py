@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from inanet.control import messages as m
 from inanet.control.codec import MAX_FRAME, ControlError, Decoder, decode, encode
 from inanet.control.standing import JobState, NodeState, Overview, Query, Register, Registered, Report
+from inanet.proto.events import Tally
 from inanet.proto.plan import (
     Child,
     ExponentMode,
@@ -72,6 +73,7 @@ TABLE: list[m.Message] = [
     m.RateReady(job=7, sequence=1, maximum=10**9),
     m.RateDone(job=7, sequence=2),
     m.RateLoss(job=7, sequence=3, sent=1000, lost=20),
+    m.Gathered(job=7, tally=Tally(20, 11, ((1 << 64) - 1, 3), (5, 1), 2)),
     m.Stats(counters={"drops": 3}),
     m.Performed(job=7, training=1.5, transmission=0.25),
     Register(protocol=2, name="s0", role="switch", token="t", cores=4, memory=1 << 34, link_bps=10**10),
@@ -91,6 +93,7 @@ TABLE: list[m.Message] = [
     m.Hold(job=7, nonce=1, before=9),
     m.Judge(job=7, round=9, tensors=(1,)),
     m.Judged(job=7, round=9, complete=False),
+    m.Gather(job=7, iteration=20),
     m.RoundFailed(job=7, round=3, error="timeout", message="too late", tensors=(5,), rank=2, missing=(3,)),
     m.JobFailed(job=None, error="worker_lost", message="gone", ranks=(1,)),
     m.JobEnded(job=7, reason="over"),

@@ -21,21 +21,21 @@ sys.stdin.read()
 """
 
 
-def job_file(fabric: Fabric, name: str) -> Path:
-    """A job of two ranks, half of whose keys are hot, with faults at the ranks."""
+def job_file(fabric: Fabric, name: str, more: str = "") -> Path:
+    """A job of two ranks, half of whose keys are hot, with faults at the ranks. ``more`` goes into its section."""
     (fabric.directory / "hot.txt").write_text("".join(f"{key}\n" for key in KEYS[:100].tolist()))
     path = fabric.directory / f"{name}.job.toml"
     path.write_text(
-        f'[job]\nsystem = "zebra"\nname = "{name}"\nworld = 2\nwidth = 2\noptimiser = "adagrad"\nhot = "hot.txt"\n'
+        f'[job]\nsystem = "zebra"\nname = "{name}"\nworld = 2\nwidth = 2\noptimiser = "adagrad"\nhot = "hot.txt"\n{more}\n'
         f'[control]\ncoordinator = "unix:{fabric.directory}/control.sock"\n'
         "[impair]\nseed = 3\ndrop = 0.02\nduplicate = 0.02\nreorder = 0.02\ncorrupt = 0.02\n"
     )
     return path
 
 
-def joined(fabric: Fabric, stack: ExitStack, name: str) -> list[SparseMember]:
+def joined(fabric: Fabric, stack: ExitStack, name: str, more: str = "") -> list[SparseMember]:
     """Both ranks, which leave with the stack."""
-    path = job_file(fabric, name)
+    path = job_file(fabric, name, more)
     return [stack.enter_context(one) for one in run_all(lambda rank: inanet.join_sparse(path, rank), 2)]
 
 

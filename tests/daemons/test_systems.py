@@ -17,7 +17,7 @@ from inanet.control.errors import FabricError, InaError, RoundTimeout, WorkerLos
 from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
 from inanet.demo.topology import NodeSpec
 from inanet.proto.local import LocalTensor
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.plan import ExponentMode, Online, TensorSpec
 from inanet.proto.zebra.store import Adagrad
 from tests.client.agent import run_all
 from tests.client.test_sparse import KEYS, gradients
@@ -184,6 +184,28 @@ def test_ranks_of_a_sparse_job_find_the_daemons_and_get_the_bits_of_a_group(fabr
         shown = "\n".join(lines(Target(f"unix:{fabric.directory}/control.sock").ask(PATIENCE)))
         assert "job clicks: running" in shown
         assert re.search(r"switch0\n +\S+-0\n +\S+-1", shown), shown
+
+
+def test_keys_become_hot_while_daemons_train_with_the_bits_of_a_group(fabric: Fabric) -> None:
+    online = Online(after=3, threshold=0.1, memory=2400, step=5)
+    more = "online = { after = 3, threshold = 0.1, memory = 2400, step = 5 }"
+    with ExitStack() as stack:
+        members = ranks.joined(fabric, stack, "moving", more)
+        group = stack.enter_context(sparse_group(2, 1, width=2, optimiser=Adagrad(0.1), online=online))
+        group.use_hot(KEYS[:100])
+        for seed in range(12):
+            rng = np.random.default_rng(seed)
+            heat = 1 / (1 + (np.arange(len(KEYS)) + 60 * (seed > 4)) % len(KEYS))
+            pushes = [
+                (np.sort(keys), rng.standard_normal((50, 2)).astype(np.float32))
+                for keys in (rng.choice(KEYS, 50, replace=False, p=heat / heat.sum()) for _ in range(2))
+            ]
+            group.push_all(pushes)
+            expected = group.jobs[0].pull(KEYS)
+            for rows in run_all(lambda rank: members[rank].job.push_pull(*pushes[rank], KEYS), 2):  # noqa: B023
+                np.testing.assert_array_equal(rows.view(np.uint32), expected.view(np.uint32))
+        assert members[1].worker.hot.version == group.workers[0].hot.version > 2
+        assert members[1].worker.hot.keys.tolist() == group.workers[0].hot.keys.tolist()
 
 
 def test_a_rank_that_is_killed_or_fails_is_an_error_with_its_number_for_the_others(fabric: Fabric) -> None:

@@ -6,7 +6,8 @@ exact where bytes become messages (:mod:`inanet.control.codec`). The plan data o
 travels as it is, so the two never need translating.
 
 By what they are about: :mod:`~inanet.control.messages.joining`, :mod:`~inanet.control.messages.rounds`,
-:mod:`~inanet.control.messages.planning`, :mod:`~inanet.control.messages.pacing`, :mod:`~inanet.control.messages.living`;
+:mod:`~inanet.control.messages.planning`, :mod:`~inanet.control.messages.pacing`, :mod:`~inanet.control.messages.counting`,
+:mod:`~inanet.control.messages.living`;
 those of standing connections are in :mod:`inanet.control.standing`.
 
 How a connection goes::
@@ -47,12 +48,19 @@ which nothing counts that was sent before::
     coordinator -> Judge (to roots)   root -> Judged
     coordinator -> Hold               worker -> Held
     coordinator -> JobEnded, Plan (to aggregators and roots), Plan (to workers)
+
+A sparse job that finds its hot keys while it trains (:mod:`inanet.control.identifying`), after every so many iterations::
+
+    ps -> Gathered                    (every shard)
+    coordinator -> Gather (to the switch)  switch -> Gathered
+    coordinator -> Plan (to all if other keys are hot, else to shards, of which one waits for it)
 """
 
 from collections.abc import Mapping
 from typing import get_args
 
 from inanet.control.fields import Frozen
+from inanet.control.messages.counting import Gather, Gathered
 from inanet.control.messages.joining import (
     PROTOCOL,
     Hello,
@@ -106,6 +114,8 @@ __all__ = [
     "Finished",
     "Follows",
     "Frozen",
+    "Gather",
+    "Gathered",
     "Held",
     "Hello",
     "Hold",
@@ -154,6 +164,7 @@ NodeMessage = (
     | PeerSilent
     | Held
     | Judged
+    | Gathered
     | Leave
     | RateReady
     | RateDone
@@ -176,6 +187,7 @@ CoordinatorMessage = (
     | RateGrant
     | Hold
     | Judge
+    | Gather
     | RoundFailed
     | JobFailed
     | JobEnded

@@ -28,7 +28,7 @@ from inanet.control.services import Service
 from inanet.proto.systems import TREES
 
 #: Version of this protocol; a node with another one is refused with a sentence naming both.
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Resume(Frozen):

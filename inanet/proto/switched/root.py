@@ -51,8 +51,12 @@ class Sharded(Machine, Protocol):
 
     endpoint: int
 
-    def serve(self, facts: Switched, key: int) -> None:
-        """Serve a job. Raises ``ValueError`` for one that cannot be."""
+    def serve(self, plan: NodePlan, facts: Switched) -> None:
+        """Serve the job of a plan. Raises ``ValueError`` for one that cannot be."""
+        ...
+
+    def follow(self, facts: Switched) -> None:
+        """A later plan: other keys may be hot."""
         ...
 
     def remove_job(self, job: int) -> None:
@@ -81,7 +85,7 @@ class SwitchedRoot:
             self._take_leave(plan.job, facts, now)
             return
         if facts.sparse is not None:
-            self._keep(plan.job, facts, plan.key)
+            self._keep(plan, facts)
             return
         self._switched[plan.job] = facts
         members = {worker: 1 << index for index, worker in enumerate(facts.workers)}
@@ -92,22 +96,25 @@ class SwitchedRoot:
             job = PSJob(facts.number, members, switch, facts.window, facts.slots, switch, key=plan.key)
             server.add_job(job)
 
-    def _keep(self, job_id: int, facts: Switched, key: int) -> None:
+    def _keep(self, plan: NodePlan, facts: Switched) -> None:
         """Be a shard of a sparse job. Raises ``MemoryError`` if that cannot be."""
         server = self._servers.get(facts.system)
         if not isinstance(server, Sharded):
             raise MemoryError(f"it does not serve {facts.system}")
         try:
-            server.serve(facts, key)
+            server.serve(plan, facts)
         except ValueError as error:
             raise MemoryError(str(error)) from error
-        self._switched[job_id] = facts
+        self._switched[plan.job] = facts
 
     def _take_leave(self, job_id: int, facts: Switched, now: float) -> None:
-        """Tell a PS that closes epochs who has left since the plan before."""
-        gone = set(facts.departed) - set(self._switched[job_id].departed)
+        """Tell a PS that closes epochs who has left since the plan before, and shards what is hot now."""
+        before = self._switched[job_id]
+        gone = set(facts.departed) - set(before.departed)
         self._switched[job_id] = facts
         server = self._servers.get(facts.system)
+        if isinstance(server, Sharded) and facts.decided > before.decided:
+            server.follow(facts)
         if isinstance(server, Epochs):
             for worker in sorted(gone):
                 server.leave(facts.number, worker, now)

@@ -9,13 +9,8 @@ import numpy as np
 
 from inanet.proto.events import Tally
 from inanet.proto.plan import Online
-from inanet.proto.zebra.hot import VALUE_BYTES, OnlineIdentifier
+from inanet.proto.zebra.hot import OnlineIdentifier
 from inanet.proto.zebra.membership import EMPTY, HotSet, fixed, following
-
-
-def most_hot(online: Online, width: int) -> int:
-    """Most keys of ``width`` values that can be hot."""
-    return int(online.c * online.memory) // (VALUE_BYTES * width)
 
 
 class Identification:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.plan import Sparse, Switched
 from inanet.wire.batch import I64, U64
 from inanet.wire.zebra import MAX_WIDTH, Kind, capacity
 
@@ -155,6 +156,19 @@ def with_exponents(version: int, keys: U64, magnitudes: F32, workers: int, headr
     exponents = np.frexp(np.maximum(magnitudes.astype(np.float64), 2.0**-100))[1] + headroom
     shifts = 31 - math.ceil(math.log2(workers)) - exponents
     return HotSet(version, np.asarray(keys, np.uint64), shifts.astype(np.int16))
+
+
+def chosen(facts: Switched) -> Sparse:
+    """What the ranks have chosen. Raises ``ValueError`` for a job that is not sparse."""
+    if facts.sparse is None:
+        raise ValueError(f"job {facts.number} has no keys: it is not sparse")
+    return facts.sparse
+
+
+def hot_of(facts: Switched) -> HotSet:
+    """The hot keys of a plan. Raises as :func:`chosen`, and ``ValueError`` for a key that is there twice."""
+    sparse = chosen(facts)
+    return fixed(facts.hot_version, np.array(sparse.hot, np.uint64), sparse.shift)
 
 
 def most_packets(count: int) -> int:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import NodeEvent
-from inanet.proto.plan import Sparse, Switched
+from inanet.proto.events import Counted, NodeEvent, Tally
+from inanet.proto.plan import NodePlan, Switched
 from inanet.proto.program import Verdicts
-from inanet.proto.zebra.membership import UNIT, HotSet, Job, fixed
+from inanet.proto.zebra.membership import EMPTY, UNIT, Job, chosen, hot_of
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
@@ -19,21 +19,12 @@ from inanet.wire.drops import DROP_CODES, Drop
 
 #: of all machines that daemons and ranks run: processes wait for processors
 TIMING = Timing(first=0.05, least=0.005)
-#: version of the one hot set that such a job has
-_HOT = 1
 OPTIMISERS: Mapping[str, Callable[[float], Optimiser]] = {
     "sum": lambda _rate: Sum(),
     "sgd": Sgd,
     "adagrad": Adagrad,
     "ftrl": Ftrl,
 }
-
-
-def chosen(facts: Switched) -> Sparse:
-    """What the ranks have chosen. Raises ``ValueError`` for a job that is not sparse."""
-    if facts.sparse is None:
-        raise ValueError(f"job {facts.number} has no keys: it is not sparse")
-    return facts.sparse
 
 
 def job_of(facts: Switched, key: int) -> Job:
@@ -49,12 +40,9 @@ def job_of(facts: Switched, key: int) -> Job:
         registers=sparse.registers,
         hot_pairs=sparse.hot_pairs,
         sharding="range" if sparse.sharding == "range" else "hash",
+        counted=0 if sparse.online is None else sparse.online.after,
+        listed=0 if sparse.online is None else sparse.online.most(sparse.width),
     )
-
-
-def hot_of(sparse: Sparse) -> HotSet | None:
-    """The hot keys, if there are some. Raises ``ValueError`` for a key that is there twice."""
-    return fixed(_HOT, np.array(sparse.hot, np.uint64), sparse.shift) if sparse.hot else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,14 +80,22 @@ class HotTables:
 
     def serve(self, facts: Switched, key: int) -> None:
         """Serve a job with its hot keys. Raises ``ValueError`` for one that cannot be, or that there is no room for."""
-        job, hot = job_of(facts, key), hot_of(chosen(facts))
+        job = job_of(facts, key)
         self._program.add_job(job, job.number)
-        if hot is not None:
-            try:
-                self._program.prepare(job.number, hot)
-            except ValueError:
-                self._program.remove_job(job.number)
-                raise
+        try:
+            self.follow(facts)
+        except ValueError:
+            self._program.remove_job(job.number)
+            raise
+
+    def follow(self, facts: Switched) -> None:
+        """Have the hot keys of a job's plan ready. Raises ``ValueError`` for ones that there is no room for."""
+        if facts.hot_version != EMPTY.version:
+            self._program.prepare(facts.number, hot_of(facts))
+
+    def tally(self, number: int, iteration: int) -> Tally:
+        """See :meth:`~inanet.proto.zebra.program.ZebraProgram.tally`."""
+        return self._program.tally(number, iteration)
 
     def remove_job(self, number: int) -> None:
         """Forget a job and what is in its registers."""
@@ -142,24 +138,31 @@ class Shards:
         self.endpoint = 0
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self._shards: dict[int, ParameterShard] = {}
+        #: numbers of jobs in plans, by those in packets
+        self._plans: dict[int, int] = {}
         self._past: dict[str, int] = {}
 
-    def serve(self, facts: Switched, key: int) -> None:
-        """Be a shard of a job. Raises ``ValueError`` for a job that cannot be, or that has none here."""
-        job, sparse = job_of(facts, key), chosen(facts)
+    def serve(self, plan: NodePlan, facts: Switched) -> None:
+        """Be a shard of the job of a plan. Raises ``ValueError`` for a job that cannot be, or that has none here."""
+        job, sparse = job_of(facts, plan.key), chosen(facts)
         if self.endpoint not in job.shards:
             raise ValueError(f"job {job.number} has no shard at this server")
         number = job.shards.index(self.endpoint)
         initial = Uniform(sparse.initial) if sparse.initial else zeros
         optimiser = OPTIMISERS[sparse.optimiser](sparse.rate)
         # a server that is lost ends its jobs, so that a shard has one life
-        shard = ParameterShard(job, number, optimiser, initial, TIMING)
-        hot = hot_of(sparse)
-        if hot is not None:
-            shard.prepare(hot)
-            if number == 0:
-                shard.announce(hot.version)
-        self._shards[job.number] = shard
+        self._shards[job.number] = ParameterShard(job, number, optimiser, initial, TIMING)
+        self._plans[job.number] = plan.job
+        self.follow(facts)
+
+    def follow(self, facts: Switched) -> None:
+        """A job's hot keys, and what has been decided of them."""
+        shard = self._shards[facts.number]
+        if facts.hot_version != EMPTY.version:
+            shard.prepare(hot_of(facts))
+            if shard.number == 0:
+                shard.announce(facts.hot_version)
+        shard.settle(facts.decided)
 
     def remove_job(self, job: int) -> None:
         """Forget a job and its part of the model; its packets are foreign from now on. Figures stay."""
@@ -211,10 +214,15 @@ class Shards:
             shard.on_timer(now)
 
     def events(self) -> list[NodeEvent]:
-        """None: the control plane hears of lost workers by itself, and workers of iterations that are finished."""
-        for shard in self._shards.values():
-            shard.events()
-        return []
+        """What shards have counted. The control plane hears of lost workers by itself, and workers of iterations that are
+        finished.
+        """
+        return [
+            Counted(self._plans[number], event.tally)
+            for number, shard in self._shards.items()
+            for event in shard.events()
+            if isinstance(event, Counted)
+        ]
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name, over all jobs."""

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inanet.proto.events import Counted, Tally
 from inanet.proto.plan import Online
-from inanet.proto.zebra.identifying import Identification, most_hot
+from inanet.proto.zebra.identifying import Identification
 from inanet.proto.zebra.membership import HotSet
 from inanet.proto.zebra.store import Adagrad
 from inanet.testing.switched import Impairment
@@ -99,7 +99,7 @@ def train(rig: Rig, deciding: Deciding, iterations: int, stirred: Iterator[float
 
 
 def rig_of(impairment: Impairment | None = None) -> Rig:
-    counted = {"counted": ONLINE.after, "listed": most_hot(ONLINE, 2), "width": 2}
+    counted = {"counted": ONLINE.after, "listed": ONLINE.most(2), "width": 2}
     return Rig(3, 2, impairment, optimiser=Adagrad(0.1), **counted)
 
 
@@ -120,7 +120,7 @@ def test_a_decision_counts_from_the_iteration_after_the_next_on(
     versions, _, deciding = undisturbed
     assert versions == [0] * 5 + [1] * 4 + [2] * 4 + [3]
     assert deciding.its.changes == 3
-    assert 0 < len(deciding.its.hot) <= most_hot(ONLINE, 2)
+    assert 0 < len(deciding.its.hot) <= ONLINE.most(2)
     assert deciding.rig.program.stats()["contributions"] > 50
 
 

@@ -1,0 +1,23 @@
+"""How often keys of a sparse job are updated, from which it follows which are hot."""
+
+from typing import Literal
+
+from inanet.control.fields import Frozen, JobId, RoundNumber, TallyData
+
+
+class Gather(Frozen):
+    """To the switch, when all shards have counted: how often were hot keys updated in the iterations up to this one? Answered by
+    :class:`Gathered`.
+    """
+
+    kind: Literal["gather"] = "gather"
+    job: JobId
+    iteration: RoundNumber
+
+
+class Gathered(Frozen):
+    """What a switch or a shard has counted. A shard says it by itself, and again until a plan says what has been decided."""
+
+    kind: Literal["gathered"] = "gathered"
+    job: JobId
+    tally: TallyData
