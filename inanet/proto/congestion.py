@@ -6,6 +6,7 @@ rates, XAgg section IV-C), and feels its way up again all the time. Acknowledgem
 how many packets were sent, credited and reported lost.
 """
 
+import math
 from dataclasses import dataclass
 
 #: A link begins with four super-frames and doubles its window each time it was used up, until more than this share is
@@ -50,7 +51,8 @@ class Congestion:
             # how long it takes to miss something says nothing about the path
             self._mark = -1
         if 0 <= self._mark <= self._settled:
-            sample = now - self._marked_at
+            # windows double at most, and queues with them; whoever waits for lost packets measures anything
+            sample = min(now - self._marked_at, 2 * self.round_trip or math.inf)
             self.round_trip = max(sample, self.round_trip + (sample - self.round_trip) / 8)
             self._mark = -1
         window = min(granted, self.window)
@@ -61,6 +63,11 @@ class Congestion:
         growth = GROWTH if self.has_lost else 1.0
         self.window = min(max(window * (1 + growth - min(share, 0.5)), LEAST_WINDOW), 2 * granted)
         self._sent = self._lost = 0
+
+    @property
+    def timed_since(self) -> float:
+        """When the packet left that is being timed, and with it all before it; infinity if none is."""
+        return self._marked_at if self._mark >= 0 else math.inf
 
     @property
     def crossing(self) -> float:

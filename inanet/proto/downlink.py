@@ -112,7 +112,7 @@ class Downlink(Sending):
         patience = PATIENCE * self.timing.retransmit
         full = [link for link in group.grouped if link.room == 0]
         for link in full:
-            if link.prodded < link.waiting_since and link.waiting_since + self.timing.retransmit <= now:
+            if link.prod_due(self.timing) <= now:
                 # it may have lost no more than the end of what was sent
                 self._prod(tree, link, now)
         stalled = sum(link.bit for link in full if link.waiting_since + patience <= now)
@@ -122,8 +122,7 @@ class Downlink(Sending):
             self._wake(now)
         for link in full:
             if not link.bit & stalled:
-                prodded = link.prodded >= link.waiting_since
-                self._wake(link.waiting_since + (patience if prodded else self.timing.retransmit))
+                self._wake(min(link.waiting_since + patience, link.prod_due(self.timing)))
 
     # ---------------------------------------------------------------- repetitions
 

@@ -173,9 +173,8 @@ class Hops(Downlink):
         wanted = wanted[wanted < state.shard.count]
         slots = state.slot0 + wanted
         sent = (self.memory.round[slots] == state.round) & (self.memory.state[slots] >= State.SENT)
-        # a stall of the other side is no reason to doubt for long what it says
-        doubt = min(link.congestion.crossing, self.timing.retransmit_max)
-        wanted = self._sent_to(state, child, h.gradient, wanted[sent], now - doubt)
+        before = link.believed_before(now, self.timing.retransmit_max)
+        wanted = self._sent_to(state, child, h.gradient, wanted[sent], before)
         lost = 0
         for fragment in wanted.tolist():
             lost += self._send_again(state, child, link, fragment, now)

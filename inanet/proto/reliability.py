@@ -110,23 +110,29 @@ class Link:
         return True
 
     def prod_due(self, timing: Timing) -> float:
-        """When to repeat the last row of a full link that hears nothing: what follows a loss shows it to the receiver.
+        """When to repeat the last row of a full link: what follows a loss shows it to the receiver.
+
+        That is when nothing was heard for a while, and when credit trickles in although more is overdue. Then most of
+        what seems to be in flight is lost, and a window would pass a packet for each that comes until its group ends.
+        """
+        waits = (
+            (self.waiting_since, timing.retransmit),
+            (self.congestion.timed_since, max(timing.retransmit, self.congestion.crossing)),
+        )
+        again = self.prodded + self.prod_interval
+        return min(since + patience if self.prodded < since else again for since, patience in waits)
+
+    def wait_ends(self, timing: Timing) -> float:
+        """When something has to be done about a full link that hears nothing, or too little.
 
         A group goes on without such a member before long.
         """
-        if self.grouped:
-            return math.inf
-        if self.prodded < self.waiting_since:
-            return self.waiting_since + timing.retransmit
-        return self.prodded + self.prod_interval
-
-    def wait_ends(self, timing: Timing) -> float:
-        """When something has to be done about a full link that hears nothing."""
-        return min(self.prod_due(timing), self.waiting_since + timing.retransmit_max)
+        afresh = self.waiting_since + timing.retransmit_max
+        return afresh if self.grouped else min(self.prod_due(timing), afresh)
 
     def prod(self, now: float, timing: Timing) -> None:
         """That has been done."""
-        again = self.prodded >= self.waiting_since
+        again = self.prodded >= min(self.waiting_since, self.congestion.timed_since)
         self.prod_interval = (
             min(2 * self.prod_interval, timing.retransmit_max) if again else timing.retransmit
         )
@@ -159,10 +165,17 @@ class Link:
 
         What it says is doubted for ``most`` seconds at most.
         """
-        doubt = min(self.congestion.crossing, most)
-        if now < self.repeated.get((row, fragment), -math.inf) + doubt:
+        if self.repeated.get((row, fragment), -math.inf) > self.believed_before(now, most):
             return False
         return self.again(row, fragment)
+
+    def believed_before(self, now: float, most: float) -> float:
+        """The neighbour is believed to lack what left by then, as far as it says so.
+
+        Later packets may be on their way; a stall of the other side is no reason to think so for more than ``most``
+        seconds. It has looked for all that left before it was prodded.
+        """
+        return max(now - min(self.congestion.crossing, most), self.prodded)
 
     def take_resend(self, most: int, now: float) -> list[tuple[int, int]]:
         """Up to ``most`` queued entries, removed because they leave."""

@@ -121,19 +121,37 @@ class Sending(Rounds):
     def _prod(self, tree: Tree, link: Link, now: float) -> None:
         """Repeat the last row of a link that waits, beyond its window: lost tails are missed by nobody."""
         link.prod(now, self.timing)
-        up = link is tree.up
-        ours = any(
-            state.tree is tree and state.slot0 <= link.last < state.slot0 + state.shard.count
-            for state in self._running.values()
-        )
-        if not ours or self.memory.state[link.last] != (State.SENT if up else State.RESULT):
+        slot = self._last_sent(tree, link)
+        if slot < 0:
+            # all of it is answered, so credit must have been lost
+            link.give_up(now)
             return
-        slotwork.ask_for_check(self.memory.rows, link.last, tree.job.plan.key)
+        slotwork.ask_for_check(self.memory.rows, slot, tree.job.plan.key)
         self.rows_sent += 1
         self._retransmissions += 1
         link.retransmissions += 1
-        row = np.array([link.last * ROW_BYTES], np.int64)
+        row = np.array([slot * ROW_BYTES], np.int64)
         self._outbox.push(Transmission(link.endpoint, self.memory.bytes, row, ROW_BYTES))
+
+    def _last_sent(self, tree: Tree, link: Link) -> int:
+        """Slot of the last row that has left by a link in rounds that are running and is still what it was; -1 if none is."""
+        up = link is tree.up
+        whole = State.SENT if up else State.RESULT
+        running = [state for state in self._running.values() if state.tree is tree]
+        if self.memory.state[link.last] == whole and any(
+            state.slot0 <= link.last < state.slot0 + state.shard.count for state in running
+        ):
+            return link.last
+        for state in sorted(running, key=lambda state: (state.round or 0, state.data), reverse=True):
+            sender = state.up if up else state.down.get(link.bit.bit_length() - 1)
+            if sender is None or sender.link is not link:
+                continue
+            log = self.memory.up_log if up else self.memory.down_log
+            slots = log[state.slot0 : state.slot0 + sender.cursor].astype(np.int64) + state.slot0
+            left = slots[self.memory.state[slots] == whole]
+            if len(left):
+                return int(left[-1])
+        return -1
 
     def _produce(self, state: ShardState, sender: Sender, most: int, now: float) -> None:
         """Encode the next chunk of a worker's own contribution, just ahead of its transmission."""

@@ -108,6 +108,6 @@ class Upkeep(Hops):
             link.give_up(now)
             self._wake(now)
             return
-        if now >= link.prod_due(self.timing):
+        if not link.grouped and now >= link.prod_due(self.timing):
             self._prod(tree, link, now)
         self._wake(link.wait_ends(self.timing))

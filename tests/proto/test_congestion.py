@@ -61,10 +61,18 @@ def test_round_trips_are_timed_where_nothing_is_lost() -> None:
     assert congestion.round_trip == pytest.approx(0.004)
     use_up(congestion, lost=0.2, took=0.5)
     assert congestion.round_trip == pytest.approx(0.004)
-    use_up(congestion, took=0.012)
-    assert congestion.round_trip == pytest.approx(0.012)
+    use_up(congestion, took=0.007)
+    assert congestion.round_trip == pytest.approx(0.007)
+    use_up(congestion, took=0.003)
+    assert congestion.round_trip == pytest.approx(0.0065)
+
+
+def test_a_wait_for_lost_packets_is_no_round_trip() -> None:
+    """What is lost keeps the clock running until as much more has come; queues at most double from one to the next."""
+    congestion = Congestion()
     use_up(congestion, took=0.004)
-    assert congestion.round_trip == pytest.approx(0.011)
+    use_up(congestion, took=0.5)
+    assert congestion.round_trip == pytest.approx(0.008)
 
 
 def test_a_pause_between_rounds_is_no_round_trip() -> None:
@@ -105,9 +113,35 @@ def test_a_full_link_that_hears_nothing_prods_ever_more_rarely() -> None:
         dues.append(link.prod_due(timing))
         link.prod(dues[-1], timing)
     assert np.diff([1.0, *dues]).tolist() == pytest.approx([0.02, 0.02, 0.04, 0.08])
-    link.credit(4, 2.0)
-    link.sent(4, 2.0)
+    link.credit(8, 2.0)
+    link.sent(8, 2.0)
     assert link.prod_due(timing) == pytest.approx(2.02)
+
+
+def test_a_full_link_that_hears_too_little_prods() -> None:
+    """All but two of a window are lost: each packet that comes lets another leave, and credit never stops."""
+    timing, link = Timing(retransmit=0.02, retransmit_max=0.5), Link("parent", 1, 1, 64)
+    link.sent(64, 1.0)
+    now, taken = 1.0, 0
+    while now < link.prod_due(timing):
+        now, taken = now + 0.002, taken + 2
+        link.credit(taken, now)
+        link.sent(2, now)
+    assert now == pytest.approx(1.02)
+    link.prod(now, timing)
+    assert link.prod_due(timing) == pytest.approx(1.04)
+    # it has answered that it lacks the others: now the window is what it seems
+    link.written_off(62, 1.022)
+    link.sent(62, 1.022)
+    assert link.prod_due(timing) == pytest.approx(1.042)
+
+
+def test_what_left_before_a_prod_is_missed_at_once() -> None:
+    link = Link("parent", 1, 1, GRANTED)
+    link.congestion.round_trip = 0.1
+    assert link.believed_before(1.0, 0.5) == pytest.approx(0.8)
+    link.prod(0.95, Timing())
+    assert link.believed_before(1.0, 0.5) == pytest.approx(0.95)
 
 
 #: 4 MiB from every host through one port at 1 Gbit/s whose queue holds a few super-frames, or many
@@ -141,3 +175,45 @@ def test_four_children_share_a_port_without_drowning_it(queue: int, most: float)
     assert wasted() - before < 0.02 * 2 * 8 * FRAGMENTS
     dropped = fabric.network.counters()["switch-ps"]["dropped"]
     assert 0 < dropped <= sum(node.stats()["retransmissions"] for node in nodes)
+
+
+#: XAgg's testbed (Fig. 12): servers sum for three workers each, one of the workers is the PS's own; three have slow links.
+SLOW, FAST = [f"slow{rank}" for rank in range(3)], [f"fast{rank}" for rank in range(3)]
+TESTBED = {
+    "ps": None,
+    "s1": "ps",
+    "s2": "ps",
+    **dict.fromkeys(SLOW, "s1"),
+    **dict.fromkeys(FAST, "s2"),
+    "w7": "ps",
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "queue", "window", "loss"),
+    [
+        (1500, 256 << 10, 512, 0.0),
+        (1500, 100_000, 128, 0.0),
+        (6000, 100_000, 4096, 1e-4),
+        (3000, 2_500_000, 4096, 0.01),
+    ],
+    ids=["shallow", "small windows", "large windows", "losses"],
+)
+def test_no_window_creeps_behind_packets_that_are_lost(
+    count: int, queue: int, window: int, loss: float
+) -> None:
+    """Rounds by multicast took 10 to 20 times the bound, as long as every packet let but one more leave, 2 ms later."""
+    fabric = SimulatedFabric(
+        TESTBED,
+        {name: [rank] for rank, name in enumerate([*SLOW, *FAST, "w7"])},
+        link=LinkSpec(1e9, delay=20e-6, queue=queue, loss=loss),
+        links=dict.fromkeys(SLOW, LinkSpec(4e8, delay=20e-6, queue=queue, loss=loss)),
+        capacity=3 * count,
+        window=window,
+        downlink="multicast",
+    )
+    spec = spec_of(count * 256, mode=ExponentMode.PROLOGUE)
+    # three contributions and the sum through a server's port
+    bound = 4 * count * (ROW_BYTES + 66) * 8 / 1e9
+    for seed in range(2):
+        assert fabric.all_reduce(spec, float_arrays(count * 256, 7, seed=seed)) < 4 * bound

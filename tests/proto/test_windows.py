@@ -151,20 +151,62 @@ def test_a_link_waits_from_when_it_is_full():
     rig.feed(*[rig.data(c, f, values) for f in range(5) for c in (0, 1)])
     (tree,) = rig.node._jobs[7].trees.values()
     rig.sent()
+    # then the node had nothing to send, and what was timed is forgotten with a round that ended
+    tree.up.congestion.reset()
     assert tree.up.in_flight == 5
     rig.now += 10.0
     rig.feed(*[rig.data(c, f, values) for f in range(5, 30) for c in (0, 1)])
     rig.sent()
     filled = rig.now
     for factor in (0.9, 1.0, 1.9):
-        rig.now = filled + factor * rig.node.timing.retransmit
-        rig.node.on_timer(rig.now)
-        prods = [s.packet for s in rig.sent() if s.kind is Kind.DATA]
-        assert [(p.gradient, p.flags) for p in prods] == ([(7, Flag.GROUP_END)] if factor == 1.0 else [])
+        assert prods_at(rig, filled + factor * rig.node.timing.retransmit) == ([7] if factor == 1.0 else [])
     assert tree.up.in_flight == 8
     rig.now = filled + rig.node.timing.retransmit_max
     rig.node.on_timer(rig.now)
     assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 8
+
+
+def prods_at(rig, now):
+    """Fragments that are repeated as ends of their groups when a timer is due."""
+    rig.now = now
+    rig.node.on_timer(now)
+    return [s.packet.gradient for s in rig.sent() if s.kind is Kind.DATA and s.packet.flags == Flag.GROUP_END]
+
+
+def test_what_left_long_ago_is_asked_after_as_soon_as_its_link_is_full():
+    rig = Rig(count=40, window=8)
+    values = integers(1)[0]
+    rig.feed(*[rig.data(c, f, values) for f in range(5) for c in (0, 1)])
+    rig.sent()
+    rig.now += 10.0
+    rig.feed(*[rig.data(c, f, values) for f in range(5, 30) for c in (0, 1)])
+    rig.sent()
+    assert prods_at(rig, rig.now) == [7]
+
+
+def test_a_link_prods_with_what_is_not_answered_yet():
+    """Its last row may be: what was repeated for others has become a result meanwhile."""
+    rig = Rig(count=40, window=8)
+    rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(30) for c in (0, 1)])
+    assert [s.packet.gradient for s in rig.sent() if s.kind is Kind.DATA] == list(range(8))
+    result = rig.packet(Kind.RESULT, host=0, gradient=7, values=integers(1)[0])
+    rig.feed((result, PARENT))
+    assert prods_at(rig, rig.now + rig.node.timing.retransmit) == [6]
+
+
+def test_a_link_whose_window_is_answered_starts_afresh():
+    """Credit must have been lost."""
+    rig = Rig(count=40, window=8)
+    rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(30) for c in (0, 1)])
+    rig.sent()
+    rig.feed(
+        *[(rig.packet(Kind.RESULT, host=0, gradient=f, values=integers(1)[0]), PARENT) for f in range(8)]
+    )
+    rig.sent()
+    rig.now += rig.node.timing.retransmit
+    rig.node.on_timer(rig.now)
+    sent = [s.packet for s in rig.sent() if s.kind is Kind.DATA]
+    assert [packet.gradient for packet in sent] == list(range(8, 16))
 
 
 def test_what_was_sent_again_stays_counted_when_its_link_goes():
