@@ -229,6 +229,16 @@ class FabricBackend:
             return f"no connection to the coordinator at {mine.uplink.address}, waiting for it to come back"
         return "waiting for other hosts"
 
+    async def quieten(self, job: str, reason: str) -> None:
+        """Give the rounds of a job up, and wait until threads that write into their arrays have stopped; what comes from the
+        network is written by the event loop, and forgotten at once.
+        """
+        mine = self._jobs.get(job)
+        if mine is not None and mine.sums is not None:
+            await mine.sums.close()
+        elif mine is not None and mine.member is not None:
+            mine.member.abandon(Failed("worker_lost", reason))
+
     async def leave(self, job: str, reason: str) -> None:
         """Take the host out of the job."""
         mine = self._jobs.pop(job, None)

@@ -31,6 +31,8 @@ from inanet.proto.systems import NAMES, TREES
 REPORT_SECONDS = 1.0
 #: seconds that leaving the jobs may take when the server closes
 _CLOSE_SECONDS = 5.0
+#: seconds in which the backend must be done with arrays of a job that is over, before its processes hear that it is
+_QUIET_SECONDS = 4.0
 _MOST_RANKS = 1 << 16
 _log: Any = structlog.get_logger("inanet.local")
 
@@ -64,6 +66,10 @@ class Backend(Protocol):
 
     def awaited(self, job: str) -> str:
         """In words, whom rounds wait for that all local ranks have begun."""
+        ...
+
+    async def quieten(self, job: str, reason: str) -> None:
+        """The job is over, and has rounds under way: returns when nothing writes into their arrays any more. ``leave`` follows."""
         ...
 
     async def leave(self, job: str, reason: str) -> None:
@@ -230,10 +236,28 @@ class LocalServer:
             await asyncio.wait({joining})
         if not group.known:
             return
+        if not group.told:
+            group.tell(await self._quieten(group, reason))
         try:
             await self._backend.leave(group.job, reason)
         except Exception:
             _log.exception("leaving failed in the agent", job=group.job)
+
+    async def _quieten(self, group: Group, reason: str) -> str:
+        """Wait until a group's arrays are its processes' own again; what they must know if that takes too long, else nothing."""
+        try:
+            async with asyncio.timeout(_QUIET_SECONDS):
+                await self._backend.quieten(group.job, reason)
+        except TimeoutError:
+            _log.error(
+                "arrays of a job that is over are still written to", job=group.job, seconds=_QUIET_SECONDS
+            )
+            return (
+                f"after {_QUIET_SECONDS:g} s the worker agent still writes into the arrays: do not use them"
+            )
+        except Exception:
+            _log.exception("giving rounds up failed in the agent", job=group.job)
+        return ""
 
     def lost(self, job: str, error: InaError) -> None:
         """The backend has lost a job as a whole."""
@@ -257,7 +281,9 @@ class LocalServer:
                 WorkerLostError("the worker agent of this host was stopped"), "the worker agent was stopped"
             )
         for session in list(self._sessions):
-            session.close("")
+            # the others are told when nothing is written into their arrays any more
+            if session.group is None or session.group.told:
+                session.close("")
         if self._reporter is not None:
             self._reporter.cancel()
             self._reporter = None
@@ -266,3 +292,5 @@ class LocalServer:
             _, late = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
             for task in late:
                 task.cancel()
+        for session in list(self._sessions):
+            session.close("")

@@ -35,15 +35,17 @@ class State(Enum):
 
 @dataclass(slots=True)
 class _Round:
-    """Who called a round, and since when somebody waits for it."""
+    """Who called a round, and since when somebody waits for it. ``submitted``: the backend may write into its arrays."""
 
     since: float
     calls: "dict[int, tuple[TensorSpec, NDArray[Any]]]" = field(default_factory=dict)
+    submitted: bool = False
 
 
 class Group:
-    """The sessions of one job on this host. ``over`` is called once if it ends after it began to join; ``refused()`` says who
-    would have been of it and was turned away.
+    """The sessions of one job on this host. ``over`` is called once if it ends after it began to join, and sees to it that
+    :meth:`tell` is, unless :attr:`told` says that there is no need; ``refused()`` says who would have been of it and was
+    turned away.
     """
 
     def __init__(
@@ -71,12 +73,16 @@ class Group:
         self._error: InaError | None = None
         self._departed: set[int] = set()
         self._rounds: dict[int, _Round] = {}
+        #: those under way when the job ended, whose arrays may still be written to
+        self._given_up: dict[int, _Round] = {}
+        #: whether everybody has heard that the job is over
+        self.told = False
         self._progress = ""
 
     @property
     def busy(self) -> bool:
         """Whether a collective is on its way."""
-        return bool(self._rounds)
+        return bool(self._rounds or self._given_up)
 
     # ------------------------------------------------------------ joining
 
@@ -118,17 +124,25 @@ class Group:
         if self.state is State.JOINED and self._departed:
             text = f"{_show(self._departed)} of this host left the job, rank {session.rank} goes on"
             self.end(WorkerLostError(text, ranks=tuple(sorted(self._departed))), text)
+        if self.state is State.OVER and not self.told:
+            # not before the others: whoever hears of the end takes all of its arrays for its own again
+            self._enter(self._given_up, session, spec, view)
+            return
         if self.state is not State.JOINED:
             error = self._error or FabricError("a collective was called before the job was joined")
             session.result(session.rounds, error)
             return
-        number = session.rounds
-        round_ = self._rounds.get(number)
-        if round_ is None:
-            round_ = self._rounds[number] = _Round(asyncio.get_running_loop().time())
-        round_.calls[session.rank] = spec, view
+        round_ = self._enter(self._rounds, session, spec, view)
         if len(round_.calls) == self.local_world:
-            self._start(number, round_)
+            self._start(session.rounds, round_)
+
+    @staticmethod
+    def _enter(rounds: dict[int, _Round], session: "Session", spec: TensorSpec, view: NDArray[Any]) -> _Round:
+        round_ = rounds.get(session.rounds)
+        if round_ is None:
+            round_ = rounds[session.rounds] = _Round(asyncio.get_running_loop().time())
+        round_.calls[session.rank] = spec, view
+        return round_
 
     def _start(self, number: int, round_: _Round) -> None:
         ranks = sorted(round_.calls)
@@ -139,6 +153,7 @@ class Group:
                 if differs is not None:
                     self._disagree(number, spec, (ranks[0], rank), differs)
                     return
+            round_.submitted = True
             future = self._backend.submit(self.job, number, spec, [round_.calls[rank][1] for rank in ranks])
         except InaError as error:
             self._answer(number, error)
@@ -238,17 +253,32 @@ class Group:
             self.end(WorkerLostError("all ranks of this host have left"), "all ranks of the host have left")
 
     def end(self, error: InaError, reason: str) -> None:
-        """The job is over for all local ranks, with this error."""
+        """The job is over for all local ranks, with this error, which they hear once nothing is written into their arrays."""
         began, self.state = self.state is not State.FORMING, State.OVER
         if self._error is not None:
             return
         self._error = error
-        for number in list(self._rounds):
-            self._answer(number, error)
-        for session in self.sessions.values():
-            session.fail(error)
+        self._given_up, self._rounds = self._rounds, {}
+        if not any(round_.submitted for round_ in self._given_up.values()):
+            self.tell()
         if began:
             self._over(self, reason)
+
+    def tell(self, note: str = "") -> None:
+        """All local ranks hear that the job is over; with the error a ``note`` about their arrays, if there is one."""
+        error = self._error
+        assert error is not None
+        if note:
+            where = {"job": error.job, "rank": error.rank, "round": error.round, "ranks": error.ranks}
+            error = type(error)(f"{error.reason}; {note}", **where, **error.details())
+        self.told = True
+        given_up, self._given_up = self._given_up, {}
+        for number, round_ in given_up.items():
+            for rank in round_.calls:
+                if rank in self.sessions:
+                    self.sessions[rank].result(number, error)
+        for session in self.sessions.values():
+            session.fail(error)
 
 
 def difference(first: TensorSpec, second: TensorSpec) -> tuple[str, str, str] | None:

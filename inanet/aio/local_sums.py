@@ -69,6 +69,7 @@ class LocalSums:
         #: the least recently used first
         self._tensors: dict[TensorSpec, LocalTensor] = {}
         self._queue: deque[_Queued] = deque()
+        self._closing = False
         self._working: asyncio.Task[None] | None = None
 
     def submit(
@@ -122,6 +123,8 @@ class LocalSums:
 
         def work() -> None:
             for part in rest:
+                if self._closing:
+                    return
                 round_.work(part)
 
         works = [self._threads.run(work) for _ in range(min(self._threads.count, len(round_.parts)))]
@@ -129,6 +132,9 @@ class LocalSums:
         for result in await asyncio.gather(*works, return_exceptions=True):
             if isinstance(result, BaseException):
                 raise result
+        if self._closing:
+            queued.future.cancel()
+            return None
         if any(part.refused >= 0 for part in round_.parts):
             # it looks for the culprit in all that is left
             return await self._threads.run(round_.finish)
@@ -151,7 +157,10 @@ class LocalSums:
         return error_of("nonfinite", text, job="", rank=-1, round=number, ranks=(rank,), details=details)
 
     async def close(self) -> None:
-        """Give up what waits; returns when nothing writes into the arrays any more."""
+        """Give up what waits, and what is under way with the parts that threads are at; returns when nothing writes into the
+        arrays any more.
+        """
+        self._closing = True
         for queued in self._queue:
             queued.future.cancel()
         self._queue.clear()

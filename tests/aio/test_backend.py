@@ -13,6 +13,7 @@ from inanet.aio.station import Station, open_device
 from inanet.aio.uplink import Uplink
 from inanet.control.config import MODELS
 from inanet.control.config_file import validate
+from inanet.control.identity import Failed
 from inanet.proto.plan import NodePlan, Parent, Placement
 from inanet.proto.systems import TREES
 from inanet.wire.endpoint import endpoint
@@ -52,6 +53,20 @@ async def test_who_leaves_a_job_leaves_its_group() -> None:
     finally:
         backend.close()
         station.close()
+
+
+async def test_what_comes_from_the_network_is_forgotten_before_ranks_hear_of_the_end() -> None:
+    """Its results would be written into arrays that are theirs again; the coordinator is told afterwards."""
+    said: list[Any] = []
+    member: Any = SimpleNamespace(abandon=said.append)
+    backend = FabricBackend(None, "", join=1.0, lost=lambda job, error: None)  # type: ignore[arg-type]
+    try:
+        backend._jobs["job"] = _Membership("job", member=member)
+        await backend.quieten("job", "rank 1 is gone")
+        await backend.quieten("left before", "rank 1 is gone")
+    finally:
+        backend.close()
+    assert said == [Failed("worker_lost", "rank 1 is gone")]
 
 
 async def test_a_job_of_one_host_that_chooses_a_switch_is_told_that_none_is_used() -> None:

@@ -16,6 +16,7 @@ from inanet.proto.local import LocalRound, LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
 
 SMALL, LARGE = 100, INLINE_BYTES
+PATIENCE = 30.0
 
 
 @pytest.fixture
@@ -117,16 +118,34 @@ async def test_an_error_in_a_thread_ends_its_round_only(
     assert await second is None
 
 
-async def test_closing_waits_for_threads_and_cancels_what_waits(sums: LocalSums) -> None:
-    arrays = pair(LARGE)
-    first = sums.submit(1, spec_of(LARGE), arrays)
-    second = sums.submit(2, spec_of(LARGE), arrays)
+async def test_closing_waits_for_threads_and_gives_up_what_they_have_not_begun(
+    sums: LocalSums, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    ended: list[object] = []
+    all_busy, may_end = threading.Semaphore(0), threading.Event()
+
+    def held(round_: LocalRound, part: object) -> None:
+        begun.append(part)
+        all_busy.release()
+        assert may_end.wait(PATIENCE)
+        ended.append(part)
+
+    monkeypatch.setattr(LocalRound, "work", held)
+    busy = sums._threads.count = min(sums._threads.count, 2)
+    rounds = [sums.submit(number, spec_of(LARGE), pair(LARGE)) for number in (1, 2)]
+    for _ in range(busy):
+        assert await asyncio.to_thread(all_busy.acquire, timeout=PATIENCE)
+    closing = asyncio.create_task(sums.close())
+    # it has looked at all there is, and waits
     await asyncio.sleep(0)
-    await sums.close()
-    assert first.done()
-    assert second.cancelled()
-    total = sum(pair(LARGE))
-    np.testing.assert_allclose(arrays[0], total, atol=1e-5)
+    assert rounds[1].cancelled()
+    assert not closing.done()
+    may_end.set()
+    await closing
+    assert rounds[0].cancelled()
+    # of 4 parts or more
+    assert len(begun) == len(ended) == busy
 
 
 async def test_as_many_tensors_are_remembered_as_over_the_network(sums: LocalSums) -> None:

@@ -52,6 +52,9 @@ class LoopbackBackend:
         #: while set, rounds wait for :meth:`finish`
         self.held = False
         self.futures: dict[int, asyncio.Future[None]] = {}
+        #: while cleared, arrays of a job that is over are as if they were written to
+        self.quiet = asyncio.Event()
+        self.quiet.set()
         #: raised by submit, and the error that futures get
         self.crash: Exception | None = None
         self.refusal: Exception | None = None
@@ -104,6 +107,9 @@ class LoopbackBackend:
 
     def awaited(self, job: str) -> str:
         return f"the other hosts of {job}"
+
+    async def quieten(self, job: str, reason: str) -> None:
+        await self.quiet.wait()
 
     async def leave(self, job: str, reason: str) -> None:
         self.left.put((job, reason))
