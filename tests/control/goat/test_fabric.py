@@ -233,7 +233,7 @@ def test_a_job_waits_for_every_switch() -> None:
     for _ in range(5):
         lab.step()
     assert not lab.coordinator.jobs
-    assert "over UDP: s2" in str(list(lab.coordinator._admission.pending()))
+    assert "over UDP: s2" in str(list(lab.coordinator._admission.pending(lab.star.now)))
     lab.coordinator.disconnected(lab._ids.pop("s2"), lab.star.now)
     lab.start_switch("s2")
     lab.joined()
