@@ -1,6 +1,7 @@
 """The connection of a member to its coordinator: connect, talk, come back when it breaks, give up with a name."""
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,8 @@ from inanet.control.trust import KeyFileError, Keys
 
 #: seconds a coordinator may take to answer a Hello
 WELCOME_SECONDS = 10.0
+#: seconds a coordinator may take to hear that a node leaves
+FAREWELL_SECONDS = 2.0
 #: seconds between attempts that the other end, or a file, has put an end to
 PAUSE_SECONDS = 1.0
 _log: Any = structlog.get_logger("inanet.uplink")
@@ -164,6 +167,7 @@ class Uplink:
 
     async def _drop(self) -> None:
         channel, self._channel = self._channel, None
+        self._changed.set()
         if channel is not None:
             await channel.close()
 
@@ -180,8 +184,17 @@ class Uplink:
             ) from None
 
     async def leave(self, reason: str) -> None:
-        """Say good-bye and close; :meth:`run` ends."""
+        """Say good-bye and close; :meth:`run` ends.
+
+        The coordinator closes when it has heard. What it has sent before is read until then: on a connection that is closed it
+        could not be sent, and this node would be taken for lost, not for one that has left.
+        """
         self._left = True
         self.member.leave(reason)
         self.flush()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                while self._channel is not None:
+                    self._changed.clear()
+                    await self._changed.wait()
         await self._drop()
