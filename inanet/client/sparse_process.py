@@ -127,9 +127,8 @@ class SparseFile:
         number = int(name.removeprefix("shard"))
         initial = Uniform(its.initial) if its.initial else zeros
         life = secrets.randbelow(1 << 16)
-        shard = ParameterShard(
-            job, number, OPTIMISERS[its.optimiser](its.rate), initial, self.timing, life=life, journal=state
-        )
+        optimiser = OPTIMISERS[its.optimiser](its.rate, its.beta)
+        shard = ParameterShard(job, number, optimiser, initial, self.timing, life=life, journal=state)
         shard.restore(() if state is None else state.entries(), **how)
         if self.hot is not None:
             shard.prepare(self.hot)

@@ -26,6 +26,8 @@ class Keeping(Section):
     optimiser: Literal["sum", "sgd", "adagrad", "ftrl"] = "sum"
     #: the optimiser's; not for sum
     rate: Annotated[float, Field(gt=0)] = 0.1
+    #: ftrl's
+    beta: Annotated[float, Field(ge=0)] = 1.0
     #: first values are within this bound of zero, each key's own
     initial: Annotated[float, Field(ge=0)] = 0.0
     #: hot keys, one to a line, hottest first, as 'ina zebra hot -o' writes them

@@ -222,6 +222,7 @@ def check_sparse(sparse: Sparse) -> Sparse:
         f"optimiser {sparse.optimiser!r} is not one of {', '.join(OPTIMISERS)}",
     )
     _need(0 < sparse.rate < 1e30, "rate: above 0, and finite")
+    _need(0 <= sparse.beta < 1e30, "beta: from 0, and finite")
     _need(0 <= sparse.initial < 1e30, "initial: from 0, and finite")
     _in_range("registers", sparse.registers, 1, 1 << 16)
     _in_range("hot_pairs", sparse.hot_pairs, 1, 255)

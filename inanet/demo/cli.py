@@ -79,7 +79,8 @@ def demo(
     goat-async trains asynchronously, STEPS epochs through three ina-switch, with workers that are late: what is compared is the
     loss.
 
-    zebra trains a sparse model on Python's own sources instead, with all machines in one process, over UDP.
+    zebra trains a sparse model on Python's own sources instead, through an ina-switch and two ina-ps, with WORKERS processes that
+    push and pull keys, and repeats that in a single process.
     """
     given = {name: value for name, value in for_zebra.items() if value is not None}
     if system == SPARSE:
@@ -121,11 +122,14 @@ def sparse(options: dict[str, Any], as_json: bool) -> None:
         if step.number % every == 0 or step.changed:
             click.echo(f"# {line(step)}", err=True)
 
+    def say(text: str) -> None:
+        click.echo(f"# {text}", err=True)
+
     try:
         with Interrupts() as interrupts:
-            result = train(Sparse(**options), tell, interrupts.check)
+            result = train(Sparse(**options), tell, interrupts.check, say=say)
     except Interrupted as signal_name:
-        click.echo(f"{signal_name}: the training was ended and every socket closed", err=True)
+        click.echo(f"{signal_name}: every process was ended and every file removed", err=True)
         sys.exit(Exit.INTERRUPTED)
     except Failure as error:
         fail(str(error), error.code, as_json)

@@ -7,10 +7,13 @@ from typing import Any
 from inanet.control.config import MODELS, Role
 from inanet.control.config_file import validate, write_toml
 from inanet.demo.topology import NodeSpec, section
-from inanet.proto.systems import TREES
+from inanet.proto.plan import Sparse
+from inanet.proto.systems import SPARSE, TREES
 
 #: How long a daemon may finish what runs after SIGTERM; the demo stops daemons that have nothing left to do.
 DRAIN_TIMEOUT = "3 s"
+#: Of a packet to a switch that sums hot keys.
+HOT_PAIRS = Sparse().hot_pairs
 
 
 def worker_socket(directory: Path, name: str) -> Path:
@@ -44,7 +47,7 @@ def configurations(
             "log": {"format": "plain"},
             "impair": {"seed": seed * len(nodes) + index, **faults},
             "control": {
-                "listen" if role == "ps" else "coordinator": coordinator,
+                "listen" if node.parent is None else "coordinator": coordinator,
                 "drain_timeout": DRAIN_TIMEOUT,
             },
         }
@@ -53,7 +56,10 @@ def configurations(
         if role == "switch":
             program = {"system": system, "udp_ports": "0", **({"memory": memory} if memory else {})}
             sections["switch"] = {"programs": [program]}
-        if role == "ps":
+            if system in SPARSE:
+                # so that all pairs of a packet may be of one register
+                sections["switch"]["recirculations"] = HOT_PAIRS - 1
+        if node.parent is None:
             sections["topology"] = section(nodes)
             sections["control"]["downlink"] = downlink
         texts[node.name] = write_toml(validate(MODELS[role], sections, directory / f"{node.name}.toml"))

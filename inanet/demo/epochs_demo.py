@@ -15,7 +15,8 @@ from typing import Any
 from inanet.demo.counters import Traffic, traffic
 from inanet.demo.epochs_trainer import Task
 from inanet.demo.fabric import Fabric
-from inanet.demo.run import MEMORY, DemoError, Options, Session, Show
+from inanet.demo.processes import DemoError
+from inanet.demo.run import MEMORY, Options, Session, Show
 from inanet.demo.training import Recipe
 
 #: how much above the single process's loss still is its neighbourhood

@@ -8,6 +8,7 @@ however that comes about.
 
 import contextlib
 import importlib.util
+import json
 import os
 import select
 import shutil
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from inanet.control.addresses import SOCKET_PATH_BYTES
 from inanet.control.exits import Failure
@@ -252,6 +253,11 @@ class Fabric:
             if paths
         }
 
+    def figures(self) -> dict[str, dict[str, Any]]:
+        """The same as daemons have written them, of the last life of each, with what their programs and machines have counted."""
+        files = {name: sorted(self.directory.glob(f"{name}.*.stats")) for name in self.nodes}
+        return {name: json.loads(paths[-1].read_text()) for name, paths in files.items() if paths}
+
     def _start_all(self) -> None:
         for name, text in configurations(
             self.directory,
@@ -265,8 +271,8 @@ class Fabric:
             self._config(name).write_text(text)
         # The PS first and alone: it is where the others report, and if the kernels' cache is cold it fills
         # it for them.
-        for names in (("ps",), ("agg", "switch", "worker")):
-            self._start([node for node in self.nodes.values() if node.role in names])
+        for first in (True, False):
+            self._start([node for node in self.nodes.values() if (node.parent is None) is first])
 
     def _config(self, name: str) -> Path:
         return self.directory / f"{name}.toml"

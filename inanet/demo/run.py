@@ -1,19 +1,15 @@
 """The demo from start to end: a fabric, a training process per worker, the audit, the outcome."""
 
 import json
-import os
-import selectors
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from inanet.control.exits import Failure
 from inanet.demo.audit import Verdict
 from inanet.demo.counters import Traffic, traffic
-from inanet.demo.fabric import GLANCE, Fabric, python, python_environment
-from inanet.demo.patience import patient
-from inanet.demo.process import Process
+from inanet.demo.fabric import Fabric
+from inanet.demo.processes import DemoError, Processes
 from inanet.demo.topology import SCHEDULED
 from inanet.demo.trainer import Task
 from inanet.demo.training import Recipe
@@ -23,12 +19,6 @@ AGGREGATORS = 2
 #: Registers of each switch where the default would be more than there is to show: no switch has room for the gradient, so
 #: that GOAT's scheduler has to share it out.
 MEMORY = dict.fromkeys(SCHEDULED, "24 KiB")
-#: Seconds without a line from any training process after which the run is given up, if the machine is not busy.
-STALL = 60.0
-
-
-class DemoError(Failure):
-    """The demo could not be carried through; the message says which process failed and how its log ends."""
 
 
 class Show(Protocol):
@@ -152,25 +142,15 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     )
 
 
-class Session:
+class Session(Processes):
     """The processes of one run beside the daemons."""
 
     def __init__(self, fabric: Fabric, recipe: Recipe, show: Show, check: Callable[[], None]) -> None:
-        self.fabric = fabric
+        super().__init__(fabric, check)
         self.recipe = recipe
         self.show = show
-        self.check = check
         self.digits = str(fabric.directory / "digits.npz")
         self.averages = str(fabric.directory / "averages.npy")
-        # One BLAS thread each: the machine's cores are shared by all, and the audit must repeat the workers'
-        # arithmetic exactly, which no promise covers across thread counts.
-        self.environment = python_environment() | dict.fromkeys(
-            ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"
-        )
-
-    def spawn(self, name: str, module: str, *arguments: str) -> Process:
-        """Start a module with its standard output on a pipe."""
-        return self.fabric.spawn(name, python(module, *arguments), self.environment, pipe=True)
 
     def prepare(self) -> None:
         """Have the data set in a file."""
@@ -220,38 +200,3 @@ class Session:
         if len(lines) != 1:
             raise DemoError("the audit gave no verdict")
         return Verdict(**lines[0]), stubborn
-
-    def lines(self, processes: list[Process]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(index of the process, JSON object) for every line they print, until all have ended with status 0.
-
-        Raises :class:`DemoError` when one ends otherwise or none has printed anything for :data:`STALL`
-        seconds, and what ``check`` and the fabric raise.
-        """
-        buffers = [b""] * len(processes)
-        heard = time.monotonic()
-        with selectors.DefaultSelector() as selector:
-            for index, process in enumerate(processes):
-                selector.register(process.output, selectors.EVENT_READ, index)
-            while selector.get_map():
-                self.check()
-                self.fabric.require_alive()
-                if time.monotonic() > heard + patient(STALL):
-                    names = ", ".join(processes[key.data].name for key in selector.get_map().values())
-                    raise DemoError(f"no word for {time.monotonic() - heard:.0f} s from {names}")
-                for key, _ in selector.select(GLANCE):
-                    chunk = os.read(key.fd, 1 << 16)
-                    heard = time.monotonic()
-                    *complete, buffers[key.data] = (buffers[key.data] + chunk).split(b"\n")
-                    for line in complete:
-                        yield key.data, json.loads(line)
-                    if not chunk:
-                        selector.unregister(key.fileobj)
-                        _require_success(processes[key.data])
-
-
-def _require_success(process: Process) -> None:
-    """Wait for a process that has closed its output and raise :class:`DemoError` unless it succeeded."""
-    status = process.wait(time.monotonic() + patient(STALL))
-    process.release()
-    if status != 0:
-        raise DemoError(f"{process.name} failed with status {status}; its log ends with:\n{process.tail()}")

@@ -1,24 +1,28 @@
-"""``ina demo --system zebra``: train a sparse model on Python's own sources, or on a file, hot parameters summed by the emulated
-switch. They are looked for in a sample before training, or while it runs.
+"""``ina demo --system zebra``: train a sparse model on Python's own sources, or on a file, hot parameters summed by a switch. They
+are looked for in a sample before training, or while it runs.
 
-Ranks, PS shards and the switch are machines of this process with a UDP socket each on 127.0.0.1, and every packet between
-them is real. The training is repeated without impairments and must give the same model, bit for bit; and once more with a PS
-alone, whose loss must be the same up to what integers of the switch round off.
+PS shards and the switch are the daemons, with a training process for each rank, on 127.0.0.1. The training is repeated in this
+process without impairments and must give the same model, bit for bit; and once more with a PS alone, whose loss must be the same up
+to what integers of the switch round off.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from inanet.client.sparse import Phy, SparseGroup, sparse_group
+from inanet.client.sparse import sparse_group
 from inanet.demo.clicks import CORPUS, BadData, Samples
 from inanet.demo.datasets import load
+from inanet.demo.sparse_fabric import SYSTEM, Told, Training
+from inanet.demo.sparse_fabric import train as train_live
 from inanet.demo.sparse_models import MODELS, Model
 from inanet.demo.sparse_training import Step, Trained, hot_by_sampling, train
 from inanet.proto.plan import Online
 from inanet.proto.zebra.program import DEFAULT_BUDGET
+from inanet.wire.batch import U64
 
 SCHEMA = 1
 SHARDS = 2
@@ -54,13 +58,14 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What all runs share."""
+    """What all runs share. ``hot`` keys are known before, or found ``online``."""
 
     options: Options
     model: Model
-    batches: list[Samples]
+    batches: Samples
     held_out: Samples
-    hot: Any
+    hot: U64 | None
+    online: Online | None
 
 
 def run(
@@ -68,28 +73,30 @@ def run(
     tell: Callable[[Step], None],
     check: Callable[[], None] = lambda: None,
     samples: Samples | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """The three trainings and what came of them, as ``--json`` prints it. ``check`` is called between steps and may raise.
+    """The three trainings and what came of them, as ``--json`` prints it. ``say`` is told what is being done; ``check`` is called
+    all the time and may raise.
 
-    Raises :class:`~inanet.demo.clicks.BadData` for data that cannot be read or are too few.
+    Raises :class:`~inanet.demo.clicks.BadData` for data that cannot be read or are too few, and as
+    :func:`inanet.demo.sparse_fabric.train`.
     """
     plan = _plan(options, (samples or load(options.data)).shuffled(options.seed))
-
-    def told(step: Step) -> None:
-        tell(step)
-        check()
-
-    live, group = _train(plan, told, switch=True, impair=options.impair, phy="udp")
-    again, _ = _train(plan, lambda step: check(), switch=True, impair=0.0, phy="memory")
-    alone, _ = _train(plan, lambda step: check(), switch=False, impair=0.0, phy="memory")
-    identical = bool((live.keys == again.keys).all()) and live.values.tobytes() == again.values.tobytes()
+    told = _live(plan, tell, say, check)
+    live = told.trained
+    say("repeating the training in this process, without impairments and with a PS alone")
+    again = _train(plan, check, switch=True)
+    alone = _train(plan, check, switch=False)
+    identical = (
+        bool(np.array_equal(live.keys, again.keys)) and live.values.tobytes() == again.values.tobytes()
+    )
     positive = float(plan.held_out.labels.mean())
     guess = -sum(p * np.log(p) for p in (positive, 1 - positive) if p > 0)
     difference = abs(live.loss - alone.loss)
     return {
         "schema": SCHEMA,
         "ok": identical and live.loss < guess and difference <= TOLERANCE,
-        "system": "zebra",
+        "system": SYSTEM,
         "shards": SHARDS,
         **asdict(options),
         "parameters": len(live.keys),
@@ -102,7 +109,7 @@ def run(
         "tolerance": TOLERANCE,
         "seconds": live.seconds,
         "seconds_with_ps_alone": alone.seconds,
-        **group,
+        **figures(told),
     }
 
 
@@ -113,22 +120,39 @@ def _plan(options: Options, samples: Samples) -> _Plan:
     needed = options.steps * options.workers * BATCH
     # more steps than there are samples for go through them again
     rows = len(held_out) + np.arange(needed) % (len(samples) - len(held_out))
-    batches = list(samples.take(rows).batches(BATCH))
-    model = MODELS[options.model]()
-    hot = None
+    batches, model = samples.take(rows), MODELS[options.model]()
     if options.hot == "sampled":
-        hot = hot_by_sampling(batches, SAMPLING, options.seed, model, DEFAULT_BUDGET)
-    return _Plan(options, model, batches, held_out, hot)
+        parts = list(batches.batches(BATCH))
+        hot = hot_by_sampling(parts, SAMPLING, options.seed, model, DEFAULT_BUDGET)
+        return _Plan(options, model, batches, held_out, hot, None)
+    # as many as fit into a quarter of the registers: the ledger needs room too
+    online = Online(max(1, round(ONLINE * options.steps)), THRESHOLD, FADING, 0.25, DEFAULT_BUDGET, 100)
+    return _Plan(options, model, batches, held_out, None, online)
 
 
-def _online(steps: int) -> Online:
-    """As many as fit into a quarter of the registers: the ledger needs room too."""
-    return Online(max(1, round(ONLINE * steps)), THRESHOLD, FADING, 0.25, DEFAULT_BUDGET, 100)
+def _live(
+    plan: _Plan, tell: Callable[[Step], None], say: Callable[[str], None], check: Callable[[], None]
+) -> Told:
+    """Through daemons."""
+    options = plan.options
+    training = Training(
+        model=plan.model,
+        batches=plan.batches,
+        size=BATCH,
+        held_out=plan.held_out,
+        ranks=options.workers,
+        shards=SHARDS,
+        hot=plan.hot,
+        online=plan.online,
+        shift=SHIFT,
+        impair=options.impair,
+        seed=options.seed,
+    )
+    return train_live(training, tell, say, check)
 
 
-def _train(
-    plan: _Plan, tell: Callable[[Step], None], *, switch: bool, impair: float, phy: Phy
-) -> tuple[Trained, dict[str, Any]]:
+def _train(plan: _Plan, check: Callable[[], None], *, switch: bool) -> Trained:
+    """In this process, without impairments."""
     options, model = plan.options, plan.model
     with sparse_group(
         options.workers,
@@ -137,42 +161,37 @@ def _train(
         optimiser=model.optimiser,
         initial=model.initial,
         switch=switch,
-        phy=phy,
-        impair=impair,
-        seed=options.seed,
-        online=_online(options.steps) if switch and plan.hot is None else None,
+        online=plan.online if switch else None,
         shift=SHIFT,
     ) as group:
         if switch and plan.hot is not None:
             group.use_hot(plan.hot, shift=SHIFT)
-        trained = train(group, model, plan.batches, plan.held_out, tell=tell)
-        return trained, figures(group, trained)
+        batches = list(plan.batches.batches(BATCH))
+        return train(group, model, batches, plan.held_out, tell=lambda step: check())
 
 
-def figures(group: SparseGroup, trained: Trained) -> dict[str, Any]:
-    """What the machines have counted."""
-    stats = group.stats()
-    hot = sum(worker.hot_pairs for worker in group.workers)
-    cold = sum(worker.cold_pairs for worker in group.workers)
-    switch = stats.get("switch", {})
+def figures(told: Told) -> dict[str, Any]:
+    """What ranks and daemons have counted."""
+    hot = sum(rank["hot_pairs"] for rank in told.ranks)
+    cold = sum(rank["cold_pairs"] for rank in told.ranks)
+    switch = told.daemons["switch0"]["programs"][SYSTEM]
+    drops: Counter[str] = Counter()
+    for rank in told.ranks:
+        drops.update({name[5:]: count for name, count in rank.items() if name.startswith("drop_")})
+    for daemon in told.daemons.values():
+        drops.update(daemon["drops"])
     return {
         "hot_pairs": hot,
         "cold_pairs": cold,
-        "hot_parameters": len(group.hot),
-        "in_network_share": group.in_network_share(),
-        "keys_per_second": (hot + cold) / trained.seconds,
-        "hot_sums": switch.get("sums", 0),
-        "recirculations_per_packet": switch.get("recirculations", 0) / max(switch.get("packets", 0), 1),
-        "repeated": sum(
-            value
-            for its in stats.values()
-            for name, value in its.items()
-            if name in ("repeated", "news_repeated", "cpu_repeated")
-        ),
-        "drops": {
-            name.removeprefix("drop_"): sum(its.get(name, 0) for its in stats.values())
-            for name in sorted({name for its in stats.values() for name in its if name.startswith("drop_")})
-        },
+        "hot_parameters": told.hot,
+        "in_network_share": hot / max(hot + cold, 1),
+        "keys_per_second": (hot + cold) / told.trained.seconds,
+        "hot_sums": switch["sums"],
+        "recirculations_per_packet": switch["recirculations"] / max(switch["packets"], 1),
+        "repeated": switch.get("cpu_repeated", 0)
+        + sum(rank["repeated"] for rank in told.ranks)
+        + sum(daemon.get("sparse_news_repeated", 0) for daemon in told.daemons.values()),
+        "drops": {reason: count for reason, count in sorted(drops.items()) if count},
     }
 
 

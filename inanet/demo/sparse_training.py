@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 
 from inanet.client.sparse import SparseGroup
 from inanet.demo.clicks import Samples
-from inanet.demo.sparse_models import F64, Batch, Model, area_under_curve, error_of, loss_of
+from inanet.demo.sparse_models import F32, F64, Batch, Model, area_under_curve, error_of, loss_of
 from inanet.proto.zebra.hot import choose, of_updates, sample
 from inanet.wire.batch import U64
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One iteration: mean ``loss`` before it, pairs that went to the switch and to the PS, whether the hot set changed."""
+    """One iteration: mean ``loss`` before it, pairs that went to the switch and to the PS, whether its hot set is another one than
+    that of the iteration before.
+    """
 
     number: int
     loss: float
@@ -70,11 +72,10 @@ def train(
         mine = [Batch.of(batches[number * ranks + rank], model.dense) for rank in range(ranks)]
         pulled = group.pull_all([batch.keys for batch in mine])
         for batch, parameters in zip(mine, pulled, strict=True):
-            scores = model.scores(batch, parameters)
-            losses.append(loss_of(scores, batch.labels))
-            error = error_of(scores, batch.labels) / ranks
-            pushes.append((batch.keys, model.gradients(batch, parameters, error)))
-        version = group.hot.version
+            loss, gradients = lesson(model, batch, parameters, ranks)
+            losses.append(loss)
+            pushes.append((batch.keys, gradients))
+        version = group.workers[0].hot.version
         group.push_all(pushes)
         now = (
             sum(worker.hot_pairs for worker in group.workers),
@@ -86,19 +87,28 @@ def train(
                 float(np.mean(losses)),
                 now[0] - before[0],
                 now[1] - before[1],
-                group.hot.version != version,
+                group.workers[0].hot.version != version,
             )
         )
         before = now
         tell(steps[-1])
     seconds = time.perf_counter() - begin
     keys, values = group.model()
-    loss, auc = evaluate(group, model, held_out)
+    loss, auc = evaluate(group.jobs[0].pull, model, held_out)
     return Trained(tuple(steps), loss, auc, seconds, keys, values)
 
 
-def evaluate(group: SparseGroup, model: Model, samples: Samples) -> tuple[float, float]:
-    """Loss and area under the curve of the model as rank 0 pulls it."""
+def lesson(model: Model, batch: Batch, parameters: F32, ranks: int) -> tuple[float, F32]:
+    """What one of ``ranks`` makes of its batch: the mean loss under ``parameters`` float32[u, width], and its part of the
+    gradients, of the same shape.
+    """
+    scores = model.scores(batch, parameters)
+    error = error_of(scores, batch.labels) / ranks
+    return loss_of(scores, batch.labels), model.gradients(batch, parameters, error)
+
+
+def evaluate(pull: Callable[[U64], F32], model: Model, samples: Samples) -> tuple[float, float]:
+    """Loss and area under the curve of the model as a rank pulls it."""
     batch = Batch.of(samples, model.dense)
-    scores: F64 = model.scores(batch, group.jobs[0].pull(batch.keys))
+    scores: F64 = model.scores(batch, pull(batch.keys))
     return loss_of(scores, batch.labels), area_under_curve(scores, batch.labels)

@@ -1,7 +1,7 @@
 """Which nodes a fabric on one machine has: a list of (name, parent), the root's parent being ``None``.
 
 A node's role is in its name: ``worker0`` and so on run training processes, ``agg0`` aggregates, ``switch0`` is a
-switch, ``ps`` is the root.
+switch, ``ps`` is the root. A PS with a parent, ``ps1``, is one beside it, which keeps keys of sparse jobs as well.
 """
 
 from collections.abc import Iterable
@@ -55,6 +55,12 @@ def switched(workers: int) -> list[NodeSpec]:
     ]
 
 
+def keyed(servers: int) -> list[NodeSpec]:
+    """A switch and so many PS; the ranks of sparse jobs are nodes by themselves."""
+    beside = (NodeSpec(f"ps{index}", "ps") for index in range(1, servers))
+    return [NodeSpec("ps", None), *beside, NodeSpec("switch0", "ps")]
+
+
 def collaborative(workers: int) -> list[NodeSpec]:
     """GOAT's testbed: a switch with the PS, two more at that one, workers in two halves at these."""
     return [
@@ -80,11 +86,12 @@ def section(nodes: Iterable[NodeSpec]) -> dict[str, Any]:
     """
     nodes = list(nodes)
     for node in nodes:
-        if (node.role == "ps") != (node.parent is None):
+        if node.role != "ps" and node.parent is None:
             raise ValueError(f"node {node.name!r}: the PS, and nobody else, has no parent")
-    roots = [node.name for node in nodes if node.role == "ps"]
-    if len(roots) != 1:
-        raise ValueError(f"{len(roots)} PS; a fabric has one")
+    first = [node.name for node in nodes if node.parent is None]
+    if len(first) != 1:
+        raise ValueError(f"{len(first)} PS; a fabric has one that coordinates")
+    roots = first + [node.name for node in nodes if node.role == "ps" and node.parent is not None]
     switches = [n.name for n in nodes if n.role == "switch"]
     return {
         "roots": roots,

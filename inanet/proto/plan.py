@@ -148,8 +148,8 @@ class Sparse:
     """What the ranks of a sparse job (Zebra) have chosen; see :class:`inanet.proto.zebra.membership.Job`.
 
     ``shards`` PSs keep the keys. ``hot`` keys, hottest first, are summed in the switch in steps of ``2**-shift``. ``optimiser`` is
-    a name of :data:`inanet.proto.zebra.serving.OPTIMISERS`, ``rate`` its rate; first values are within ``initial`` of zero.
-    ``online``: other keys become hot while it trains.
+    a name of :data:`inanet.proto.zebra.serving.OPTIMISERS`, ``rate`` its rate, ``beta`` FTRL's; first values are within
+    ``initial`` of zero. ``online``: other keys become hot while it trains.
     """
 
     width: int = 1
@@ -157,6 +157,7 @@ class Sparse:
     sharding: str = "hash"
     optimiser: str = "sum"
     rate: float = 0.1
+    beta: float = 1.0
     initial: float = 0.0
     registers: int = 32
     hot_pairs: int = 20

@@ -106,6 +106,7 @@ def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
             sharding=its.sharding,
             optimiser=its.optimiser,
             rate=its.rate,
+            beta=its.beta,
             initial=its.initial,
             registers=its.registers,
             hot_pairs=min(its.hot_pairs, 255),

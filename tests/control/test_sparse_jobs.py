@@ -184,7 +184,7 @@ def test_the_file_that_comes_with_it_shows_defaults() -> None:
     # a line that is commented out has a key at its beginning, sentences have not; three show what has no default
     lines = re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE)
     shown = [line for line in lines if line[:4] not in ("hot ", "name", "onli")]
-    assert len(shown) == 9
+    assert len(shown) == 10
     (online,) = (line for line in lines if line.startswith("online"))
     more = validate(
         FabricSparseConfig, tomllib.loads(text.replace(f"# {online}", online)), ROOT / "sparse.toml"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from inanet.demo import guardian, process
 from inanet.demo.configuration import configurations
 from inanet.demo.fabric import Fabric, FabricError, python, python_environment, runtime_directory
 from inanet.demo.process import Process, end_all, script
-from inanet.demo.topology import NodeSpec, topology, two_level
+from inanet.demo.topology import NodeSpec, keyed, topology, two_level
 from tests.demo.owner import STANDIN, command
 
 standins = functools.partial(command, "")
@@ -301,6 +302,16 @@ def test_configurations_are_what_the_daemons_take(tmp_path, impair):
     assert len({config.impair.seed for config in read.values()}) == len(nodes)
     assert read["ps"].topology.fabric("ps") == topology(nodes)
     assert topology(nodes).trees(["worker0", "worker3"])[0].parents["worker3"] == "agg1"
+
+
+def test_servers_beside_the_first_follow_it_and_keep_keys_as_well(tmp_path):
+    texts = configurations(tmp_path, keyed(3), 0.0, seed=9, system="zebra")
+    read = {name: tomllib.loads(text) for name, text in texts.items()}
+    assert read["ps"]["topology"]["roots"] == ["ps", "ps1", "ps2"]
+    assert "topology" not in read["ps1"]
+    followed = {read[name]["control"]["coordinator"] for name in ("ps1", "ps2", "switch0")}
+    assert followed == {read["ps"]["control"]["listen"]}
+    assert read["switch0"]["switch"]["recirculations"] == 19
 
 
 @pytest.mark.parametrize(

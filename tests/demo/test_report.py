@@ -10,7 +10,8 @@ from inanet.demo import cli, report
 from inanet.demo.audit import Verdict
 from inanet.demo.counters import Counters, Traffic, traffic
 from inanet.demo.interrupts import Interrupted
-from inanet.demo.run import DemoError, Options, Outcome, judge
+from inanet.demo.processes import DemoError
+from inanet.demo.run import Options, Outcome, judge
 
 VERDICT = Verdict(
     weights="ab" * 32,

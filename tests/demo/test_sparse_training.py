@@ -102,6 +102,7 @@ def test_hot_keys_found_on_the_way() -> None:
     batches = list(made_up(480).batches(20))
     with sparse_group(2, 1, online=Online(after=4, threshold=0.3, step=10)) as group:
         found = train(group, LogisticRegression(), batches, made_up(50, seed=1))
-    assert found.steps[3].changed
-    assert [step.hot for step in found.steps[:4]] == [0] * 4
+    # what four steps have counted decides what is hot in the sixth
+    assert [step.changed for step in found.steps[:6]] == [False] * 5 + [True]
+    assert [step.hot for step in found.steps[:5]] == [0] * 5
     assert found.steps[-1].hot > found.steps[-1].cold

@@ -19,10 +19,11 @@ from inanet.wire.drops import DROP_CODES, Drop
 
 #: of all machines that daemons and ranks run: processes wait for processors
 TIMING = Timing(first=0.05, least=0.005)
-OPTIMISERS: Mapping[str, Callable[[float], Optimiser]] = {
-    "sum": lambda _rate: Sum(),
-    "sgd": Sgd,
-    "adagrad": Adagrad,
+#: by name; made with a rate, and beta, which is FTRL's
+OPTIMISERS: Mapping[str, Callable[[float, float], Optimiser]] = {
+    "sum": lambda _rate, _beta: Sum(),
+    "sgd": lambda rate, _beta: Sgd(rate),
+    "adagrad": lambda rate, _beta: Adagrad(rate),
     "ftrl": Ftrl,
 }
 
@@ -149,7 +150,7 @@ class Shards:
             raise ValueError(f"job {job.number} has no shard at this server")
         number = job.shards.index(self.endpoint)
         initial = Uniform(sparse.initial) if sparse.initial else zeros
-        optimiser = OPTIMISERS[sparse.optimiser](sparse.rate)
+        optimiser = OPTIMISERS[sparse.optimiser](sparse.rate, sparse.beta)
         # a server that is lost ends its jobs, so that a shard has one life
         self._shards[job.number] = ParameterShard(job, number, optimiser, initial, TIMING)
         self._plans[job.number] = plan.job
