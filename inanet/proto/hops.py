@@ -172,7 +172,9 @@ class Hops(Downlink):
         wanted = np.flatnonzero(np.unpackbits(bits, bitorder="little")) + h.gradient * GROUP
         wanted = wanted[wanted < state.shard.count]
         slots = state.slot0 + wanted
-        sent = (self.memory.round[slots] == state.round) & (self.memory.state[slots] >= State.SENT)
+        # most of a group that is asked for again and again may not be known here either: that must cost next to nothing
+        holds = State.RESULT if child >= 0 else State.SENT
+        sent = (self.memory.round[slots] == state.round) & (self.memory.state[slots] >= holds)
         before = link.believed_before(now, self.timing.retransmit_max)
         wanted = self._sent_to(state, child, h.gradient, wanted[sent], before)
         lost = 0

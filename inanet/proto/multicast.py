@@ -20,9 +20,10 @@ PATIENCE = 2
 FEW = 8
 #: packets after which what was lost before no longer counts
 LONG_AGO = 4096
-#: longest time in seconds between probes, and that a child is kept out for
+#: longest time in seconds between probes, and that a child is kept out for: to try one that stalls again costs the others
+#: no more than their patience, and one that has a processor again should not be served by itself for rounds
 SELDOM = 5.0
-LONGEST_EXCLUSION = 60.0
+LONGEST_EXCLUSION = 4.0
 
 
 @dataclass(slots=True)

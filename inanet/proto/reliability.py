@@ -117,7 +117,7 @@ class Link:
         """
         waits = (
             (self.waiting_since, timing.retransmit),
-            (self.congestion.timed_since, max(timing.retransmit, self.congestion.crossing)),
+            (self.congestion.timed_since, max(timing.retransmit, self._doubted(timing.retransmit_max))),
         )
         again = self.prodded + self.prod_interval
         return min(since + patience if self.prodded < since else again for since, patience in waits)
@@ -175,7 +175,11 @@ class Link:
         Later packets may be on their way; a stall of the other side is no reason to think so for more than ``most``
         seconds. It has looked for all that left before it was prodded.
         """
-        return max(now - min(self.congestion.crossing, most), self.prodded)
+        return max(now - self._doubted(most), self.prodded)
+
+    def _doubted(self, most: float) -> float:
+        """Seconds in which what has left may be on its way."""
+        return min(self.congestion.crossing, most)
 
     def take_resend(self, most: int, now: float) -> list[tuple[int, int]]:
         """Up to ``most`` queued entries, removed because they leave."""

@@ -5,6 +5,7 @@ import pytest
 
 from inanet.phy.wrapper import Wrapper
 from inanet.proto.plan import ExponentMode
+from inanet.proto.xagg import slotwork
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.xagg import ROW_BYTES, Flag, Kind
 from tests.proto.rig import NEW_PARENT, PARENT, Rig, child_at, integers
@@ -264,3 +265,30 @@ def test_packets_of_a_future_plan_give_their_credit_back():
     assert rig.drops == {"future_plan": 4}
     credits = [s.packet.gradient for s in rig.sent() if s.kind is Kind.CREDIT]
     assert credits == [4]
+
+
+def test_results_that_are_not_known_yet_are_not_looked_for_row_by_row(monkeypatch):
+    """Children ask twice a second for all that they lack of groups that have ended, while most of it is still to come.
+
+    A server that took 6 ms for each such request had no time for what would have answered them.
+    """
+    looked = []
+    mend = slotwork.mend
+
+    def counting(*its):
+        looked.append(its[-1])
+        return mend(*its)
+
+    monkeypatch.setattr(slotwork, "mend", counting)
+    rig = Rig(count=1024, window=512)
+    rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(1000) for c in (0, 1)])
+    rig.sent()
+    rig.feed(
+        *[(rig.packet(Kind.RESULT, host=0, gradient=f, values=integers(1)[0]), PARENT) for f in (3, 7, 9)]
+    )
+    assert sorted(s.packet.gradient for s in rig.sent() if s.kind is Kind.RESULT) == [3, 3, 7, 7, 9, 9]
+    rig.now += 1.0
+    lost = rig.packet(Kind.LOST, host=1, flags=Flag.DOWN, values=np.full(32, -1))
+    rig.feed((lost, child_at(0)))
+    assert looked == [3, 7, 9]
+    assert [s.packet.gradient for s in rig.sent() if s.kind is Kind.RESULT] == [3, 7, 9]
