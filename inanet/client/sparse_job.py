@@ -153,6 +153,6 @@ class SparseJob:
 
     def why(self) -> str:
         """Who is waited for, as far as it is known."""
-        if self._stalled is not None or self.worker.ranks_waited_for:
+        if self._stalled is not None or self.worker.knows_why:
             return "; ".join(self.worker.waiting_for())
         return "other ranks have not pushed yet"

@@ -40,6 +40,11 @@ class Awaited:
         return f": it waits for {who}" + (f" and {more} more" if more else "")
 
     @property
+    def told(self) -> bool:
+        """Whether some shard has said for whom it waits."""
+        return bool(self._by_shard)
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Ranks that some shard waits for."""
         return tuple(

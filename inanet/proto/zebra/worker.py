@@ -424,6 +424,13 @@ class ZebraWorker:
         return tuple(waiting)
 
     @property
+    def knows_why(self) -> bool:
+        """Whether this worker knows what a push waits for: shards have said so, or it lacks a hot set."""
+        if isinstance(self._current, _Push):
+            return self._awaited.told
+        return not self._busy and bool(self._queue) and self._unprepared
+
+    @property
     def ranks_waited_for(self) -> tuple[int, ...]:
         """Ranks that some shard waits for, as far as it has said."""
         return self._awaited.ranks if isinstance(self._current, _Push) else ()

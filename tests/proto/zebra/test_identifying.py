@@ -192,9 +192,11 @@ def test_ranks_are_told_that_a_decision_is_waited_for() -> None:
     assert "shard 0 has not finished the iteration: it waits for word of what is hot" in "".join(
         rig.workers[0].waiting_for()
     )
+    assert rig.workers[0].knows_why
     assert rig.workers[0].ranks_waited_for == ()
     rig.shards[0].settle(4)
     rig.star.run(lambda: all(worker.done == 5 for worker in rig.workers), deadline=1.0)
+    assert not rig.workers[0].knows_why
 
 
 def test_tallies_of_other_iterations_are_not_mixed_up() -> None:

@@ -321,6 +321,7 @@ def test_a_hot_set_that_a_worker_was_not_given_yet_is_waited_for_by_name() -> No
     rig.star.settle(2 * TIMING.silent)
     told = [event for _, event in rig.star.log if isinstance(event, Stalled)]
     assert told[-1].waiting_for == ("whoever decides what is hot has not told of hot set 5",)
+    assert worker.knows_why
     rig.program.prepare(3, fixed(5, KEYS))
     worker.prepare(fixed(5, KEYS))
     rig.star.run(lambda: worker.done == 3, deadline=1.0)
