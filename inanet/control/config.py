@@ -178,9 +178,17 @@ class AggConfig(DaemonConfig):
     control: ClientControl = Field(description="the section with the coordinator's address")
 
 
+class PsNode(Node):
+    """``[node]`` of a parameter server."""
+
+    #: folder for models of sparse jobs that have one; not set: there are none
+    models: AbsolutePath | None = None
+
+
 class PsConfig(DaemonConfig):
     """``ina-ps``."""
 
+    node: PsNode = PsNode()
     control: PsControl = PsControl()
     topology: Topology | None = Field(default=None, validate_default=True)
 

@@ -13,7 +13,7 @@ from inanet.control.config_control import ClientControl
 from inanet.control.config_fields import AbsolutePath, Bytes, DataAddress, Name, Rate, between
 from inanet.control.config_sections import Impair, Section
 from inanet.control.config_switch import Member, Members
-from inanet.control.fields import MAX_SHARDS
+from inanet.control.fields import MAX_SHARDS, MODEL
 from inanet.wire.xagg import MAX_CHILDREN
 
 
@@ -121,6 +121,8 @@ class FabricJob(Keeping):
     )
     #: parameter servers that keep the keys
     shards: Annotated[int, Field(ge=1, le=MAX_SHARDS)] = 1
+    #: servers keep the values under this name, and the job begins with those that they have
+    model: Annotated[str, Field(pattern=f"^{MODEL.pattern}$")] | None = None
     #: not set: hot keys are the file's as long as the job runs
     online: OnlineSection | None = None
 

@@ -4,6 +4,7 @@ Plan data of :mod:`inanet.proto.plan` is checked here too, since a node acts on 
 is not one-hot or a window of 0 must not get past the decoder.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from enum import IntEnum
@@ -41,6 +42,8 @@ MAX_SHARDS = 16
 MAX_HOT = 1 << 16
 SHARDINGS = ("hash", "range")
 OPTIMISERS = ("sum", "sgd", "adagrad", "ftrl")
+#: name of a model: servers call files so
+MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Frozen(BaseModel):
@@ -183,6 +186,7 @@ def _check_switched(facts: Switched) -> None:
         _in_range("servers", len(set(facts.servers)), facts.sparse.shards, facts.sparse.shards)
     _in_range("hot_version", facts.hot_version, 0, 0xFFFF)
     _in_range("decided", facts.decided, 0, (1 << 63) - 1)
+    _in_range("begin", facts.begin, -1, (1 << 63) - 1)
     for endpoint in (
         *facts.workers,
         *facts.servers,
@@ -230,6 +234,7 @@ def check_sparse(sparse: Sparse) -> Sparse:
     _in_range("hot keys", len(sparse.hot), 0, MAX_HOT)
     _need(len(set(sparse.hot)) == len(sparse.hot), "a key is hot twice")
     _need(not sparse.hot or 0 <= min(sparse.hot) <= max(sparse.hot) < 1 << 64, "keys have 64 bits")
+    _need(not sparse.model or MODEL.fullmatch(sparse.model) is not None, "model: a name, for files")
     if sparse.online is not None:
         _check_online(sparse.online, sparse.width)
     return sparse

@@ -23,7 +23,7 @@ class Identifying(Renewing):
         self._switch = ""
         self.identification: Identification | None = None
         facts = self.planner.switched
-        if facts is None or facts.sparse is None or facts.sparse.online is None:
+        if facts is None or facts.sparse is None:
             return
         for name, hello in self.hellos.items():
             offer = hello.services.get(facts.system)
@@ -31,9 +31,10 @@ class Identifying(Renewing):
                 self._shards[name] = facts.servers.index(offer.endpoint)
             elif offer is not None and offer.endpoint == facts.switch:
                 self._switch = name
-        sparse, online = facts.sparse, facts.sparse.online
-        shards = len(facts.servers)
-        self.identification = Identification(online, shards, sparse.width, sparse.shift, hot_of(facts))
+        sparse, shards = facts.sparse, len(facts.servers)
+        if sparse.online is not None:
+            hot = hot_of(facts)
+            self.identification = Identification(sparse.online, shards, sparse.width, sparse.shift, hot)
 
     def _gathered(self, name: str, message: Gathered) -> None:
         """A machine says what it has counted."""

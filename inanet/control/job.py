@@ -17,7 +17,7 @@ from inanet.control.collectives import JobLost
 from inanet.control.events import JobOver, RootMissed, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Mark
-from inanet.control.identifying import Identifying
+from inanet.control.keeping import Keeping
 from inanet.control.messages import (
     Begin,
     Finished,
@@ -27,6 +27,7 @@ from inanet.control.messages import (
     Hold,
     JobFailed,
     Judged,
+    Kept,
     LayoutReady,
     Message,
     Refuse,
@@ -40,7 +41,7 @@ from inanet.control.versions import Inheritance
 _GOES_ON = "the job goes on with the others: call again"
 
 
-class Job(Identifying):
+class Job(Keeping):
     """See the module's documentation, and :class:`~inanet.control.versions.Versions`."""
 
     # ---------- plans
@@ -82,6 +83,8 @@ class Job(Identifying):
             self._judged(name, message)
         elif isinstance(message, Gathered):
             self._gathered(name, message)
+        elif isinstance(message, Kept):
+            self._on_kept(name, message)
         elif isinstance(message, Held) and host:
             if self._shrinking is not None and message.nonce == self._shrinking.nonce:
                 self._shrinking.held.add(name)

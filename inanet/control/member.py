@@ -26,6 +26,7 @@ from inanet.control.messages import (
     JobFailed,
     Judge,
     Judged,
+    Kept,
     Known,
     Layout,
     LayoutDrop,
@@ -47,7 +48,7 @@ from inanet.control.messages import (
 )
 from inanet.control.negotiation import Asking, granted
 from inanet.proto import events
-from inanet.proto.machine import Counting, Follower
+from inanet.proto.machine import Counting, Follower, Keeping
 from inanet.proto.plan import NodePlan, Part, TensorLayout, TensorSpec
 
 
@@ -71,8 +72,8 @@ class _JobView:
 
     plan: NodePlan
     layouts: dict[int, TensorLayout] = field(default_factory=dict)
-    #: what was counted (sparse jobs) and no plan has been made of yet, as far as this node knows
-    tallies: list[Gathered] = field(default_factory=list)
+    #: what this node has said of a sparse job, and no plan has been made of yet as far as it knows
+    unheard: list[Gathered | Kept] = field(default_factory=list)
 
 
 class Member:
@@ -282,8 +283,11 @@ class Member:
                 self._out.append(Finished(job=event.job, round=event.round))
         elif isinstance(event, events.Counted):
             counted = Gathered(job=event.job, tally=event.tally)
-            self._jobs[event.job].tallies.append(counted)
+            self._jobs[event.job].unheard.append(counted)
             self._out.append(counted)
+        elif isinstance(event, events.Broken):
+            text = f"{self.identity.name}: {event.reason}"
+            self._out.append(LayoutReady(job=event.job, tensor=0, refused=text))
         else:
             self._out.append(PeerSilent(job=event.job, name=event.name, seconds=event.seconds))
 
@@ -337,7 +341,7 @@ class Member:
         if isinstance(message, Ping):
             followed = [view.plan for view in self._jobs.values()]
             for view in self._jobs.values():
-                self._out += view.tallies
+                self._out += view.unheard
             plans = tuple(Follows(job=p.job, key=p.key, version=p.version) for p in followed)
             self._out.append(Pong(nonce=message.nonce, plans=plans))
         elif isinstance(message, Welcome):
@@ -375,11 +379,11 @@ class Member:
         self._no_room.pop(plan.job, None)
         view = self._jobs.get(plan.job)
         if view is None:
-            self._jobs[plan.job] = _JobView(plan)
+            view = self._jobs[plan.job] = _JobView(plan)
+            self._say_what_is_kept(plan, view)
         else:
             view.plan = plan
-            decided = plan.switched.decided if plan.switched is not None else 0
-            view.tallies = [one for one in view.tallies if one.tally.iteration > decided]
+            view.unheard = [one for one in view.unheard if not _heard(one, plan)]
         early, self._early = self._early, []
         for layout in early:
             self._on_layout(layout, now)
@@ -389,6 +393,17 @@ class Member:
             held, self._held = self._held, {}
             for round_, opened in held.items():
                 self._start(round_, opened, now)
+
+    def _say_what_is_kept(self, plan: NodePlan, view: _JobView) -> None:
+        try:
+            iteration = self.node.kept(plan.job) if isinstance(self.node, Keeping) else None
+        except MemoryError as error:
+            self._cannot_hold(plan, f"{self.identity.name}: {error}")
+            return
+        if iteration is not None:
+            kept = Kept(job=plan.job, iteration=iteration)
+            view.unheard.append(kept)
+            self._out.append(kept)
 
     def _begin_epoch(self, job: int) -> None:
         """The job goes on without somebody, under another key: nothing that was sent before counts (R13)."""
@@ -502,6 +517,14 @@ class Member:
             self._close(round_, self.failed)
         for job in list(self._jobs):
             self._forget(job)
+
+
+def _heard(said: Gathered | Kept, plan: NodePlan) -> bool:
+    """Whether a plan was made of what this node has said."""
+    facts = plan.switched
+    if facts is None:
+        return True
+    return facts.begin >= 0 if isinstance(said, Kept) else said.tally.iteration <= facts.decided
 
 
 def _name(spec: TensorSpec) -> str:

@@ -12,6 +12,7 @@ from inanet.control.messages import (
     Held,
     Hello,
     Judged,
+    Kept,
     Known,
     LayoutReady,
     Refuse,
@@ -27,7 +28,7 @@ _MOST_QUEUED = 1 << 16
 #: No job has come this far: numbers beyond are errors, and would leave no room to count on.
 _SANE = 1 << 48
 #: What members say about a job.
-JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held | Judged | Gathered
+JobMessage = Known | Begin | LayoutReady | Refuse | Finished | Held | Judged | Gathered | Kept
 
 
 @dataclass(slots=True)

@@ -95,10 +95,17 @@ class SparseFabric(SwitchedFabric):
                 return name
         return None
 
-    def _servers(self) -> tuple[str, ...]:
-        """Parameter servers that can be shards, the coordinator's own first."""
-        found = [name for name, hello in self._nodes().items() if hello.role != "switch"]
-        return tuple(name for name in found if self._service(name, self.system) is not None)
+    def _servers(self, sparse: Sparse) -> tuple[str, ...]:
+        """Parameter servers that can be shards, the coordinator's own first; in the order of their names if they keep a model, so
+        that each gets its part again.
+        """
+        nodes = [name for name, hello in self._nodes().items() if hello.role != "switch"]
+        found = {name: self._service(name, self.system) for name in nodes}
+        if sparse.model:
+            return tuple(
+                sorted(name for name, service in found.items() if service is not None and service.keeps)
+            )
+        return tuple(name for name, service in found.items() if service is not None)
 
     def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
         """See :class:`~inanet.control.topology.Fabric`; ``workers`` are Hellos by name."""
@@ -108,11 +115,12 @@ class SparseFabric(SwitchedFabric):
         words = []
         if self._able(sparse, ranks) is None:
             words.append(self._no_switch(sparse, ranks))
-        servers = self._servers()
+        servers = self._servers(sparse)
         if len(servers) < sparse.shards:
             more = sparse.shards - len(servers)
+            what = "models (node.models)" if sparse.model else "keys (node.transport udp or packet)"
             words.append(
-                f"{more} more parameter server{'s' * (more > 1)} that keep{'s' * (more == 1)} keys (node.transport udp or packet), "
+                f"{more} more parameter server{'s' * (more > 1)} that keep{'s' * (more == 1)} {what}, "
                 f"for {sparse.shards} shard{'s' * (sparse.shards > 1)}"
             )
         if not self._numbers.left:
@@ -142,7 +150,7 @@ class SparseFabric(SwitchedFabric):
         assert sparse is not None
         switch = self._able(sparse, ranks)
         assert switch is not None
-        servers = self._servers()[: sparse.shards]
+        servers = self._servers(sparse)[: sparse.shards]
         # servers in a row above the switch: whoever is lost, all are told
         above = dict(zip(servers[1:], servers, strict=False))
         topology = Topology(

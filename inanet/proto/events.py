@@ -78,4 +78,12 @@ class Counted:
     tally: Tally
 
 
-NodeEvent = RoundDone | Refused | RoundCommitted | PeerSilent | Counted
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """A sparse job cannot go on at this PS: its model cannot be written down."""
+
+    job: int
+    reason: str
+
+
+NodeEvent = RoundDone | Refused | RoundCommitted | PeerSilent | Counted | Broken

@@ -118,6 +118,15 @@ class Counting(Protocol):
         ...
 
 
+@runtime_checkable
+class Keeping(Protocol):
+    """A follower that keeps models of sparse jobs."""
+
+    def kept(self, job_id: int) -> int | None:
+        """The iteration that a job's model is of, 0 without one; ``None`` if it is not kept. Raises ``MemoryError``."""
+        ...
+
+
 class NodeMachine(Machine, Follower, Protocol):
     """Both, with figures: what stands behind a device of its own."""
 

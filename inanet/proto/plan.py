@@ -149,7 +149,8 @@ class Sparse:
 
     ``shards`` PSs keep the keys. ``hot`` keys, hottest first, are summed in the switch in steps of ``2**-shift``. ``optimiser`` is
     a name of :data:`inanet.proto.zebra.serving.OPTIMISERS`, ``rate`` its rate, ``beta`` FTRL's; first values are within
-    ``initial`` of zero. ``online``: other keys become hot while it trains.
+    ``initial`` of zero. ``online``: other keys become hot while it trains. ``model``: PSs keep the values under this name, and
+    the job begins with those that they have; without one they are gone with the job.
     """
 
     width: int = 1
@@ -164,6 +165,7 @@ class Sparse:
     shift: int = 20
     hot: tuple[int, ...] = ()
     online: Online | None = None
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +208,8 @@ class Switched:
     #: the number of its hot set (0: nothing is hot), and the last iteration whose counts have been decided on
     hot_version: int = 0
     decided: int = 0
+    #: the iteration of its model that a job with one begins after; -1: shards have to say first which they have
+    begin: int = -1
     #: NetReduce: rings of the hosts, one for each rank of a host (:func:`inanet.proto.netreduce.tunnel.rings_of`)
     rings: int = 1
 

@@ -36,9 +36,13 @@ from inanet.sparse.line import Line
 class FabricMember(SparseMember):
     """One rank of a sparse job in a fabric; the coordinator's word ends the job."""
 
-    def __init__(self, worker: ZebraWorker, device: Device, timeout: float, line: Line, name: str) -> None:
+    def __init__(
+        self, worker: ZebraWorker, device: Device, timeout: float, line: Line, name: str, began: int
+    ) -> None:
         super().__init__(worker, device, timeout)
         self.name = name
+        #: the iteration of its model that the job has begun after, of all jobs that have trained it; 0: it is new, or not kept
+        self.began = began
         self._line = line
 
     def use(self, facts: Switched) -> None:
@@ -113,6 +117,7 @@ def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
             shift=its.shift,
             hot=tuple(its.hot_keys() or ()),
             online=_online(its.online),
+            model=its.model or "",
         )
         return check_sparse(sparse)
     except ValueError as error:
@@ -158,12 +163,14 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         changed=word.changed,
     )
     try:
-        worker = _worker(line.plan(), rank)
+        plan = line.plan()
+        worker = _worker(plan, rank)
     except BaseException:
         line.close()
         device.close()
         raise
-    member = FabricMember(worker, device, timeout, line, its.name)
+    began = max(0, plan.switched.begin if plan.switched is not None else 0)
+    member = FabricMember(worker, device, timeout, line, its.name, began)
     word.member = member
     if word.error is not None:
         member.job.end(word.error)

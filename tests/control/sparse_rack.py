@@ -1,7 +1,9 @@
 """Sparse jobs in virtual time: a manager's coordinator, servers, a switch and ranks; everything but processes and sockets is real."""
 
+import errno
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from inanet.proto.switched.exponents import ExponentRoot
 from inanet.proto.switched.root import SwitchedRoot
 from inanet.proto.zebra.membership import hot_of
 from inanet.proto.zebra.serving import TIMING, HotTables, Shards, job_of
+from inanet.proto.zebra.state import BadState, Entry, records
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sparse.line import Place
 from inanet.switch.endpoint import SwitchEndpoint
@@ -38,12 +41,50 @@ KEYS = np.arange(0, 400, 2, dtype=np.uint64)
 SPARSE = Sparse(width=2, hot=tuple(KEYS[:100].tolist()))
 
 
+class Drawer:
+    """A server's files, by name, each open once at a time. ``full``: nothing can be added."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.opened: set[str] = set()
+        self.full = False
+
+    def open(self, name: str) -> "File":
+        if name in self.opened:
+            raise BadState(f"{name} is in use by another process")
+        self.opened.add(name)
+        return File(self, name)
+
+
+class File:
+    """One of them: see :class:`~inanet.proto.zebra.state.Kept`."""
+
+    def __init__(self, drawer: Drawer, name: str) -> None:
+        self._drawer, self._name = drawer, name
+
+    def entries(self) -> Iterator[Entry]:
+        return (entry for _, entry in records(self._drawer.files.get(self._name, b"")))
+
+    def append(self, record: bytes) -> bool:
+        if self._drawer.full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.rewrite(self._drawer.files.get(self._name, b"") + record)
+        return False
+
+    def rewrite(self, data: bytes) -> None:
+        self._drawer.files[self._name] = data
+
+    def close(self) -> None:
+        self._drawer.opened.remove(self._name)
+
+
 class Fabric:
     """Whoever has joined has a machine at its address. ``lost`` says of a packet whether it is, and ``sent`` how often a message
-    arrives.
+    arrives. Servers keep ``models``, if they are to, in ``drawers``.
     """
 
-    def __init__(self, servers: int = 1, budget: int = 1 << 20) -> None:
+    def __init__(self, servers: int = 1, budget: int = 1 << 20, *, models: bool = False) -> None:
+        self.drawers = {number: Drawer() for number in range(servers)} if models else {}
         self.lost: Callable[[], bool] = lambda: False
         self.sent: Callable[[Message], int] = lambda _: 1
         registry = Registry()
@@ -55,7 +96,7 @@ class Fabric:
         self.members: dict[str, Member] = {}
         self.places: dict[str, Place] = {}
         self.machines: dict[int, Any] = {}
-        self.shards: list[Shards] = []
+        self.shards: dict[int, Shards] = {}
         self.missing = ""
         self._ids: dict[str, int] = {}
         for number in range(servers):
@@ -74,13 +115,18 @@ class Fabric:
     def start_server(self, number: int) -> None:
         shards = Shards()
         shards.endpoint = endpoint("10.0.1.1", 7000 + number)
-        self.shards.append(shards)
+        drawer = self.drawers.get(number)
+        if drawer is not None:
+            drawer.opened.clear()
+            shards.journals = drawer.open
+        self.shards[number] = shards
         self.machines[shards.endpoint] = shards
-        services = {EXPONENTS: Service(endpoint=1), "zebra": Service(endpoint=shards.endpoint)}
+        keys = Service(endpoint=shards.endpoint, keeps=drawer is not None)
+        services = {EXPONENTS: Service(endpoint=1), "zebra": keys}
         root = SwitchedRoot(Node(f"ps{number}", 64), ExponentRoot(), {"zebra": shards})
         where = endpoint("10.0.1.1", 6000 + number)
         who = Identity(f"ps{number}", "ps", TOKEN, where, 512, services=services)
-        self.connect(Member(root, who), 100 + number)
+        self.connect(Member(root, who), 100 + len(self._ids))
 
     def start_switch(self, pairs: int = 9) -> None:
         has = offer(self.registration, None)
@@ -89,7 +135,7 @@ class Fabric:
         self.machines[SWITCH].groups = self.registration.groups
         follower = SwitchFollower(self, {"zebra": "zebra"})  # type: ignore[arg-type]
         who = Identity("s0", "switch", TOKEN, SWITCH, 512, services={"zebra": service})
-        self.connect(Member(follower, who), 200)
+        self.connect(Member(follower, who), 200 + len(self._ids))
 
     def serve(self, program: str, job: Job) -> None:
         admit(self.registration, job)
@@ -180,7 +226,7 @@ class Fabric:
 
     def _control(self) -> None:
         """What shards have to say, and what it is time for."""
-        for number, shards in enumerate(self.shards):
+        for number, shards in self.shards.items():
             member = self.members.get(f"ps{number}")
             for event in shards.events():
                 if member is not None and member.serves(event.job):

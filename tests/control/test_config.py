@@ -284,7 +284,16 @@ def test_shipped_files_work_and_tell_the_truth_about_defaults(
     authority.issue(tmp_path, "key", roles=("ps",), coordinator=True, days=1)
     everything = re.sub(r"^# (\[\w+\]|\w+ = )", r"\1", text, flags=re.MULTILINE)
     full = load(written(tmp_path, everything))
-    examples = {"token_file", "ca_file", "key_file", "revoked_file", "state_file", "allow_users", "cpus"}
+    examples = {
+        "token_file",
+        "ca_file",
+        "key_file",
+        "revoked_file",
+        "state_file",
+        "allow_users",
+        "cpus",
+        "models",
+    }
     examples |= {"listen", "rate", "rates", "burst"} - ({"rate"} if role == "manager" else set())
     sections: dict[str, Any] = {
         name: dict(getattr(full, name)) for name in type(full).model_fields if getattr(full, name) is not None

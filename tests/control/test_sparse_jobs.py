@@ -181,9 +181,9 @@ def test_what_makes_no_sense_gets_past_no_decoder(changes: dict[str, Any], says:
 def test_the_file_that_comes_with_it_shows_defaults() -> None:
     text = (ROOT / "configs" / "sparse.toml").read_text()
     given = validate(FabricSparseConfig, tomllib.loads(text), ROOT / "sparse.toml")
-    # a line that is commented out has a key at its beginning, sentences have not; three show what has no default
+    # a line that is commented out has a key at its beginning, sentences have not; four show what has no default
     lines = re.findall(r"^# (\w+ = .*)$", text, re.MULTILINE)
-    shown = [line for line in lines if line[:4] not in ("hot ", "name", "onli")]
+    shown = [line for line in lines if line[:4] not in ("hot ", "name", "onli", "mode")]
     assert len(shown) == 10
     (online,) = (line for line in lines if line.startswith("online"))
     more = validate(

@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import inanet
-from inanet.client.sparse_process import SparseMember
 from inanet.demo.fabric import Fabric, python_environment
+from inanet.sparse.joining import FabricMember
 from tests.client.agent import run_all
 from tests.client.test_sparse import KEYS
 
@@ -33,7 +33,7 @@ def job_file(fabric: Fabric, name: str, more: str = "") -> Path:
     return path
 
 
-def joined(fabric: Fabric, stack: ExitStack, name: str, more: str = "") -> list[SparseMember]:
+def joined(fabric: Fabric, stack: ExitStack, name: str, more: str = "") -> list[FabricMember]:
     """Both ranks, which leave with the stack."""
     path = job_file(fabric, name, more)
     return [stack.enter_context(one) for one in run_all(lambda rank: inanet.join_sparse(path, rank), 2)]

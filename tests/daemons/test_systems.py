@@ -57,7 +57,7 @@ class Managed(Fabric):
             file.write_text(MANAGER.format(directory=self.directory))
             self.spawn("manager", python("daemons.manager", "--config", str(file)), python_environment())
             config.write_text(
-                f'[node]\nname = "{node.name}"\nlisten = "127.0.0.1:0"\n[log]\nformat = "plain"\n'
+                f'[node]\nname = "{node.name}"\nlisten = "127.0.0.1:0"\nmodels = "models"\n[log]\nformat = "plain"\n'
                 f'[control]\ncoordinator = "unix:{self.directory}/control.sock"\n'
             )
         return with_all_programs(node, config)
@@ -206,6 +206,24 @@ def test_keys_become_hot_while_daemons_train_with_the_bits_of_a_group(fabric: Fa
                 np.testing.assert_array_equal(rows.view(np.uint32), expected.view(np.uint32))
         assert members[1].worker.hot.version == group.workers[0].hot.version > 2
         assert members[1].worker.hot.keys.tolist() == group.workers[0].hot.keys.tolist()
+
+
+def test_a_model_is_kept_for_the_next_job(fabric: Fabric) -> None:
+    with sparse_group(2, 1, width=2, optimiser=Adagrad(0.1)) as group:
+        group.use_hot(KEYS[:100])
+        for job in range(2):
+            with ExitStack() as stack:
+                members = ranks.joined(fabric, stack, f"kept{job}", 'model = "clicks"')
+                assert [member.began for member in members] == [2 * job] * 2
+                for seed in (2 * job, 2 * job + 1):
+                    pushes = gradients(2, seed)
+                    group.push_all(pushes)
+                    expected = group.jobs[0].pull(KEYS)
+                    for rows in run_all(lambda rank: members[rank].job.push_pull(*pushes[rank], KEYS), 2):  # noqa: B023
+                        np.testing.assert_array_equal(rows.view(np.uint32), expected.view(np.uint32))
+    assert [path.name for path in (fabric.directory / "models").iterdir() if path.suffix == ".state"] == [
+        "clicks.0of1.state"
+    ]
 
 
 def test_a_rank_that_is_killed_or_fails_is_an_error_with_its_number_for_the_others(fabric: Fabric) -> None:

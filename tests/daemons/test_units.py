@@ -102,7 +102,7 @@ def test_the_units_differ_only_where_they_must() -> None:
     exceptions = {
         "worker": {"PrivateUsers", "SystemCallFilter"},
         "agg": set(),
-        "ps": set(),
+        "ps": {"StateDirectory", "StateDirectoryMode"},
         "manager": {"StateDirectory", "StateDirectoryMode"},
         "switch": set(),
     }

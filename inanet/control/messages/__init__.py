@@ -49,7 +49,12 @@ which nothing counts that was sent before::
     coordinator -> Hold               worker -> Held
     coordinator -> JobEnded, Plan (to aggregators and roots), Plan (to workers)
 
-A sparse job that finds its hot keys while it trains (:mod:`inanet.control.identifying`), after every so many iterations::
+A sparse job that begins with a model that its servers keep (:mod:`inanet.control.keeping`)::
+
+    coordinator -> Plan (to all but workers)  ps -> Kept (every shard)
+    coordinator -> Plan (to all), which says with which iteration
+
+One that finds its hot keys while it trains (:mod:`inanet.control.identifying`), after every so many iterations::
 
     ps -> Gathered                    (every shard)
     coordinator -> Gather (to the switch)  switch -> Gathered
@@ -60,7 +65,7 @@ from collections.abc import Mapping
 from typing import get_args
 
 from inanet.control.fields import Frozen
-from inanet.control.messages.counting import Gather, Gathered
+from inanet.control.messages.counting import Gather, Gathered, Kept
 from inanet.control.messages.joining import (
     PROTOCOL,
     Hello,
@@ -123,6 +128,7 @@ __all__ = [
     "JobFailed",
     "Judge",
     "Judged",
+    "Kept",
     "Known",
     "Layout",
     "LayoutDrop",
@@ -165,6 +171,7 @@ NodeMessage = (
     | Held
     | Judged
     | Gathered
+    | Kept
     | Leave
     | RateReady
     | RateDone

@@ -1,4 +1,4 @@
-"""How often keys of a sparse job are updated, from which it follows which are hot."""
+"""What machines of a sparse job have: how often its keys were updated, from which it follows which are hot; and its model."""
 
 from typing import Literal
 
@@ -21,3 +21,13 @@ class Gathered(Frozen):
     kind: Literal["gathered"] = "gathered"
     job: JobId
     tally: TallyData
+
+
+class Kept(Frozen):
+    """A shard says after how many iterations its part of a job's model is; 0 if there is none. Again until a plan says with which
+    iteration the job begins.
+    """
+
+    kind: Literal["kept"] = "kept"
+    job: JobId
+    iteration: RoundNumber

@@ -47,9 +47,10 @@ class Epochs(Server, Protocol):
 
 @runtime_checkable
 class Sharded(Machine, Protocol):
-    """A PS that keeps keys of sparse jobs. ``endpoint`` is where it receives."""
+    """A PS that keeps keys of sparse jobs. ``endpoint`` is where it receives, ``journals`` where it keeps models."""
 
     endpoint: int
+    journals: Callable[[str], Any] | None
 
     def serve(self, plan: NodePlan, facts: Switched) -> None:
         """Serve the job of a plan. Raises ``ValueError`` for one that cannot be."""
@@ -57,6 +58,10 @@ class Sharded(Machine, Protocol):
 
     def follow(self, facts: Switched) -> None:
         """A later plan: other keys may be hot."""
+        ...
+
+    def kept(self, job: int) -> int | None:
+        """The iteration that a job's model is of, 0 without one; ``None`` if it is not kept. Raises ``ValueError``."""
         ...
 
     def remove_job(self, job: int) -> None:
@@ -113,11 +118,27 @@ class SwitchedRoot:
         gone = set(facts.departed) - set(before.departed)
         self._switched[job_id] = facts
         server = self._servers.get(facts.system)
-        if isinstance(server, Sharded) and facts.decided > before.decided:
-            server.follow(facts)
+        if isinstance(server, Sharded) and (facts.decided, facts.begin) > (before.decided, before.begin):
+            try:
+                server.follow(facts)
+            except ValueError as error:
+                raise MemoryError(str(error)) from error
         if isinstance(server, Epochs):
             for worker in sorted(gone):
                 server.leave(facts.number, worker, now)
+
+    def kept(self, job_id: int) -> int | None:
+        """The iteration that a sparse job's model is of, 0 without one; ``None`` if it is not kept. Raises ``MemoryError`` for one
+        that cannot be read.
+        """
+        facts = self._switched.get(job_id)
+        server = self._servers.get(facts.system) if facts is not None else None
+        if facts is None or not isinstance(server, Sharded):
+            return None
+        try:
+            return server.kept(facts.number)
+        except ValueError as error:
+            raise MemoryError(str(error)) from error
 
     def drop_job(self, job_id: int) -> None:
         """Forget a job."""

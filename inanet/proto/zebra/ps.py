@@ -60,7 +60,8 @@ class ParameterShard:
     it knows what follows from it (:meth:`settle`).
 
     ``life`` is a number that no other life of this shard had lately, up to 65535. ``journal`` keeps what another life needs to go
-    on (:meth:`restore`).
+    on (:meth:`restore`). It is of this job, or of a ``model`` that several jobs train, one after the other: then it counts the
+    iterations of all.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class ParameterShard:
         *,
         life: int = 0,
         journal: state.Journal | None = None,
+        model: str = "",
     ) -> None:
         if not 0 <= life <= 0xFFFF:
             raise ValueError(f"the number of a shard's life has 16 bits, {life} does not fit")
@@ -80,6 +82,9 @@ class ParameterShard:
         self.number = number
         self.life = life
         self._journal, self._long = journal, False
+        self._model = model
+        #: iterations of the model that other jobs have had
+        self._before = 0
         #: numbers of the processes that have taken the ranks' places
         self._lives: dict[int, int] = {}
         self.store = Store(job.width, optimiser or Sum(), initial)
@@ -376,9 +381,12 @@ class ParameterShard:
     @property
     def _whose(self) -> str:
         job = self.job
+        whose, workers = f"job {job.number}", f"{len(job.workers)} workers, "
+        if self._model:
+            whose, workers = f"model {self._model!r}", ""
         return (
-            f"job {job.number}, shard {self.number} of {len(job.shards)} by {job.sharding}, {len(job.workers)} workers, "
-            f"{job.width} values per key, {self.store.kind}"
+            f"{whose}, shard {self.number} of {len(job.shards)} by {job.sharding}, {workers}{job.width} values per key, "
+            f"{self.store.kind}"
         )
 
     def _write(self, record: bytes) -> None:
@@ -387,7 +395,7 @@ class ParameterShard:
 
     def _parameters(self, kind: state.Record, keys: U64 | None) -> bytes:
         last, found = self._last, self.store.whole(keys)
-        return state.parameters(kind, self.finished, last.version, last.following, *found)
+        return state.parameters(kind, self._before + self.finished, last.version, last.following, *found)
 
     def snapshot(self) -> bytes:
         """Records that say all that another life needs, in place of all before."""
@@ -422,6 +430,7 @@ class ParameterShard:
                 self._count()
                 self._tell(found.values)
         elif self._journal is not None:
+            self._before = self.began if self._model else 0
             self._journal.rewrite(self.snapshot())
         return self.began
 

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import Counted, NodeEvent, Tally
+from inanet.proto.events import Broken, Counted, NodeEvent, Tally
 from inanet.proto.plan import NodePlan, Switched
 from inanet.proto.program import Verdicts
 from inanet.proto.zebra.membership import EMPTY, UNIT, Job, chosen, hot_of
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.state import Kept
 from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.wire.batch import PacketBatch, Transmission
@@ -132,42 +134,105 @@ class HotTables:
 class Shards:
     """The PS's machine: a shard of every job, told apart by who has sent a packet and under which number.
 
-    A job's model is here as long as the job is. ``endpoint`` is where the machine receives, which says which shard it is.
+    A job's model is here as long as the job is, unless it has a name: then ``journals(name)`` is where this shard's part is kept;
+    it raises ``OSError``, and :class:`~inanet.proto.zebra.state.BadState` while another job has it. ``endpoint`` is where the machine
+    receives, which says which shard it is.
     """
 
     def __init__(self) -> None:
         self.endpoint = 0
+        self.journals: Callable[[str], Kept] | None = None
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self._shards: dict[int, ParameterShard] = {}
-        #: numbers of jobs in plans, by those in packets
-        self._plans: dict[int, int] = {}
+        #: plans by the numbers of jobs in packets, and where their models are kept
+        self._plans: dict[int, NodePlan] = {}
+        self._kept: dict[int, Kept] = {}
+        self._broken: list[Broken] = []
         self._past: dict[str, int] = {}
 
     def serve(self, plan: NodePlan, facts: Switched) -> None:
-        """Be a shard of the job of a plan. Raises ``ValueError`` for a job that cannot be, or that has none here."""
-        job, sparse = job_of(facts, plan.key), chosen(facts)
+        """Be a shard of the job of a plan; of one whose model is kept, when it says with which iteration it begins. Raises
+        ``ValueError`` for a job that cannot be, or that has none here.
+        """
+        job, model = job_of(facts, plan.key), chosen(facts).model
         if self.endpoint not in job.shards:
             raise ValueError(f"job {job.number} has no shard at this server")
-        number = job.shards.index(self.endpoint)
-        initial = Uniform(sparse.initial) if sparse.initial else zeros
-        optimiser = OPTIMISERS[sparse.optimiser](sparse.rate, sparse.beta)
-        # a server that is lost ends its jobs, so that a shard has one life
-        self._shards[job.number] = ParameterShard(job, number, optimiser, initial, TIMING)
-        self._plans[job.number] = plan.job
-        self.follow(facts)
+        if model:
+            self._kept[job.number] = self._open(
+                f"{model}.{job.shards.index(self.endpoint)}of{len(job.shards)}"
+            )
+        self._plans[job.number] = plan
+        try:
+            self.follow(facts)
+        except ValueError:
+            self.remove_job(job.number)
+            raise
+
+    def _open(self, name: str) -> Kept:
+        if self.journals is None:
+            raise ValueError("this server keeps no models; set node.models to a folder for them")
+        try:
+            return self.journals(name)
+        except OSError as error:
+            raise ValueError(f"cannot keep {name}: {error.strerror}") from None
+
+    def kept(self, job: int) -> int | None:
+        """The iteration that the model of a job, by its number in packets, is of; 0 without one, ``None`` if it is not kept. Raises
+        ``ValueError`` for one that cannot be read.
+        """
+        kept = self._kept.get(job)
+        if kept is None:
+            return None
+        try:
+            return max((entry.iteration for entry in kept.entries()), default=0)
+        except OSError as error:
+            raise ValueError(f"cannot read the model: {error.strerror}") from None
 
     def follow(self, facts: Switched) -> None:
-        """A job's hot keys, and what has been decided of them."""
-        shard = self._shards[facts.number]
+        """A job's hot keys, and what has been decided of them. Raises ``ValueError`` for a model that is another's."""
+        number = facts.number
+        if number not in self._shards:
+            if number in self._kept and facts.begin < 0:
+                return
+            self._shards[number] = self._shard(facts)
+        shard = self._shards[number]
         if facts.hot_version != EMPTY.version:
             shard.prepare(hot_of(facts))
             if shard.number == 0:
                 shard.announce(facts.hot_version)
-        shard.settle(facts.decided)
+        self._try(number, lambda: shard.settle(facts.decided))
+
+    def _shard(self, facts: Switched) -> ParameterShard:
+        job, sparse = job_of(facts, self._plans[facts.number].key), chosen(facts)
+        place, kept = job.shards.index(self.endpoint), self._kept.get(facts.number)
+        initial = Uniform(sparse.initial) if sparse.initial else zeros
+        optimiser = OPTIMISERS[sparse.optimiser](sparse.rate, sparse.beta)
+        # a server that is lost ends its jobs, so that a shard has one life
+        shard = ParameterShard(job, place, optimiser, initial, TIMING, journal=kept, model=sparse.model)
+        if kept is not None:
+            try:
+                shard.restore(kept.entries(), anew=True, iteration=facts.begin)
+            except OSError as error:
+                raise ValueError(f"cannot begin with {sparse.model!r}: {error.strerror}") from None
+        return shard
+
+    def _try(self, number: int, action: Callable[[], None]) -> None:
+        """Do something that may end an iteration, which may have to be written down."""
+        try:
+            action()
+        except OSError as error:
+            plan = self._plans[number]
+            assert plan.switched is not None
+            model = chosen(plan.switched).model
+            self._broken.append(Broken(plan.job, f"cannot keep {model!r}: {error.strerror}"))
+            self.remove_job(number)
 
     def remove_job(self, job: int) -> None:
-        """Forget a job and its part of the model; its packets are foreign from now on. Figures stay."""
-        shard = self._shards.pop(job, None)
+        """Forget a job and its part of the model, unless it is kept; its packets are foreign from now on. Figures stay."""
+        shard, kept = self._shards.pop(job, None), self._kept.pop(job, None)
+        self._plans.pop(job, None)
+        if kept is not None:
+            kept.close()
         if shard is not None:
             self.drops += shard.drops
             self._past = _sum(self._past, _counters(shard))
@@ -198,7 +263,7 @@ class Shards:
                 self.drops[Drop.FOREIGN_JOB] += len(mine)
                 continue
             part = PacketBatch(batch.arena, batch.offsets[mine], batch.lengths[mine], batch.sources[mine])
-            shard.receive(part, now)
+            self._try(number, partial(shard.receive, part, now))
 
     def transmit(self, now: float) -> list[Transmission]:
         """What is to be sent."""
@@ -215,15 +280,17 @@ class Shards:
             shard.on_timer(now)
 
     def events(self) -> list[NodeEvent]:
-        """What shards have counted. The control plane hears of lost workers by itself, and workers of iterations that are
-        finished.
+        """What shards have counted, and jobs that cannot go on. The control plane hears of lost workers by itself, and workers of
+        iterations that are finished.
         """
-        return [
-            Counted(self._plans[number], event.tally)
+        broken, self._broken = self._broken, []
+        counted = [
+            Counted(self._plans[number].job, event.tally)
             for number, shard in self._shards.items()
             for event in shard.events()
             if isinstance(event, Counted)
         ]
+        return [*broken, *counted]
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name, over all jobs."""

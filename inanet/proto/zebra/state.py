@@ -83,6 +83,18 @@ class Journal(Protocol):
         ...
 
 
+class Kept(Journal, Protocol):
+    """A journal that can be read, and is somebody's until it is closed."""
+
+    def entries(self) -> Iterator["Entry"]:
+        """What is in it. Raises :class:`BadState` for damage."""
+        ...
+
+    def close(self) -> None:
+        """Let others have it."""
+        ...
+
+
 class BadState(ValueError):
     """A state that cannot be used: damaged, or of another shard."""
 
