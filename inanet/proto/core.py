@@ -60,6 +60,8 @@ class Core:
         self._misfit: NDArray[np.uint8] = np.zeros(CHUNK, np.uint8)
         self._bits: NDArray[np.uint8] = np.zeros(LOST_BODY_BYTES, np.uint8)
         self._next_timer: float | None = None
+        #: the latest time this node was told: it may be left in the middle of :meth:`transmit` for seconds
+        self._told = 0.0
         #: something has happened since :meth:`transmit` last found nothing more to send
         self._stirred = False
         self._random = random

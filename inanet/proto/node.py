@@ -150,6 +150,7 @@ class Node(Upkeep):
         if len(self._reported) < need:
             self._reported = np.zeros((need, 4), np.int64)
         self._used[0] = 0
+        self._told = now
         self._stirred = True
         arena = batch.arena[: len(batch.arena) & ~3].view(np.int32)
         policy.ingest(

@@ -25,7 +25,12 @@ class Sending(Rounds):
     """Transmissions, and the contributions of this host encoded just ahead of them."""
 
     def transmit(self, now: float) -> Iterator[Transmission]:
-        """What may leave now, control packets first; stop iterating when the device is full."""
+        """What may leave now, control packets first; stop iterating when the device is full.
+
+        What leaves after that, leaves at the time of what was received meanwhile: a device that is full for a whole round
+        would have every packet of it leave at the beginning, and links give up what they have just sent.
+        """
+        self._told = max(self._told, now)
         yield from self._outbox.take()
         ways: list[tuple[Tree, Link]] = []
         while self._stirred or ways:
@@ -36,7 +41,7 @@ class Sending(Rounds):
                 ways = [(tree, link) for tree in trees for link in tree.links()]
             busy = []
             for way in ways:
-                burst = self._burst(*way, now)
+                burst = self._burst(*way, self._told)
                 if burst is not None:
                     busy.append(way)
                     yield burst

@@ -16,6 +16,7 @@ class Upkeep(Hops):
     def on_timer(self, now: float) -> None:
         """Look at groups that are due, repeat what was not answered, notice who is silent."""
         self._next_timer = None
+        self._told = now
         self._stirred = True
         for state in list(self._by_row.values()):
             self._ready_timer(state, now)

@@ -292,3 +292,19 @@ def test_results_that_are_not_known_yet_are_not_looked_for_row_by_row(monkeypatc
     rig.feed((lost, child_at(0)))
     assert looked == [3, 7, 9]
     assert [s.packet.gradient for s in rig.sent() if s.kind is Kind.RESULT] == [3, 7, 9]
+
+
+def test_what_leaves_after_a_device_was_full_leaves_when_something_was_heard_last():
+    """A device that is full for a round had all of it leave at the round's beginning: links gave up what had just left."""
+    rig = Rig(root=True, count=200, window=64)
+    rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(100) for c in (0, 1)])
+    leaving = rig.node.transmit(rig.now)
+    first = next(leaving)
+    assert first.destination == child_at(0)
+    rig.now += 10.0
+    rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(100, 101) for c in (0, 1)])
+    assert child_at(1) in [transmission.destination for transmission in leaving]
+    (tree,) = rig.node._jobs[7].trees.values()
+    rig.node.on_timer(rig.now)
+    link = tree.down[1]
+    assert (link.in_flight, link.waiting_since, link.congestion.timed_since) == (64, rig.now, rig.now)
