@@ -126,14 +126,22 @@ class Downlink(Sending):
 
     # ---------------------------------------------------------------- repetitions
 
+    @staticmethod
+    def _is_coming(state: ShardState, link: Link, fragment: int, before: float) -> bool:
+        """Whether a fragment that a neighbour lacks waits to leave for it once more, or has done so after ``before``.
+
+        Who asks again meanwhile does not know of it, and must not have it twice.
+        """
+        if link.is_coming(state.row, fragment, before):
+            return True
+        group = state.tree.multicast
+        return link.grouped and group is not None and group.link.is_coming(state.row, fragment, before)
+
     def _again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> bool:
         """Repeat a fragment for a neighbour that lacks it; in a group, others may ask for it within a moment."""
         group = state.tree.multicast
         if child < 0 or group is None or not link.grouped:
-            return link.missed(state.row, fragment, now, self.timing.retransmit_max)
-        if (state.row, fragment) in group.link.queued or (state.row, fragment) in link.queued:
-            # what was decided on an earlier request has not left yet
-            return False
+            return link.again(state.row, fragment)
         if group.asked_due is None:
             group.asked_due = now + self.timing.reorder
             self._wake(group.asked_due)

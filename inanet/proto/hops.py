@@ -179,7 +179,9 @@ class Hops(Downlink):
         wanted = self._sent_to(state, child, h.gradient, wanted[sent], before)
         lost = 0
         for fragment in wanted.tolist():
-            lost += self._send_again(state, child, link, fragment, now)
+            # long before it is looked at: a window may be full of what has been asked for often
+            if not self._is_coming(state, link, fragment, before):
+                lost += self._send_again(state, child, link, fragment, now)
         link.written_off(lost, now)
 
     def _sent_to(
@@ -187,7 +189,7 @@ class Hops(Downlink):
     ) -> NDArray[np.int64]:
         """Those fragments of a group that had left for a neighbour ``before`` a time: it may look before all have come."""
         sender = state.down.get(child) if child >= 0 else state.up
-        if sender is None:
+        if sender is None or not len(wanted):
             return wanted
         shard = self.memory.shards[state.row]
         if child >= 0:

@@ -160,14 +160,10 @@ class Link:
         self.resend.append(entry)
         return True
 
-    def missed(self, row: int, fragment: int, now: float, most: float) -> bool:
-        """As :meth:`again`, for what the neighbour says it lacks: not if it can have known of no repetition yet.
-
-        What it says is doubted for ``most`` seconds at most.
-        """
-        if self.repeated.get((row, fragment), -math.inf) > self.believed_before(now, most):
-            return False
-        return self.again(row, fragment)
+    def is_coming(self, row: int, fragment: int, before: float) -> bool:
+        """Whether a fragment waits to be sent again, or has been after ``before`` (:meth:`believed_before`)."""
+        entry = (row, fragment)
+        return entry in self.queued or self.repeated.get(entry, -math.inf) > before
 
     def believed_before(self, now: float, most: float) -> float:
         """The neighbour is believed to lack what left by then, as far as it says so.

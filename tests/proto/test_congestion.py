@@ -94,15 +94,22 @@ def test_what_was_sent_less_than_a_round_trip_ago_is_not_missed_yet() -> None:
 def test_a_request_that_crosses_its_repetition_is_not_served_twice() -> None:
     link = Link("parent", 1, 1, GRANTED)
     link.congestion.round_trip = 0.01
-    assert link.missed(0, 7, 1.0, 0.5)
+
+    def is_coming(now: float) -> bool:
+        return link.is_coming(0, 7, link.believed_before(now, 0.5))
+
+    assert not is_coming(1.0)
+    link.again(0, 7)
+    assert is_coming(1.0)
     assert link.take_resend(62, 1.0) == [(0, 7)]
-    assert not link.missed(0, 7, 1.019, 0.5)
-    assert link.missed(0, 7, 1.021, 0.5)
+    assert is_coming(1.019)
+    assert not is_coming(1.021)
+    link.again(0, 7)
     link.take_resend(62, 1.021)
     # however long a stall was taken for a round trip
     link.congestion.round_trip = 3.0
-    assert not link.missed(0, 7, 1.520, 0.5)
-    assert link.missed(0, 7, 1.522, 0.5)
+    assert is_coming(1.520)
+    assert not is_coming(1.522)
 
 
 def test_a_full_link_that_hears_nothing_prods_ever_more_rarely() -> None:

@@ -167,6 +167,39 @@ def test_who_asks_for_half_of_everything_is_excluded_and_for_less_is_not():
         assert group.listeners[1].hears
 
 
+def test_who_asks_again_while_a_repetition_is_on_its_way_does_not_get_it_twice():
+    rig = Rig(root=True, children=4, count=40, window=64)
+    children = tuple(Child(f"c{i}", child_at(i), 1 << i, 1, 64, True) for i in range(4))
+    place = Placement(TREE_ID, None, children, (), endpoint("239.192.0.1", 7401))
+    rig.node.apply(NodePlan(JOB, 6, KEY, 32, (place,), 64), rig.now)
+    rig.feed(*[rig.data(child, f, integers(1)[0]) for f in range(40) for child in range(4)])
+    rig.sent()
+    (tree,) = rig.node._jobs[JOB].trees.values()
+    for link in tree.down.values():
+        link.congestion.round_trip = 0.1
+    bits = np.zeros(32, np.int32)
+    bits[0] = 1 << 3
+
+    def repeated(at, *askers):
+        rig.now = at
+        rig.feed(
+            *[(rig.packet(Kind.LOST, host=1 << c, values=bits, flags=Flag.DOWN), child_at(c)) for c in askers]
+        )
+        rig.now += rig.node.timing.reorder
+        rig.node.on_timer(rig.now)
+        return [s.destination for s in rig.sent() if s.kind is Kind.RESULT and s.packet.gradient == 3]
+
+    began = rig.now + 1.0
+    before = tree.down[0].in_flight
+    assert repeated(began, 0, 1) == [place.group]
+    # it was lost, and has left again: so much is on its way
+    assert tree.down[0].in_flight == before
+    assert repeated(began + 0.02, 0, 1) == repeated(began + 0.06, 0) == repeated(began + 0.14, 1) == []
+    assert tree.down[0].in_flight == before
+    assert repeated(began + 0.3, 0) == [child_at(0)]
+    assert repeated(began + 0.4, 0) == []
+
+
 def test_probes_become_rare_and_end_when_all_have_answered():
     timing = Timing()
     group, _ = group_of(2, trusted=False)

@@ -294,6 +294,32 @@ def test_results_that_are_not_known_yet_are_not_looked_for_row_by_row(monkeypatc
     assert [s.packet.gradient for s in rig.sent() if s.kind is Kind.RESULT] == [3, 7, 9]
 
 
+def test_results_that_wait_to_leave_again_are_not_looked_at_for_every_request(monkeypatch):
+    """As above, of what is known but does not fit into a window: a thousand rows, for each child, twice a second."""
+    looked = []
+    mend = slotwork.mend
+
+    def counting(*its):
+        looked.append(its[-1])
+        return mend(*its)
+
+    monkeypatch.setattr(slotwork, "mend", counting)
+    rig = Rig(root=True, count=200, window=64)
+    for filled in range(0, 192, 64):
+        rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(filled, filled + 64) for c in (0, 1)])
+        rig.sent()
+        credit = rig.packet(
+            Kind.CREDIT, host=1, gradient=filled + 64, values=np.array([TREE_ID]), flags=Flag.DOWN
+        )
+        rig.feed((credit, child_at(0)))
+    lost = rig.packet(Kind.LOST, host=1, flags=Flag.DOWN, values=np.full(32, -1))
+    for _ in range(10):
+        rig.now += 0.5
+        rig.feed((lost, child_at(0)))
+    assert looked == list(range(192))
+    assert len([s for s in rig.sent() if s.kind is Kind.RESULT and s.destination == child_at(0)]) == 64
+
+
 def test_what_leaves_after_a_device_was_full_leaves_when_something_was_heard_last():
     """A device that is full for a round had all of it leave at the round's beginning: links gave up what had just left."""
     rig = Rig(root=True, count=200, window=64)
