@@ -18,7 +18,7 @@ from inanet.wire.xagg import is_newer
 PATIENCE = 2
 #: a child that has asked again for this many fragments, and for more than half of what the group was sent, hears nothing
 FEW = 8
-#: packets after which what was lost before no longer counts
+#: packets after which what was lost before counts half
 LONG_AGO = 4096
 #: longest time in seconds between probes, and that a child is kept out for: to try one that stalls again costs the others
 #: no more than their patience, and one that has a processor again should not be served by itself for rounds
@@ -177,7 +177,9 @@ class Multicast:
             if listener.hears and listener.lost >= FEW and 2 * listener.lost > sent:
                 deaf |= listener.link.bit
             if sent > LONG_AGO:
-                listener.lost, listener.base = 0, self.sent
+                # what is asked for next is of what was sent before: that must not be taken for most of the next few packets
+                listener.lost //= 2
+                listener.base = self.sent - sent // 2
         if deaf:
             self.exclude(deaf, now, timing)
 

@@ -7,7 +7,7 @@ import pytest
 
 from inanet.phy.gather import select
 from inanet.phy.wrapper import Wrapper
-from inanet.proto.multicast import LONGEST_EXCLUSION, Multicast
+from inanet.proto.multicast import LONG_AGO, LONGEST_EXCLUSION, Multicast
 from inanet.proto.plan import Child, ExponentMode, NodePlan, Placement
 from inanet.proto.reliability import Link, Receiver, Timing
 from inanet.testing.fabric import VirtualFabric, float_arrays
@@ -165,6 +165,32 @@ def test_who_asks_for_half_of_everything_is_excluded_and_for_less_is_not():
                 group.decide(1.0, timing)
         assert (not group.listeners[0].hears) == expected
         assert group.listeners[1].hears
+
+
+def test_who_asks_for_a_few_in_a_hundred_is_never_excluded():
+    """Requests are of what was sent before: whenever counting began afresh, they were more than what had followed."""
+    group, _ = group_of(4)
+    for burst in range(1000):
+        for sent, lost in ((91, 1), (10, 8)):
+            group.sent += sent
+            for fragment in range(lost):
+                group.ask(burst, sent + fragment, 1)
+            group.decide(1.0, Timing())
+            assert group.listeners[0].hears
+
+
+def test_who_hears_nothing_any_more_is_excluded_after_as_much_as_is_remembered():
+    group, _ = group_of(4)
+    group.sent = 100 * LONG_AGO
+    group.ask(0, 0, 1)
+    group.decide(1.0, Timing())
+    asked = 0
+    while group.listeners[0].hears:
+        group.sent += 1
+        asked += 1
+        group.ask(0, asked, 1)
+        group.decide(1.0, Timing())
+    assert asked <= 2 * LONG_AGO
 
 
 def test_who_asks_again_while_a_repetition_is_on_its_way_does_not_get_it_twice():
