@@ -18,6 +18,9 @@ TOLERATED_LOSS = 0.01
 #: super-frame.
 GROWTH = 1 / 16
 LEAST_WINDOW = 32
+#: Windows double at most from one measurement to the next, but several links fill a queue at once, and what an empty one
+#: took says nothing about it: so many seconds are believed in any case.
+PLAUSIBLE = 0.02
 
 
 @dataclass(slots=True)
@@ -51,8 +54,9 @@ class Congestion:
             # how long it takes to miss something says nothing about the path
             self._mark = -1
         if 0 <= self._mark <= self._settled:
-            # windows double at most, and queues with them; whoever waits for lost packets measures anything
-            sample = min(now - self._marked_at, 2 * self.round_trip or math.inf)
+            # whoever waits for lost packets measures anything
+            most = max(2 * self.round_trip, PLAUSIBLE) if self.round_trip else math.inf
+            sample = min(now - self._marked_at, most)
             self.round_trip = max(sample, self.round_trip + (sample - self.round_trip) / 8)
             self._mark = -1
         window = min(granted, self.window)

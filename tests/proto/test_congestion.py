@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.proto.congestion import FIRST_WINDOW, LEAST_WINDOW, Congestion
+from inanet.proto.congestion import FIRST_WINDOW, LEAST_WINDOW, PLAUSIBLE, Congestion
 from inanet.proto.plan import ExponentMode
 from inanet.proto.reliability import Link, Sender, Timing
 from inanet.sim.fabric import SimulatedFabric
@@ -68,11 +68,21 @@ def test_round_trips_are_timed_where_nothing_is_lost() -> None:
 
 
 def test_a_wait_for_lost_packets_is_no_round_trip() -> None:
-    """What is lost keeps the clock running until as much more has come; queues at most double from one to the next."""
+    """What is lost keeps the clock running until as much more has come; long queues at most double from one to the next."""
     congestion = Congestion()
     use_up(congestion, took=0.004)
     use_up(congestion, took=0.5)
-    assert congestion.round_trip == pytest.approx(0.008)
+    assert congestion.round_trip == pytest.approx(PLAUSIBLE)
+    use_up(congestion, took=0.5)
+    assert congestion.round_trip == pytest.approx(2 * PLAUSIBLE)
+
+
+def test_a_queue_that_several_links_fill_at_once_is_measured_at_once() -> None:
+    """Twice an empty queue's time is less than it takes to cross a full one: all that was on its way was sent again."""
+    congestion = Congestion()
+    use_up(congestion, took=0.0005)
+    use_up(congestion, took=0.018)
+    assert congestion.round_trip == pytest.approx(0.018)
 
 
 def test_a_pause_between_rounds_is_no_round_trip() -> None:
@@ -174,8 +184,9 @@ def test_four_children_share_a_port_without_drowning_it(queue: int, most: float)
         return sum(node.drops_by_reason()["duplicate"] for node in nodes)
 
     fabric.all_reduce(spec, float_arrays(FRAGMENTS * 256, 4, seed=0))
-    # until then nobody knew how long a round trip takes
+    # while nobody knows how long a round trip takes
     before = wasted()
+    assert before < 0.02 * 8 * FRAGMENTS
     bound = 4 * FRAGMENTS * (ROW_BYTES + 42) * 8 / 1e9
     for seed in (1, 2):
         assert fabric.all_reduce(spec, float_arrays(FRAGMENTS * 256, 4, seed=seed)) < most * bound
