@@ -199,6 +199,6 @@ class TestHold:
         joined.hear(Hold(job=JOB, nonce=3, before=1))
         joined.begin(1, OTHER)
         joined.hear(Layout(job=JOB, layout=layout_of(OTHER, 1), last_round=0))
-        assert joined.member._opened[1].tensor is None
+        assert joined.member._rounds._opened[1].tensor is None
         joined.hear(joined.plan(2))
-        assert joined.member._opened[1].tensor == 1
+        assert joined.member._rounds._opened[1].tensor == 1

@@ -26,7 +26,7 @@ class Revoking(Watched):
 
     @property
     def keys(self) -> Iterator[int]:
-        return (view.plan.key for member in self.members.values() for view in member._jobs.values())
+        return (view.plan.key for member in self.members.values() for view in member._jobs.views.values())
 
 
 def two_rounds(phase: str = "", revoked: str = "") -> tuple[Revoking, list[set[bytes]], set[int]]:
@@ -64,7 +64,7 @@ def test_no_bit_depends_on_an_aggregator_that_is_revoked(
     assert bits == undisturbed
     (job,) = whole.coordinator.jobs.values()
     # it still has what it had, and nothing else
-    (held,) = {view.plan.key for view in whole.members[name]._jobs.values()}
+    (held,) = {view.plan.key for view in whole.members[name]._jobs.views.values()}
     assert before == {held} != {job.planner.key}
 
 
@@ -121,7 +121,9 @@ def test_whoever_is_revoked_when_no_bit_is_lost_and_no_key_is_kept(seed: int) ->
     whole.wait(60.0)
     assert job.absent == set()
     followed = {
-        (name, view.plan.key) for name, member in whole.members.items() for view in member._jobs.values()
+        (name, view.plan.key)
+        for name, member in whole.members.items()
+        for view in member._jobs.views.values()
     }
     assert followed == {(name, job.planner.key) for name in whole.members}
     assert job.planner.key != first, "somebody who knew it was revoked"

@@ -80,7 +80,7 @@ def test_a_fabric_changes_its_hot_keys_with_the_bits_of_a_group(servers: int, ho
     assert any("keys are hot from iteration 5 on, " in reason for reason in reasons)
     assert fabric.program.stats()["contributions"] > 100
     # what has been decided on is not said again, also where nothing has changed
-    assert not any(view.unheard for member in fabric.members.values() for view in member._jobs.values())
+    assert not any(view.unheard for member in fabric.members.values() for view in member._jobs.views.values())
 
 
 @pytest.mark.parametrize("seed", range(3))

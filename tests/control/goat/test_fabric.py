@@ -185,7 +185,7 @@ def test_a_job_is_scheduled_once_published_to_all_and_forgotten_when_it_is_over(
         assert 0 < stats["held_slots"] <= SLOTS[name]
         assert stats["completed"] > 0
         assert stats["collisions"] == 0
-    layouts = {name: lab.members[name]._jobs for name in ("ps", "s0", "w3")}
+    layouts = {name: lab.members[name]._jobs.views for name in ("ps", "s0", "w3")}
     published = [
         tuple(its.scheduled for view in jobs.values() for its in view.layouts.values())
         for jobs in layouts.values()
