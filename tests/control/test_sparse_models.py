@@ -8,7 +8,8 @@ import pytest
 
 from inanet.client.sparse import sparse_group
 from inanet.control.fields import check_sparse
-from inanet.control.messages import Kept, Message
+from inanet.control.messages import Gather, Kept, Message
+from inanet.proto.plan import Online
 from inanet.proto.zebra.store import Adagrad
 
 from .sparse_rack import KEYS, SPARSE, Fabric, gradients, train
@@ -179,6 +180,30 @@ def test_a_full_disk_ends_the_job_and_nothing_else() -> None:
     workers, began = begin(fabric, "two")
     assert began == 1
     assert train(fabric, workers, gradients(2, 1))[0].tobytes() == rows[1]
+
+
+@pytest.mark.parametrize("server", [0, 1])
+def test_so_does_a_disk_that_is_full_when_others_become_hot(server: int) -> None:
+    fabric, rows = rack(), expected(4)
+    moving = replace(CHOSEN, hot=(), online=Online(after=3, memory=2400, step=5))
+    begin(fabric, "other", replace(CHOSEN, model="other"))
+    workers, _ = begin(fabric, "one", moving)
+
+    def sent(message: Message) -> int:
+        # between the end of the third iteration and what follows from it
+        fabric.drawers[server].full |= isinstance(message, Gather)
+        return 1
+
+    fabric.sent = sent
+    for seed in range(2):
+        train(fabric, workers, gradients(2, seed))
+    for worker, (keys, values) in zip(workers, gradients(2, 2), strict=True):
+        worker.push(keys, values, fabric.now)
+    fabric.carry(lambda: why(fabric, "one") != "")
+    assert why(fabric, "one") == f"job 'one': ps{server}: cannot keep 'clicks': No space left on device"
+    fabric.drawers[server].full = False
+    assert train(fabric, fabric.workers("other"), gradients(2, 0))[0].tobytes() == rows[0]
+    assert begin(fabric, "two")[1] == 3
 
 
 def test_servers_that_keep_models_are_waited_for() -> None:

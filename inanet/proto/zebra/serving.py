@@ -195,12 +195,15 @@ class Shards:
             if number in self._kept and facts.begin < 0:
                 return
             self._shards[number] = self._shard(facts)
-        shard = self._shards[number]
+        self._try(number, partial(self._tell, self._shards[number], facts))
+
+    @staticmethod
+    def _tell(shard: ParameterShard, facts: Switched) -> None:
         if facts.hot_version != EMPTY.version:
             shard.prepare(hot_of(facts))
             if shard.number == 0:
                 shard.announce(facts.hot_version)
-        self._try(number, lambda: shard.settle(facts.decided))
+        shard.settle(facts.decided)
 
     def _shard(self, facts: Switched) -> ParameterShard:
         job, sparse = job_of(facts, self._plans[facts.number].key), chosen(facts)
@@ -217,7 +220,7 @@ class Shards:
         return shard
 
     def _try(self, number: int, action: Callable[[], None]) -> None:
-        """Do something that may end an iteration, which may have to be written down."""
+        """Do something that may have to be written down: a hot set, or the end of an iteration."""
         try:
             action()
         except OSError as error:
