@@ -50,6 +50,8 @@ HEADER = np.dtype(
     ]
 )
 _CHECKED = 8
+#: beyond, a number is no iteration
+_MOST_ITERATIONS = 1 << 48
 
 
 class Record(IntEnum):
@@ -166,16 +168,36 @@ def records(data: bytes | memoryview) -> Iterator[tuple[int, Entry]]:
     """Records and where each ends, as far as they are whole. Raises :class:`BadState` for damage that is not at the end."""
     at, view = 0, memoryview(data)
     while len(view) - at >= HEADER.itemsize:
-        head = np.frombuffer(view, HEADER, 1, at)[0]
-        size = HEADER.itemsize + _array_bytes(head)
-        if int(head["magic"]) != MAGIC or (
-            at + size <= len(view) and zlib.crc32(view[at + _CHECKED : at + size]) != int(head["crc"])
-        ):
-            raise BadState(f"the record at byte {at} is damaged; {len(view) - at} B follow")
-        if at + size > len(view):
+        size = _whole(view, at)
+        if size == 0 and not _any_whole(view, at + HEADER.itemsize):
             return
+        if size <= 0:
+            raise BadState(f"the record at byte {at} is damaged; {len(view) - at} B follow")
+        head = np.frombuffer(view, HEADER, 1, at)[0]
         yield at + size, _read(head, view[at + HEADER.itemsize : at + size])
         at += size
+
+
+def _whole(view: memoryview, at: int) -> int:
+    """Bytes of the record at ``at``; 0 if it is cut off, or says so, and -1 if it is none."""
+    head = np.frombuffer(view, HEADER, 1, at)[0]
+    size = HEADER.itemsize + _array_bytes(head)
+    if int(head["magic"]) != MAGIC:
+        return -1
+    if at + size > len(view):
+        return 0
+    return size if zlib.crc32(view[at + _CHECKED : at + size]) == int(head["crc"]) else -1
+
+
+def _any_whole(view: memoryview, at: int) -> bool:
+    """Whether there is a record somewhere: then one before it is not cut off, but its length is damaged."""
+    data, magic = bytes(view[at:]), MAGIC.to_bytes(4, "little")
+    place = data.find(magic)
+    while 0 <= place <= len(data) - HEADER.itemsize:
+        if _whole(memoryview(data), place) > 0:
+            return True
+        place = data.find(magic, place + 1)
+    return False
 
 
 def _array_bytes(head: NDArray[np.void]) -> int:
@@ -192,6 +214,8 @@ def _read(head: NDArray[np.void], body: memoryview) -> Entry:
     except ValueError:
         raise BadState(f"a record of kind {int(head['kind'])}: the state is of a later version") from None
     basic = kind, int(head["version"]), int(head["following"]), int(head["iteration"])
+    if basic[3] > _MOST_ITERATIONS:
+        raise BadState(f"a record of iteration {basic[3]}: nobody has trained for so long")
     if kind == Record.BORN:
         return Entry(*basic, text=bytes(body).decode())
     if kind == Record.HOT:

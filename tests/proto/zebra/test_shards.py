@@ -219,6 +219,25 @@ def test_damage_that_is_not_at_the_end_is_told() -> None:
             list(state.records(bytes(broken)))
 
 
+def test_a_damaged_length_is_not_taken_for_the_end() -> None:
+    _, notes = journal(Ftrl(0.1), 1 << 30, 2)
+    begins = [0, *(end for end, _ in state.records(notes.data))][:-2]
+    assert len(begins) == 4
+    for begin in begins:
+        # counts of keys, or of letters: all that follows would be cut off
+        broken = bytearray(notes.data)
+        broken[begin + 28 + 5] ^= 4
+        with pytest.raises(state.BadState, match=f"the record at byte {begin} is damaged"):
+            list(state.records(bytes(broken)))
+
+
+def test_no_model_is_of_an_iteration_that_cannot_be() -> None:
+    nothing = np.zeros((0, 1), np.float32)
+    forged = state.parameters(state.Record.WHOLE, 1 << 63, 0, 0, KEYS[:0], nothing, [])
+    with pytest.raises(state.BadState, match="a record of iteration 9223372036854775808"):
+        list(state.records(forged))
+
+
 def test_the_journal_of_another_shard_is_refused() -> None:
     rig, notes = journal(Ftrl(0.1), 1 << 30, 1)
     with pytest.raises(
