@@ -247,7 +247,7 @@ class Coordinator:
             raise Refused(text, retry_after=self.settings.probe)
         peer.card, peer.deadline = card, None
         self.registry.enter(card, now)
-        self.send(peer, Registered(heartbeat=self.settings.heartbeat, epoch=self._admission.epoch))
+        self.send(peer, Registered(heartbeat=self.settings.heartbeat, epoch=self._admission.maker.epoch))
         self.say(NodeRegistered(peer.id, card.name, card.role, len(list(self.registry))))
         self._admission.look(now)
         self._renew(now)
@@ -372,8 +372,8 @@ class Coordinator:
             self._admission.look(now)
             for job in list(self.jobs.values()):
                 self._collect(job)
-        while self._generation != self._admission.receivers.generation:
-            self._generation = self._admission.receivers.generation
+        while self._generation != self._admission.maker.receivers.generation:
+            self._generation = self._admission.maker.receivers.generation
             for job in list(self.jobs.values()):
                 job.rewindow(now)
                 self._collect(job)
@@ -405,9 +405,9 @@ class Coordinator:
         if job.over:
             del self.jobs[job.number]
             self._spared = {(number, name) for number, name in self._spared if number != job.number}
-            self._admission.remember(job.planner.key, job.verdict)
+            self._admission.ended.remember(job.planner.key, job.verdict)
             self._keyholders.keep({j.planner.key for j in self.jobs.values()})
-            self._admission.groups.withdraw(job.number)
+            self._admission.maker.groups.withdraw(job.number)
             for peer in self._peers:
                 if peer.job == job.number:
                     peer.job = None

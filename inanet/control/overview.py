@@ -38,7 +38,7 @@ def overview(
             )
         )
     return Overview(
-        epoch=admission.epoch,
+        epoch=admission.maker.epoch,
         nodes=registry.states(serving, now),
         jobs=(*running, *waiting),
         missing=registry.missing(expected),
