@@ -122,6 +122,8 @@ class Job(Keeping):
     def _layout_ready(self, name: str, message: LayoutReady) -> None:
         facts = self.planner.switched
         if message.refused and facts is not None and facts.sparse is not None:
+            if name not in self.planner.nodes():
+                return
             # it has no tensors: this is about the plan
             raise JobLost("memory", f"job {self.name!r}: {message.refused}")
         if (name, message.tensor) in self._gate and self._quiet and message.refused:

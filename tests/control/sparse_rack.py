@@ -195,6 +195,10 @@ class Fabric:
     def _arriving(self, messages: Sequence[Message]) -> list[Message]:
         return [decode(encode(one)[4:]) for one in messages for _ in range(self.sent(one))]
 
+    def number(self, name: str) -> int:
+        """A member's connection, as the coordinator knows it."""
+        return self._ids[name]
+
     def lose(self, name: str) -> None:
         """kill -9"""
         self.coordinator.disconnected(self._ids.pop(name), self.now)

@@ -14,6 +14,8 @@ from inanet.control import fields
 from inanet.control.config_file import validate
 from inanet.control.config_sparse import FabricSparseConfig, OnlineSection
 from inanet.control.fields import check_sparse
+from inanet.control.messages import Gathered, Kept, LayoutReady
+from inanet.proto.events import Tally
 from inanet.proto.plan import Online
 from inanet.proto.zebra.serving import OPTIMISERS, Shards
 from inanet.proto.zebra.store import Adagrad, Uniform
@@ -95,6 +97,28 @@ def test_whoever_is_lost_ends_the_job_with_a_name(lost: str, cause: str, says: s
     assert failed.missing == ((1,) if lost == "clicks-1" else ())
     assert not fabric.coordinator.jobs
     assert lost == "s0" or not fabric.registration.groups
+
+
+def test_nobody_else_can_end_a_job() -> None:
+    fabric = Fabric(2)
+    fabric.start_switch()
+    for rank in range(2):
+        fabric.start_rank(rank)
+    number = fabric.plan("clicks-0").job
+    for message in (
+        LayoutReady(job=number, tensor=0, refused="there is no room"),
+        Gathered(job=number, tally=Tally(1, 1, (7,), (1,))),
+        Kept(job=number, iteration=5),
+    ):
+        fabric.coordinator.receive(fabric.number("ps1"), message, fabric.now)
+    train(fabric, fabric.workers(), gradients(2, 1))
+    fabric.coordinator.receive(
+        fabric.number("ps0"), LayoutReady(job=number, tensor=0, refused="no room"), fabric.now
+    )
+    fabric.talk()
+    failed = fabric.members["clicks-0"].failed
+    assert failed is not None
+    assert failed.message == "job 'clicks': no room"
 
 
 def test_jobs_wait_until_a_switch_has_room_for_their_hot_keys() -> None:
