@@ -19,8 +19,9 @@ TOLERATED_LOSS = 0.01
 GROWTH = 1 / 16
 LEAST_WINDOW = 32
 #: Windows double at most from one measurement to the next, but several links fill a queue at once, and what an empty one
-#: took says nothing about it: so many seconds are believed in any case.
+#: took says nothing about it: so many seconds are believed in any case, and more while nothing is known.
 PLAUSIBLE = 0.02
+PLAUSIBLE_AT_FIRST = 0.2
 
 
 @dataclass(slots=True)
@@ -54,8 +55,8 @@ class Congestion:
             # how long it takes to miss something says nothing about the path
             self._mark = -1
         if 0 <= self._mark <= self._settled:
-            # whoever waits for lost packets measures anything
-            most = max(2 * self.round_trip, PLAUSIBLE) if self.round_trip else math.inf
+            # whoever waits for lost packets, or for a neighbour that has no processor, measures anything
+            most = max(2 * self.round_trip, PLAUSIBLE) if self.round_trip else PLAUSIBLE_AT_FIRST
             sample = min(now - self._marked_at, most)
             self.round_trip = max(sample, self.round_trip + (sample - self.round_trip) / 8)
             self._mark = -1

@@ -109,20 +109,20 @@ class Downlink(Sending):
             waits |= state.group_cursor < int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
         if not waits:
             return
-        patience = PATIENCE * self.timing.retransmit
         full = [link for link in group.grouped if link.room == 0]
         for link in full:
             if link.prod_due(self.timing) <= now:
                 # it may have lost no more than the end of what was sent
                 self._prod(tree, link, now)
-        stalled = sum(link.bit for link in full if link.waiting_since + patience <= now)
+        ends = {link.bit: link.waiting_since + PATIENCE * link.patience(self.timing) for link in full}
+        stalled = sum(bit for bit, end in ends.items() if end <= now)
         if stalled:
             group.exclude(stalled, now, self.timing)
             self._stirred = True
             self._wake(now)
         for link in full:
             if not link.bit & stalled:
-                self._wake(min(link.waiting_since + patience, link.prod_due(self.timing)))
+                self._wake(min(ends[link.bit], link.prod_due(self.timing)))
 
     # ---------------------------------------------------------------- repetitions
 

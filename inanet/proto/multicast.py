@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from inanet.proto.reliability import Link, Timing
 from inanet.wire.xagg import is_newer
 
-#: a child may be without progress for this many retransmission intervals before the others go on without it
+#: a child may be without progress for this many retransmission intervals, or round trips, before the others go on without it
 PATIENCE = 2
 #: a child that has asked again for this many fragments, and for more than half of what the group was sent, hears nothing
 FEW = 8

@@ -109,6 +109,10 @@ class Link:
         self.congestion.settled(gained, 0, self.window, now)
         return True
 
+    def patience(self, timing: Timing) -> float:
+        """Seconds without a word from the neighbour that mean something: where queues are long, nothing is heard sooner."""
+        return max(timing.retransmit, min(self.congestion.round_trip, timing.retransmit_max))
+
     def prod_due(self, timing: Timing) -> float:
         """When to repeat the last row of a full link: what follows a loss shows it to the receiver.
 
@@ -116,7 +120,7 @@ class Link:
         what seems to be in flight is lost, and a window would pass a packet for each that comes until its group ends.
         """
         waits = (
-            (self.waiting_since, timing.retransmit),
+            (self.waiting_since, self.patience(timing)),
             (self.congestion.timed_since, max(timing.retransmit, self._doubted(timing.retransmit_max))),
         )
         again = self.prodded + self.prod_interval
@@ -134,7 +138,7 @@ class Link:
         """That has been done."""
         again = self.prodded >= min(self.waiting_since, self.congestion.timed_since)
         self.prod_interval = (
-            min(2 * self.prod_interval, timing.retransmit_max) if again else timing.retransmit
+            min(2 * self.prod_interval, timing.retransmit_max) if again else self.patience(timing)
         )
         self.prodded = now
 
@@ -169,9 +173,11 @@ class Link:
         """The neighbour is believed to lack what left by then, as far as it says so.
 
         Later packets may be on their way; a stall of the other side is no reason to think so for more than ``most``
-        seconds. It has looked for all that left before it was prodded.
+        seconds. It has looked for all that left before it was prodded, once it has heard of that: what it said before
+        crossed the prod.
         """
-        return max(now - self._doubted(most), self.prodded)
+        heard = now - self.prodded >= min(self.congestion.round_trip, most)
+        return max(now - self._doubted(most), self.prodded if heard else -math.inf)
 
     def _doubted(self, most: float) -> float:
         """Seconds in which what has left may be on its way."""

@@ -1,9 +1,11 @@
 """Windows that follow what a path bears, and whole fabrics whose children overrun a shared port."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 
-from inanet.proto.congestion import FIRST_WINDOW, LEAST_WINDOW, PLAUSIBLE, Congestion
+from inanet.proto.congestion import FIRST_WINDOW, LEAST_WINDOW, PLAUSIBLE, PLAUSIBLE_AT_FIRST, Congestion
 from inanet.proto.plan import ExponentMode
 from inanet.proto.reliability import Link, Sender, Timing
 from inanet.sim.fabric import SimulatedFabric
@@ -70,6 +72,9 @@ def test_round_trips_are_timed_where_nothing_is_lost() -> None:
 def test_a_wait_for_lost_packets_is_no_round_trip() -> None:
     """What is lost keeps the clock running until as much more has come; long queues at most double from one to the next."""
     congestion = Congestion()
+    use_up(congestion, took=3.0)
+    assert congestion.round_trip == pytest.approx(PLAUSIBLE_AT_FIRST)
+    congestion = Congestion()
     use_up(congestion, took=0.004)
     use_up(congestion, took=0.5)
     assert congestion.round_trip == pytest.approx(PLAUSIBLE)
@@ -124,6 +129,7 @@ def test_a_request_that_crosses_its_repetition_is_not_served_twice() -> None:
 
 def test_a_full_link_that_hears_nothing_prods_ever_more_rarely() -> None:
     timing, link = Timing(retransmit=0.02, retransmit_max=0.5), Link("parent", 1, 1, 8)
+    link.congestion.round_trip = 0.001
     link.sent(8, 1.0)
     dues = []
     for _ in range(4):
@@ -153,12 +159,28 @@ def test_a_full_link_that_hears_too_little_prods() -> None:
     assert link.prod_due(timing) == pytest.approx(1.042)
 
 
-def test_what_left_before_a_prod_is_missed_at_once() -> None:
+def test_what_left_before_a_prod_is_missed_when_it_is_answered() -> None:
+    """And not before: what was said by then was said before the prod, and crossed what had left."""
     link = Link("parent", 1, 1, GRANTED)
     link.congestion.round_trip = 0.1
     assert link.believed_before(1.0, 0.5) == pytest.approx(0.8)
     link.prod(0.95, Timing())
-    assert link.believed_before(1.0, 0.5) == pytest.approx(0.95)
+    assert link.believed_before(1.04, 0.5) == pytest.approx(0.84)
+    assert link.believed_before(1.06, 0.5) == pytest.approx(0.95)
+
+
+def test_a_link_that_takes_long_to_cross_waits_as_long_before_it_prods() -> None:
+    timing, link = Timing(retransmit=0.02, retransmit_max=0.5), Link("parent", 1, 1, 8)
+    link.congestion.round_trip = 0.2
+    link.sent(8, 1.0)
+    dues = []
+    for _ in range(3):
+        dues.append(link.prod_due(timing))
+        link.prod(dues[-1], timing)
+    assert np.diff([1.0, *dues]).tolist() == pytest.approx([0.2, 0.2, 0.4])
+    # whatever a stall was taken for
+    link.congestion.round_trip = 3.0
+    assert link.patience(timing) == 0.5
 
 
 #: 4 MiB from every host through one port at 1 Gbit/s whose queue holds a few super-frames, or many
@@ -193,6 +215,30 @@ def test_four_children_share_a_port_without_drowning_it(queue: int, most: float)
     assert wasted() - before < 0.02 * 2 * 8 * FRAGMENTS
     dropped = fabric.network.counters()["switch-ps"]["dropped"]
     assert 0 < dropped <= sum(node.stats()["retransmissions"] for node in nodes)
+
+
+@pytest.mark.parametrize("downlink", ["unicast", "multicast"])
+def test_long_queues_are_no_reason_to_repeat_what_is_in_them(
+    downlink: Literal["unicast", "multicast"],
+) -> None:
+    """Prods every 20 ms had all of a queue of 200 ms reported missing, and believed to be: two to five packets in six."""
+    hosts, fragments = [f"w{rank}" for rank in range(4)], 1500
+    fabric = SimulatedFabric(
+        {"ps": None, **dict.fromkeys(hosts, "ps")},
+        {host: [rank] for rank, host in enumerate(hosts)},
+        link=LinkSpec(20e6, delay=1e-3, queue=2_000_000),
+        links={"ps": LinkSpec(80e6, delay=1e-3, queue=2_000_000)},
+        capacity=3 * fragments,
+        window=256,
+        downlink=downlink,
+    )
+    spec = spec_of(fragments * 256, mode=ExponentMode.PROLOGUE)
+    bound = fragments * (ROW_BYTES + 66) * 8 / 20e6
+    for seed in range(2):
+        assert fabric.all_reduce(spec, float_arrays(fragments * 256, 4, seed=seed)) < 1.5 * bound
+    assert sum(link.get("dropped", 0) for link in fabric.network.counters().values()) == 0
+    repeated = sum(node.stats()["retransmissions"] for node in fabric.plans.nodes.values())
+    assert repeated < 0.04 * 2 * 8 * fragments
 
 
 #: XAgg's testbed (Fig. 12): servers sum for three workers each, one of the workers is the PS's own; three have slow links.
