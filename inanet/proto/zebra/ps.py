@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from inanet.proto.events import Counted, PeerSilent
 from inanet.proto.zebra import state
 from inanet.proto.zebra.counts import Counts
+from inanet.proto.zebra.gathering import Gathering
 from inanet.proto.zebra.keyindex import KeyIndex
 from inanet.proto.zebra.layout import in_sequence
-from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
 from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
-from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, among, by_length
-from inanet.proto.zebra.piles import Pile, added
+from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, among
 from inanet.proto.zebra.recovery import Last, recovered
+from inanet.proto.zebra.replies import refusals, sent_back, waiting
 from inanet.proto.zebra.serial import ahead, low
 from inanet.proto.zebra.store import Initial, Optimiser, Store, Sum, zeros
 from inanet.proto.zebra.stream import Path, Stream, Timing
@@ -97,11 +97,9 @@ class ParameterShard:
         self._rank_of = {address: rank for rank, address in enumerate(job.workers)}
         self._hot = {EMPTY.version: EMPTY}
         self._ranks = {EMPTY.version: KeyIndex()}
-        #: version that the open iteration is to use, and the one after it
-        self._version = self._next = EMPTY.version
-        self._workers = Ledger(len(job.workers))
-        self._switch = Ledger(1)
-        self._cold, self._sums = Pile(), Pile()
+        self._open = Gathering(job, self._hot)
+        #: version of the iteration after the open one
+        self._next = EMPTY.version
         self._counts = Counts(job.counted, job.listed)
         #: the last iteration whose counts have been decided on
         self._decided = 0
@@ -122,7 +120,7 @@ class ParameterShard:
         Raises ``ValueError`` for another set under the number of the one that the state file says is in use.
         """
         known = self._hot.get(hot.version)
-        if known is not None and hot.version == self._version and not known.same(hot):
+        if known is not None and hot.version == self._open.version and not known.same(hot):
             raise ValueError(
                 f"job {self.job.number}, shard {self.number}: hot set {hot.version} is in use, and was another one"
             )
@@ -164,9 +162,7 @@ class ParameterShard:
     @property
     def _complete(self) -> bool:
         """Whether the open iteration can end."""
-        return (
-            self._workers.complete and (not self.job.switch or self._switch.complete) and not self._undecided
-        )
+        return self._open.complete and not self._undecided
 
     def _count(self) -> None:
         """Say how often keys were updated, if it is time for that."""
@@ -188,11 +184,11 @@ class ParameterShard:
         judged.refuse((kinds != Kind.ACK) & (judged[Column.WIDTH] != self.job.width), Drop.BAD_TYPE)
         floats = judged[Column.FLAGS] & Flag.FLOAT != 0
         judged.refuse((kinds == Kind.AGGREGATE) & (floats != self.job.floats), Drop.BAD_TYPE)
-        if not self._workers.begun and not self._switch.begun:
+        if not self._open.begun:
             self._since = now
         acked = [
-            self._gradients(judged, Kind.COLD, self._workers, ranks, self._cold),
-            self._gradients(judged, Kind.AGGREGATE, self._switch, np.zeros(len(batch), np.int64), self._sums),
+            self._gradients(judged, Kind.COLD, ranks),
+            self._gradients(judged, Kind.AGGREGATE, ranks),
             self._joining(judged, ranks),
         ]
         head = self._head(0)
@@ -208,44 +204,13 @@ class ParameterShard:
         job = self.job
         return Head(job.number, job.key, self.number, version, self.finished, job.width)
 
-    def _gradients(self, judged: Judged, kind: Kind, ledger: Ledger, sources: I64, pile: Pile) -> I64:
-        """Enter gradients of the open iteration; gives the packets to acknowledge."""
-        which = judged.of(kind)
-        if not len(which):
-            return which
-        early = ahead(judged[Column.ITERATION][which], self.finished + 1)
-        versions = judged[Column.VERSION][which]
-        judged.refuse(which[early > 0], Drop.NOT_OPEN)
+    def _gradients(self, judged: Judged, kind: Kind, ranks: I64) -> I64:
+        """Take gradients of the open iteration; gives the packets to acknowledge."""
+        taken = self._open.take(judged, kind, ranks, self.finished + 1)
         if kind == Kind.COLD:
-            self._refuse(judged, which[early > 0], Refusal.LOST)
-        judged.refuse(which[~np.isin(versions, list(self._hot)) & (early == 0)], Drop.FUTURE_PLAN)
-        late = which[early < 0]
-        live = which[(early == 0) & (judged.reason[which] == 0)]
-        if len(live):
-            if not self._waiting():
-                self._version = int(judged[Column.VERSION][live[0]])
-            judged.refuse(live[judged[Column.VERSION][live] != self._version], Drop.STALE_PLAN)
-            live = live[judged.reason[live] == 0]
-        if kind == Kind.AGGREGATE:
-            ranks, _ = judged.entries(live)
-            packet = np.repeat(live, judged[Column.PAIRS][live])
-            judged.refuse(packet[ranks >= len(self._hot[self._version])], Drop.BAD_SLOT)
-            live = live[judged.reason[live] == 0]
-        columns = judged.columns[live]
-        ends = columns[:, Column.FLAGS] & Flag.END != 0
-        how = ledger.enter(sources[live], columns[:, Column.SEQUENCE], ends)
-        judged.reason[live[how == SEEN]] = Drop.DUPLICATE
-        if kind == Kind.COLD:
-            self._explain(judged, live[(how == SEEN) & ends])
-        judged.reason[live[how == BEYOND]] = Drop.BAD_FRAGMENT
-        judged.reason[late] = Drop.STALE_ROUND
-        fresh = live[how == FRESH]
-        if len(fresh):
-            columns = judged.columns[fresh]
-            names, words = judged.entries(fresh)
-            place = sources[fresh] << 32 | columns[:, Column.SEQUENCE]
-            pile.add(np.repeat(place, columns[:, Column.PAIRS]), names, words)
-        return np.concatenate([live[how != BEYOND], late])
+            self._refuse(judged, taken.early, Refusal.LOST)
+            self._explain(judged, taken.again)
+        return taken.owed
 
     def _acknowledged(self, judged: Judged, ranks: I64, now: float) -> None:
         which = judged.of(Kind.ACK)
@@ -264,21 +229,20 @@ class ParameterShard:
 
     def _finish(self) -> None:
         """Add up, change parameters, tell the workers."""
-        job, hot = self.job, self._hot[self._version]
+        job = self.job
         if self._long and self._journal is not None:
             # before anything changes, so that the last iteration can be left out when all begin anew
             self._journal.rewrite(self.snapshot())
             self._long = False
-        keys, gradients, updates = added(job, hot, self._cold, self._sums)
+        keys, gradients, updates = self._open.added()
         changed = self.store.apply(keys, gradients, updates)
         cold = int(updates.sum())
         self.finished += 1
         self.cold += cold
         self._events.append(IterationFinished(job.number, self.finished, self.number, len(keys), cold))
-        self._last = Last(keys, self._version, self._next if self.number == 0 else self._version)
-        self._workers.clear()
-        self._switch.clear()
-        self._cold, self._sums = Pile(), Pile()
+        version = self._open.version
+        self._last = Last(keys, version, self._next if self.number == 0 else version)
+        self._open.clear()
         self._told = False
         self._count()
         # whoever is told may forget the iteration, so it is written down first
@@ -323,15 +287,9 @@ class ParameterShard:
         self.pulled += len(keys)
         columns = judged.columns[live]
         counts = np.ascontiguousarray(columns[:, Column.PAIRS])
-        sheaf = Sheaf(Kind.VALUES, self._head(self._version), counts, None, words, end=False)
+        sheaf = Sheaf(Kind.VALUES, self._head(self._open.version), counts, None, words, end=False)
         sheaf.number(columns[:, Column.SEQUENCE], self.job.key)
-        self._send_back(sheaf, sources[live])
-
-    def _send_back(self, sheaf: Sheaf, sources: NDArray[np.uint64]) -> None:
-        """Packets to where those came from that they answer."""
-        for source in np.unique(sources).tolist():
-            mine = sources == source
-            self._out += by_length(int(source), sheaf.arena, sheaf.offsets[mine], sheaf.lengths[mine])
+        self._out += sent_back(sheaf, sources[live])
 
     # ------------------------------------------------- who takes part, and who cannot
 
@@ -340,7 +298,7 @@ class ParameterShard:
         taken = []
         for index in judged.of(Kind.JOIN).tolist():
             rank, life = int(ranks[index]), int(judged[Column.ITERATION][index])
-            if rank not in self._lives and not self.finished and not self._workers.heard(rank):
+            if rank not in self._lives and not self.finished and not self._open.workers.heard(rank):
                 self._lives[rank] = life
                 self._write(state.joined(rank, life))
             if self._lives.get(rank) == life:
@@ -351,30 +309,19 @@ class ParameterShard:
         return np.array(taken, np.int64)
 
     def _refuse(self, judged: Judged, which: I64, why: Refusal) -> None:
-        """Tell workers what packets can never be taken; once each for a batch."""
-        _, first = np.unique(judged.batch.sources[which], return_index=True)
-        which = which[first]
-        if not len(which):
-            return
-        head = self._head(int(why))
-        sheaf = Sheaf(Kind.REFUSAL, head, np.zeros(len(which), np.int64), None, None, end=False)
-        sheaf.number(judged[Column.ITERATION][which], self.job.key)
-        self._send_back(sheaf, judged.batch.sources[which])
+        """Tell workers what packets can never be taken."""
+        self._out += refusals(judged, which, self._head(int(why)))
 
     def _explain(self, judged: Judged, questions: I64) -> None:
         """Tell workers that ask again whom the iteration waits for."""
-        missing = self._workers.missing()
-        lacks_sums = self.job.switch != 0 and not self._switch.complete
+        missing, lacks_sums = self._open.workers.missing(), self._open.lacks_sums
         if not len(questions) or not (missing or lacks_sums or self._undecided):
             return
-        sources = np.unique(judged.batch.sources[questions])
         head = self._head(min(max(len(missing) - 1, 0), 0xFFFF))
         head.iteration = low(self.finished + 1)
-        sheaf = Sheaf(Kind.WAITING, head, np.zeros(len(sources), np.int64), None, None, end=False)
         # behind the ranks, the switch and the decision
         first = missing[0] if missing else len(self.job.workers) + (not lacks_sums)
-        sheaf.number(np.full(len(sources), first, np.int64), self.job.key)
-        self._send_back(sheaf, sources)
+        self._out += waiting(judged, questions, head, first)
 
     # --------------------------------------------------------------- lives
 
@@ -421,7 +368,7 @@ class ParameterShard:
         self.began = found.finished
         if not anew:
             self.finished, self._last, self._lives = found.finished, found.last, found.lives
-            self._version, self._next = found.last.version, found.following
+            self._open.version, self._next = found.last.version, found.following
             for hot in found.hot:
                 self._know(hot)
             self._write(state.born(self._whose, self.life))
@@ -446,21 +393,18 @@ class ParameterShard:
     def timer(self) -> float | None:
         """Next deadline."""
         times = [self._news.timer()] if self._news is not None else []
-        if self._waiting() and not self._told:
+        if self._open.begun and not self._told:
             times.append(self._since + self.timing.silent)
         return min((at for at in times if at is not None), default=None)
 
     def on_timer(self, now: float) -> None:
         """Tell of workers that the others wait for."""
-        if self._waiting() and not self._told and now >= self._since + self.timing.silent:
+        if self._open.begun and not self._told and now >= self._since + self.timing.silent:
             self._told = True
-            names = [f"rank {rank}" for rank in self._workers.missing()]
-            if self.job.switch and not self._switch.complete:
+            names = [f"rank {rank}" for rank in self._open.workers.missing()]
+            if self._open.lacks_sums:
                 names.append("switch")
             self._events += [PeerSilent(self.job.number, name, now - self._since) for name in names]
-
-    def _waiting(self) -> bool:
-        return self._workers.begun or self._switch.begun
 
     def events(self) -> list[PsEvent]:
         """What has happened since the last call."""
