@@ -25,8 +25,8 @@ class Identifying(Renewing):
         facts = self.planner.switched
         if facts is None or facts.sparse is None:
             return
-        for name, hello in self.hellos.items():
-            offer = hello.services.get(facts.system)
+        for name in (*self.topology.roots, *self.topology.aggregators):
+            offer = self.hellos[name].services.get(facts.system)
             if offer is not None and offer.endpoint in facts.servers:
                 self._shards[name] = facts.servers.index(offer.endpoint)
             elif offer is not None and offer.endpoint == facts.switch:

@@ -8,6 +8,7 @@ from inanet.control.rounds import Host
 from inanet.control.sentences import show_ranks
 from inanet.control.topology import Fabric, TopologyError
 from inanet.proto.systems import TREES
+from inanet.wire.endpoint import show
 
 
 class Refused(Exception):
@@ -57,6 +58,11 @@ class Members:
                 raise Refused(
                     f"job {self.job!r} was started with system {hello.system} on host {hello.name!r} but {other.system} "
                     f"on {other.name!r}; choose the same on all"
+                )
+            if hello.system != TREES and other.endpoint == hello.endpoint:
+                raise Refused(
+                    f"host {hello.name!r} of job {self.job!r} receives at {show(hello.endpoint)}, as host {other.name!r} does: "
+                    "others could not tell them apart; set node.listen of one of them to an address of its own"
                 )
             shared = set(other.ranks) & set(hello.ranks)
             if shared:

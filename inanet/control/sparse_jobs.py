@@ -79,6 +79,12 @@ class SparseFabric(SwitchedFabric):
         if len(workers) > MAX_CHILDREN:
             raise TopologyError([f"{len(workers)} ranks, and a plan has room for {MAX_CHILDREN}"])
 
+    def _clash(self, workers: Collection[str]) -> str:
+        """Two that have one name, which a plan tells nobody apart by: ranks do not register. Empty if there are none."""
+        nodes = self._nodes()
+        name = min(nodes.keys() & set(workers), default="")
+        return f"{name!r} is a {nodes[name].role} and a rank; change node.name of one" if name else ""
+
     # ---------- what there is
 
     def _free(self, service: Service) -> int:
@@ -99,20 +105,20 @@ class SparseFabric(SwitchedFabric):
         """Parameter servers that can be shards, the coordinator's own first; in the order of their names if they keep a model, so
         that each gets its part again.
         """
-        nodes = [name for name, hello in self._nodes().items() if hello.role != "switch"]
-        found = {name: self._service(name, self.system) for name in nodes}
-        if sparse.model:
-            return tuple(
-                sorted(name for name, service in found.items() if service is not None and service.keeps)
-            )
-        return tuple(name for name, service in found.items() if service is not None)
+        servers: dict[int, str] = {}
+        for name, hello in sorted(self._nodes().items()) if sparse.model else self._nodes().items():
+            service = self._service(name, self.system)
+            if hello.role != "switch" and service is not None and (service.keeps or not sparse.model):
+                # whoever names another's address gets nothing
+                servers.setdefault(service.endpoint, name)
+        return tuple(servers.values())
 
     def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
         """See :class:`~inanet.control.topology.Fabric`; ``workers`` are Hellos by name."""
         sparse, ranks = _chosen(workers)
         if sparse is None:
             return ()
-        words = []
+        words = [f"a name for each: {clash}"] if (clash := self._clash(workers)) else []
         if self._able(sparse, ranks) is None:
             words.append(self._no_switch(sparse, ranks))
         servers = self._servers(sparse)

@@ -112,9 +112,9 @@ class Fabric:
         member.connected()
         self.talk()
 
-    def start_server(self, number: int) -> None:
+    def start_server(self, number: int, port: int | None = None) -> None:
         shards = Shards()
-        shards.endpoint = endpoint("10.0.1.1", 7000 + number)
+        shards.endpoint = endpoint("10.0.1.1", 7000 + number if port is None else port)
         drawer = self.drawers.get(number)
         if drawer is not None:
             drawer.opened.clear()
@@ -146,10 +146,9 @@ class Fabric:
     def start_rank(self, rank: int, world: int = 2, sparse: Sparse | None = SPARSE, **changes: Any) -> Member:
         place = Place(lambda facts: self.machines[facts.workers[rank]].prepare(hot_of(facts)))
         changes = {"job": "clicks", "ranks": (rank,), "world": world, "system": "zebra"} | changes
-        name = f"{changes['job']}-{rank}"
-        who = Identity(
-            name, "worker", TOKEN, endpoint(f"10.0.0.{rank + 1}", 4000), 512, sparse=sparse, **changes
-        )
+        name = changes.pop("name", f"{changes['job']}-{rank}")
+        where = changes.pop("endpoint", endpoint(f"10.0.0.{rank + 1}", 4000))
+        who = Identity(name, "worker", TOKEN, where, 512, sparse=sparse, **changes)
         self.places[name] = place
         member = Member(place, who, progress=lambda text: setattr(self, "missing", text))
         self.connect(member, 300 + len(self._ids))

@@ -20,6 +20,7 @@ from inanet.proto.plan import Online
 from inanet.proto.zebra.serving import OPTIMISERS, Shards
 from inanet.proto.zebra.store import Adagrad, Uniform
 from inanet.wire.batch import PacketBatch
+from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import MAX_CHILDREN
 
 from .sparse_rack import KEYS, SPARSE, Fabric, gradients, train
@@ -119,6 +120,50 @@ def test_nobody_else_can_end_a_job() -> None:
     failed = fabric.members["clicks-0"].failed
     assert failed is not None
     assert failed.message == "job 'clicks': no room"
+
+
+def test_two_ranks_with_one_address_are_told_so() -> None:
+    fabric = Fabric()
+    fabric.start_switch()
+    fabric.start_rank(0)
+    other = fabric.start_rank(1, endpoint=endpoint("10.0.0.1", 4000))
+    assert other.rejected is not None
+    assert other.rejected.reason == (
+        "host 'clicks-1' of job 'clicks' receives at 10.0.0.1:4000, as host 'clicks-0' does: others could not tell them apart; "
+        "set node.listen of one of them to an address of its own"
+    )
+    fabric.start_rank(1)
+    train(fabric, fabric.workers(), gradients(2, 1))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_rank_with_the_name_of_a_server_is_waited_for_under_another(first: bool) -> None:
+    fabric = Fabric()
+    if first:
+        fabric.start_switch()
+        switch = fabric.members.pop("s0")
+    fabric.start_rank(0, name="s0")
+    if first:
+        fabric.members["s0"] = switch
+    else:
+        fabric.start_switch()
+    fabric.start_rank(1)
+    assert fabric.missing == (
+        "joined 2 of 2, missing: a name for each: 's0' is a switch and a rank; change node.name of one"
+    )
+
+
+def test_two_servers_with_one_address_are_one() -> None:
+    fabric = Fabric()
+    fabric.start_switch()
+    shards = fabric.shards[0]
+    fabric.start_server(1, port=7000)
+    fabric.shards[1], fabric.machines[shards.endpoint] = Shards(), shards
+    fabric.start_rank(0, sparse=replace(SPARSE, shards=2))
+    assert "1 more parameter server" in fabric.missing
+    for rank in range(2):
+        fabric.start_rank(rank, job="one")
+    train(fabric, fabric.workers("one"), gradients(2, 1))
 
 
 def test_jobs_wait_until_a_switch_has_room_for_their_hot_keys() -> None:
