@@ -40,6 +40,8 @@ MAX_RANKS = 1 << 16
 #: of a sparse job: PSs, hot keys (an array of the codec holds no more), ways to keep keys and to change them
 MAX_SHARDS = 16
 MAX_HOT = 1 << 16
+#: that a machine of a sparse job can count until it tells of them
+MAX_UPDATES = 1 << 48
 SHARDINGS = ("hash", "range")
 OPTIMISERS = ("sum", "sgd", "adagrad", "ftrl")
 #: name of a model: servers call files so
@@ -258,8 +260,11 @@ def check_tally(tally: Tally) -> Tally:
     _in_range("keys", len(tally.keys), 0, MAX_HOT)
     _need(len(tally.counts) == len(tally.keys), "as many counts as keys")
     _need(not tally.keys or 0 <= min(tally.keys) <= max(tally.keys) < 1 << 64, "keys have 64 bits")
-    _need(not tally.counts or 0 < min(tally.counts) <= max(tally.counts) < 1 << 48, "counts: 1 to 2^48")
-    _in_range("others", tally.others, 0, (1 << 62) - 1)
+    _need(len(set(tally.keys)) == len(tally.keys), "a key is there twice")
+    _need(not tally.counts or min(tally.counts) > 0, "counts: from 1")
+    _in_range("others", tally.others, 0, MAX_UPDATES)
+    # tallies are added up as integers of 64 bits, some on their way as floats
+    _in_range("all counts", sum(tally.counts) + tally.others, 0, MAX_UPDATES)
     return tally
 
 

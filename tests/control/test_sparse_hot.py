@@ -183,7 +183,9 @@ def test_what_makes_no_sense_gets_past_no_decoder(changes: dict[str, Any], says:
         (Tally(3, 1, (1,), ()), "as many counts"),
         (Tally(3, 1, (1 << 64,), (1,)), "64 bits"),
         (Tally(3, 1, (1,), (0,)), "counts"),
+        (Tally(3, 1, (1, 2, 1), (1, 1, 1)), "a key is there twice"),
         (Tally(3, 1, others=-1), "others"),
+        (Tally(3, 1, (1, 2), (1 << 47, 1 << 47), 1), "all counts is 281474976710657"),
     ],
 )
 def test_no_tally_that_makes_no_sense_does_either(tally: Tally, says: str) -> None:
