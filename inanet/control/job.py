@@ -385,7 +385,10 @@ class Job(Keeping):
     def _do_without(self, names: set[str]) -> None:
         """Workers wait for slots that are not made."""
         for name in sorted(names):
-            why = f"it did not make slots within {self._settings.silence:g} s"
+            facts, seconds = self.planner.switched, f"within {self._settings.silence:g} s"
+            why = f"it did not make slots {seconds}"
+            if facts is not None and facts.sparse is not None:
+                why = f"it did not say {seconds} what it has of model {facts.sparse.model!r}"
             if name in self.topology.roots:
                 self._root_late(name, why)
             self._holder_lost(name, why)

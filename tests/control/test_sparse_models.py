@@ -90,6 +90,22 @@ def test_what_a_shard_has_is_said_again_until_it_is_heard() -> None:
     train(fabric, fabric.workers(), gradients(2, 0))
 
 
+@pytest.mark.parametrize(("server", "who"), [(0, "parameter server 'ps0'"), (1, "ps 'ps1'")])
+def test_a_server_that_does_not_say_what_it_has_is_waited_for_no_longer_than_for_an_answer(
+    server: int, who: str
+) -> None:
+    fabric = rack()
+    fabric.shards[server].kept = lambda job: None  # type: ignore[method-assign]
+    for rank in range(2):
+        fabric.start_rank(rank, sparse=CHOSEN)
+    fabric.carry(lambda: why(fabric, "clicks") != "")
+    assert fabric.now < 1.0
+    assert f"{who} was lost: it did not say within 0.9 s what it has of model 'clicks'" in why(
+        fabric, "clicks"
+    )
+    assert not any(drawer.opened for drawer in fabric.drawers.values())
+
+
 def test_shards_that_were_killed_one_iteration_apart_begin_with_what_both_have() -> None:
     fabric, rows = rack(), expected(5)
     workers, _ = begin(fabric, "one")
