@@ -121,7 +121,8 @@ class Core:
             bits=bits,
         )
 
-    def _send_restart(self, state: ShardState, link: Link, fragment: int) -> None:
+    def _send_restart(self, state: ShardState, link: Link, fragment: int, now: float) -> None:
+        link.restarted[state.row, fragment] = now
         self._outbox.send_row(
             link.endpoint,
             Kind.RESTART,

@@ -92,7 +92,7 @@ class Hops(Downlink):
         exponents = np.array([exponent], np.uint8)
         slotwork.restart(self._tables, state.row, fragments, np.array([attempt & 0xFF], np.uint8), exponents)
         for index, link in state.tree.down.items():
-            self._send_restart(state, link, fragment)
+            self._send_restart(state, link, fragment, now)
             state.from_children[index].reopen(fragment // GROUP, now, self.timing.retransmit)
         if state.tree.down:
             self._wake(now + self.timing.retransmit)

@@ -64,6 +64,8 @@ class Link:
     queued: set[tuple[int, int]] = field(default_factory=set)
     #: when what was sent again in running rounds has left
     repeated: dict[tuple[int, int], float] = field(default_factory=dict)
+    #: when fragments were last started again, for a later attempt in running rounds (R1)
+    restarted: dict[tuple[int, int], float] = field(default_factory=dict)
     #: packets sent again by this link; what nodes count outlives it
     retransmissions: int = 0
     #: packets taken from this neighbour that it has been told about, and how many more are worth telling
@@ -203,6 +205,8 @@ class Link:
             self.queued = set(self.resend)
         if self.repeated:
             self.repeated = {entry: at for entry, at in self.repeated.items() if entry[0] != row}
+        if self.restarted:
+            self.restarted = {entry: at for entry, at in self.restarted.items() if entry[0] != row}
 
 
 @dataclass(slots=True)

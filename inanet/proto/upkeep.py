@@ -1,5 +1,7 @@
 """What time brings: checks of groups, repetitions of what was not answered, links that start afresh, silent peers."""
 
+import math
+
 import numpy as np
 
 from inanet.proto.events import PeerSilent
@@ -62,7 +64,7 @@ class Upkeep(Hops):
             receiver.checked(group, missing, now)
             if missing:
                 if child >= 0:
-                    self._repeat_restarts(state, link, group)
+                    self._repeat_restarts(state, link, group, now)
                 self._say(state, link, Kind.LOST, down=child < 0, gradient=group, bits=self._bits)
         if receiver.complete and not receiver.done and child >= 0:
             receiver.done = True
@@ -70,15 +72,22 @@ class Upkeep(Hops):
         if receiver.next_due is not None:
             self._wake(receiver.next_due)
 
-    def _repeat_restarts(self, state: ShardState, link: Link, group: int) -> None:
-        """A missing fragment of a later attempt may be missing because the child never heard of the restart."""
+    def _repeat_restarts(self, state: ShardState, link: Link, group: int, now: float) -> None:
+        """A missing fragment of a later attempt may be missing because the child never heard of the restart.
+
+        Or it has not had the time to answer: no window bounds what is said again too soon.
+        """
+        before = now - 2 * link.patience(self.timing)
         start = group * GROUP
         stop = min(start + GROUP, state.shard.count)
         attempts = self.memory.attempt[state.slot0 + start : state.slot0 + stop]
         wanted = np.unpackbits(self._bits, bitorder="little")[: stop - start]
         for fragment in np.flatnonzero((attempts != 0) & (wanted != 0)).tolist():
-            if self.memory.round[state.slot0 + start + fragment] == state.round:
-                self._send_restart(state, link, start + fragment)
+            if (
+                self.memory.round[state.slot0 + start + fragment] == state.round
+                and link.restarted.get((state.row, start + fragment), -math.inf) <= before
+            ):
+                self._send_restart(state, link, start + fragment, now)
 
     def _sender_timer(self, state: ShardState, sender: Sender, now: float) -> None:
         if sender.attach_due is not None:
