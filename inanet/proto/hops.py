@@ -209,7 +209,12 @@ class Hops(Downlink):
         if verdict == 2:
             self._heal(state, fragment, now)
         elif holds_result and child < 0:
-            # a parent that lost its memory adopts what its children know already (R4)
+            # a parent that lost its memory adopts what its children know already (R4), as far as its window allows: it asks
+            # for the rest again, and may have it from another child by then
+            if not link.room:
+                return False
+            link.repeated[state.row, fragment] = now
+            link.sent(1, now)
             self._outbox.send_row(
                 link.endpoint,
                 Kind.RESULT,

@@ -93,7 +93,11 @@ class Upkeep(Hops):
         if sender.attach_due is not None:
             if sender.attach_due <= now:
                 self._say(state, sender.link, Kind.READY, down=False, word0=1)
-                sender.attach_due = now + self.timing.retransmit
+                # every one is answered with all that lacks, and a parent that lags may have many to answer
+                sender.interval = min(
+                    2 * sender.interval or self.timing.retransmit, self.timing.retransmit_max
+                )
+                sender.attach_due = now + sender.interval
             self._wake(sender.attach_due)
         if sender.sent_due is None or sender.done:
             return

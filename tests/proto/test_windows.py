@@ -334,3 +334,41 @@ def test_what_leaves_after_a_device_was_full_leaves_when_something_was_heard_las
     rig.node.on_timer(rig.now)
     link = tree.down[1]
     assert (link.in_flight, link.waiting_since, link.congestion.timed_since) == (64, rig.now, rig.now)
+
+
+def test_a_parent_that_lost_its_memory_gets_results_as_fast_as_it_takes_them():
+    """All of them at every request, from every child, filled a slow link for five times as long as the round took."""
+    rig = Rig(count=200, window=64)
+    rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(64) for c in (0, 1)])
+    rig.sent()
+    results = [
+        (rig.packet(Kind.RESULT, host=0, gradient=f, values=integers(1)[0]), PARENT) for f in range(200)
+    ]
+    rig.feed(*results)
+    rig.node.apply(rig.plan(6), rig.now, attach=[TREE_ID])
+    rig.sent()
+    lost = (rig.packet(Kind.LOST, host=8, plan=6, values=np.full(32, -1)), PARENT)
+
+    def given():
+        rig.feed(lost)
+        return [s.packet.gradient for s in rig.sent() if s.kind is Kind.RESULT and s.destination == PARENT]
+
+    first = given()
+    assert len(first) == 64
+    rig.now += 0.1
+    assert given() == []
+    credit = rig.packet(Kind.CREDIT, host=8, plan=6, gradient=40, values=np.array([TREE_ID]))
+    rig.feed((credit, PARENT))
+    rig.now += 0.1
+    assert len(given()) == 40
+
+
+def test_a_parent_that_does_not_answer_is_asked_what_it_lacks_ever_more_rarely():
+    """It answered each of fifty questions a second with all that it lacked, as soon as it had a processor."""
+    rig = Rig(count=40, window=64)
+    rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(20) for c in (0, 1)])
+    rig.sent()
+    rig.node.apply(rig.plan(6, parent=NEW_PARENT), rig.now, attach=[TREE_ID])
+    rig.node.on_timer(rig.now)
+    asked = [s for s in rig.wait(5.0) if s.kind is Kind.READY and s.destination == NEW_PARENT]
+    assert len(asked) == 14
