@@ -1,6 +1,5 @@
 """What a parameter server has for jobs on switches: machines at addresses of their own, and who tells them of jobs."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from inanet.aio.beside import Beside
@@ -9,7 +8,7 @@ from inanet.control.config import AnyConfig, PsConfig
 from inanet.control.exits import Failure
 from inanet.control.goat.epochs import for_any_workers
 from inanet.control.services import EXPONENTS, Service
-from inanet.control.sparse_state import StateFile
+from inanet.control.sparse_state import ModelFolder
 from inanet.proto.switched.exponents import ExponentRoot
 from inanet.proto.switched.root import Epochs, Sharded, SwitchedRoot
 from inanet.proto.systems import PROGRAMS
@@ -33,12 +32,12 @@ async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Serv
         services[name] = Service(endpoint=device.endpoint)
         if isinstance(machine, Sharded):
             machine.endpoint = device.endpoint
-            machine.journals = _journals(station.config)
-            services[name] = Service(endpoint=device.endpoint, keeps=machine.journals is not None)
+            machine.models = _models(station.config)
+            services[name] = Service(endpoint=device.endpoint, keeps=machine.models is not None)
     return SwitchedRoot(station.node, exponents, servers), services
 
 
-def _journals(config: AnyConfig) -> Callable[[str], StateFile] | None:
+def _models(config: AnyConfig) -> ModelFolder | None:
     """Files of models in the folder for them, if there is one. Raises :class:`~inanet.control.exits.Failure` if there cannot be."""
     models = config.node.models if isinstance(config, PsConfig) else None
     if models is None:
@@ -48,4 +47,4 @@ def _journals(config: AnyConfig) -> Callable[[str], StateFile] | None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise Failure(f"node.models: there can be no folder {folder}: {error.strerror}") from error
-    return lambda name: StateFile(folder / f"{name}.state")
+    return ModelFolder(folder)

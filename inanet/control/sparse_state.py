@@ -7,10 +7,11 @@ after a loss of power the last iterations may be missing, and then the shard say
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from inanet.proto.zebra.state import BadState, Entry, records
+from inanet.proto.zebra.state import BadState, Entry, last_of, records
 
 #: bytes up to which a file is not written anew, and how many times the shard it may be
 _LEAST, _TIMES = 16 << 20, 4
@@ -104,3 +105,26 @@ class StateFile:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class ModelFolder:
+    """A server's parts of models, each in a file: see :class:`~inanet.proto.zebra.state.Models`. Servers may have one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, part: str) -> StateFile:
+        """The file of a part. Raises as :class:`StateFile`."""
+        return StateFile(self._folder / f"{part}.state")
+
+    def trained(self, model: str) -> list[str]:
+        """Parts of a model that have iterations. Raises ``OSError``, and :class:`~inanet.proto.zebra.state.BadState` for damage."""
+        parts = re.compile(rf"{re.escape(model)}\.\d+of\d+\.state")
+        found = []
+        for file in sorted(file for file in self._folder.iterdir() if parts.fullmatch(file.name)):
+            try:
+                if last_of(entry for _, entry in records(file.read_bytes())):
+                    found.append(file.stem)
+            except BadState as error:
+                raise BadState(f"{file}: {error}") from None
+        return found

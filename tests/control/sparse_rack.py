@@ -24,7 +24,7 @@ from inanet.proto.switched.exponents import ExponentRoot
 from inanet.proto.switched.root import SwitchedRoot
 from inanet.proto.zebra.membership import hot_of
 from inanet.proto.zebra.serving import TIMING, HotTables, Shards, job_of
-from inanet.proto.zebra.state import BadState, Entry, records
+from inanet.proto.zebra.state import BadState, Entry, last_of, records
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sparse.line import Place
 from inanet.switch.endpoint import SwitchEndpoint
@@ -54,6 +54,10 @@ class Drawer:
             raise BadState(f"{name} is in use by another process")
         self.opened.add(name)
         return File(self, name)
+
+    def trained(self, model: str) -> list[str]:
+        mine = ((name, data) for name, data in self.files.items() if name.startswith(f"{model}."))
+        return [name for name, data in mine if last_of(entry for _, entry in records(data))]
 
 
 class File:
@@ -118,7 +122,7 @@ class Fabric:
         drawer = self.drawers.get(number)
         if drawer is not None:
             drawer.opened.clear()
-            shards.journals = drawer.open
+            shards.models = drawer
         self.shards[number] = shards
         self.machines[shards.endpoint] = shards
         keys = Service(endpoint=shards.endpoint, keeps=drawer is not None)

@@ -167,6 +167,33 @@ def test_parts_that_do_not_belong_together_are_refused_with_who_has_what() -> No
 
 
 @pytest.mark.parametrize(
+    ("gone", "shards", "says"),
+    [
+        ((1,), 1, "ps0: it has clicks.0of2, and is to begin clicks.0of1"),
+        ((0,), 2, "ps1: it has clicks.1of2, and is to begin clicks.0of2"),
+        ((1,), 2, "are of iterations that do not belong together: 3 at 'ps0' and 0 at 'ps2'"),
+    ],
+)
+def test_other_servers_or_another_number_of_them_do_not_begin_a_model_anew(
+    gone: tuple[int, ...], shards: int, says: str
+) -> None:
+    fabric, rows = rack(3), expected(4)
+    workers, _ = begin(fabric, "one")
+    for seed in range(3):
+        train(fabric, workers, gradients(2, seed))
+    end(fabric, "one")
+    for number in gone:
+        fabric.lose(f"ps{number}")
+    begin(fabric, "two", replace(CHOSEN, shards=shards))
+    assert says in why(fabric, "two")
+    for number in gone:
+        fabric.start_server(number)
+    workers, began = begin(fabric, "three")
+    assert began == 3
+    assert train(fabric, workers, gradients(2, 3))[0].tobytes() == rows[3]
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({}, "job 'two': ps0: clicks.0of2 is in use by another process"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inanet.control.sparse_state import StateFile
+from inanet.control.sparse_state import ModelFolder, StateFile
 from inanet.proto.zebra import state
 
 
@@ -95,3 +95,28 @@ def test_damage_says_where_and_what_can_be_done(tmp_path: Path) -> None:
     ):
         list(file.entries())
     assert path.read_bytes() == broken
+
+
+def test_a_folder_says_which_parts_of_a_model_have_iterations(tmp_path: Path) -> None:
+    folder = ModelFolder(tmp_path)
+    for part, written in (
+        ("a.0of2", step(1)),
+        ("a.1of2", b""),
+        ("a.0of1", state.born("a", 1)),
+        ("a.b.0of2", step(1)),
+    ):
+        with closing(folder.open(part)) as file:
+            if written:
+                file.append(written)
+    (tmp_path / "a.1of3.state.new").write_bytes(step(1))
+    assert folder.trained("a") == ["a.0of2"]
+    assert folder.trained("a.b") == ["a.b.0of2"]
+    assert folder.trained(".*") == []
+    # whoever asks has one of them open, and a part that is cut off there is not for it to remove
+    with closing(folder.open("a.0of2")) as file:
+        file.append(step(2)[:-1])
+        assert folder.trained("a") == ["a.0of2"]
+    assert (tmp_path / "a.0of2.state").read_bytes() == step(1) + step(2)[:-1]
+    (tmp_path / "a.0of2.state").write_bytes(b"x" * 99)
+    with pytest.raises(state.BadState, match=r"a\.0of2\.state: the record at byte 0 is damaged"):
+        folder.trained("a")

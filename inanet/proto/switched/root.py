@@ -47,10 +47,10 @@ class Epochs(Server, Protocol):
 
 @runtime_checkable
 class Sharded(Machine, Protocol):
-    """A PS that keeps keys of sparse jobs. ``endpoint`` is where it receives, ``journals`` where it keeps models."""
+    """A PS that keeps keys of sparse jobs. ``endpoint`` is where it receives, ``models`` where it keeps models."""
 
     endpoint: int
-    journals: Callable[[str], Any] | None
+    models: Any
 
     def serve(self, plan: NodePlan, facts: Switched) -> None:
         """Serve the job of a plan. Raises ``ValueError`` for one that cannot be."""

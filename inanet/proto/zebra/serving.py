@@ -13,7 +13,7 @@ from inanet.proto.program import Verdicts
 from inanet.proto.zebra.membership import EMPTY, UNIT, Job, chosen, hot_of
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.state import Kept
+from inanet.proto.zebra.state import Kept, Models, last_of
 from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.wire.batch import PacketBatch, Transmission
@@ -134,14 +134,13 @@ class HotTables:
 class Shards:
     """The PS's machine: a shard of every job, told apart by who has sent a packet and under which number.
 
-    A job's model is here as long as the job is, unless it has a name: then ``journals(name)`` is where this shard's part is kept;
-    it raises ``OSError``, and :class:`~inanet.proto.zebra.state.BadState` while another job has it. ``endpoint`` is where the machine
-    receives, which says which shard it is.
+    A job's model is here as long as the job is, unless it has a name: then this shard's part is kept in ``models``. ``endpoint`` is
+    where the machine receives, which says which shard it is.
     """
 
     def __init__(self) -> None:
         self.endpoint = 0
-        self.journals: Callable[[str], Kept] | None = None
+        self.models: Models | None = None
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self._shards: dict[int, ParameterShard] = {}
         #: plans by the numbers of jobs in packets, and where their models are kept
@@ -158,9 +157,7 @@ class Shards:
         if self.endpoint not in job.shards:
             raise ValueError(f"job {job.number} has no shard at this server")
         if model:
-            self._kept[job.number] = self._open(
-                f"{model}.{job.shards.index(self.endpoint)}of{len(job.shards)}"
-            )
+            self._kept[job.number] = self._open(self._part(facts))
         self._plans[job.number] = plan
         try:
             self.follow(facts)
@@ -168,25 +165,36 @@ class Shards:
             self.remove_job(job.number)
             raise
 
-    def _open(self, name: str) -> Kept:
-        if self.journals is None:
+    def _part(self, facts: Switched) -> str:
+        """What this server's part of a job's model is called."""
+        return f"{chosen(facts).model}.{facts.servers.index(self.endpoint)}of{len(facts.servers)}"
+
+    def _open(self, part: str) -> Kept:
+        if self.models is None:
             raise ValueError("this server keeps no models; set node.models to a folder for them")
         try:
-            return self.journals(name)
+            return self.models.open(part)
         except OSError as error:
-            raise ValueError(f"cannot keep {name}: {error.strerror}") from None
+            raise ValueError(f"cannot keep {part}: {error.strerror}") from None
 
     def kept(self, job: int) -> int | None:
         """The iteration that the model of a job, by its number in packets, is of; 0 without one, ``None`` if it is not kept. Raises
-        ``ValueError`` for one that cannot be read.
+        ``ValueError`` for one that cannot be read, and for one of which there are other parts here: as new it would be another.
         """
-        kept = self._kept.get(job)
-        if kept is None:
+        kept, plan = self._kept.get(job), self._plans.get(job)
+        if kept is None or plan is None or plan.switched is None:
             return None
         try:
-            return max((entry.iteration for entry in kept.entries()), default=0)
+            found = last_of(kept.entries())
+            others = [] if found or self.models is None else self.models.trained(chosen(plan.switched).model)
         except OSError as error:
             raise ValueError(f"cannot read the model: {error.strerror}") from None
+        if others:
+            raise ValueError(
+                f"it has {', '.join(others)}, and is to begin {self._part(plan.switched)}: give the job the servers that have "
+                "trained the model, as many as they were, or the model another name"
+            )
+        return found
 
     def follow(self, facts: Switched) -> None:
         """A job's hot keys, and what has been decided of them. Raises ``ValueError`` for a model that is another's."""

@@ -24,7 +24,7 @@ offset size field      meaning
 """
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
@@ -97,6 +97,18 @@ class Kept(Journal, Protocol):
         ...
 
 
+class Models(Protocol):
+    """Where a server keeps its parts of models, each under a name: ``MODEL.IofN``, shard I of N."""
+
+    def open(self, part: str) -> Kept:
+        """One part. Raises ``OSError``, and :class:`BadState` while somebody else has it."""
+        ...
+
+    def trained(self, model: str) -> list[str]:
+        """Names of all parts of a model that have iterations. Raises ``OSError``, and :class:`BadState` for damage."""
+        ...
+
+
 class BadState(ValueError):
     """A state that cannot be used: damaged, or of another shard."""
 
@@ -162,6 +174,11 @@ def parameters(
         following=following,
         iteration=iteration,
     )
+
+
+def last_of(entries: Iterable[Entry]) -> int:
+    """The iteration that a model is of, by its journal; 0 without one."""
+    return max((entry.iteration for entry in entries), default=0)
 
 
 def records(data: bytes | memoryview) -> Iterator[tuple[int, Entry]]:
