@@ -14,17 +14,18 @@ from inanet.proto.zebra.awaited import Awaited
 from inanet.proto.zebra.cache import HotCache
 from inanet.proto.zebra.gradients import divided
 from inanet.proto.zebra.joining import Joining
-from inanet.proto.zebra.ledger import BEYOND, FRESH, MOST, SEEN, Ledger
+from inanet.proto.zebra.ledger import MOST
 from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
-from inanet.proto.zebra.packets import Column, Head, Judged, acknowledgements, among
+from inanet.proto.zebra.news import News
+from inanet.proto.zebra.packets import Column, Head, Judged, among
 from inanet.proto.zebra.pulling import Pull, Pulling
 from inanet.proto.zebra.pushing import Pushing
-from inanet.proto.zebra.serial import ahead, low
+from inanet.proto.zebra.serial import low
 from inanet.proto.zebra.stream import Path, Timing
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.endpoint import show
-from inanet.wire.zebra import HEADER_BYTES, NEXT_BYTES, Flag, Kind, Refusal
+from inanet.wire.zebra import Kind, Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class ZebraWorker:
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self.hot_pairs = self.cold_pairs = self.misfits = 0
         self._known: dict[int, HotSet] = {EMPTY.version: EMPTY}
-        self._cache, self._wanted = HotCache(job), EMPTY.version
+        self._cache = HotCache(job)
         self._queue: deque[_Push | Pull] = deque()
         self._current: _Push | Pull | None = None
         self._begun = 0
@@ -112,13 +113,12 @@ class ZebraWorker:
         self._joining = Joining(job, rank, life, paths)
         self._pushing = Pushing(job, paths, self.timing.ask)
         self._pulling = Pulling(job, rank, paths)
-        self._news = Ledger(shards)
+        self._news = News(job, rank, self._cache)
         self._awaited = Awaited(job)
         self._share = (0, 0)
         #: why the worker has stopped
         self.refused = ""
         self._tickets = 0
-        self._out: list[Transmission] = []
         self._events: list[WorkerEvent] = []
         self._moved = 0.0
         self._told = False
@@ -141,7 +141,7 @@ class ZebraWorker:
                 f"rank {self.rank} has begun iteration {self._begun}; announce a hot set at shard 0 instead"
             )
         self._cache.adopt(self._known[version])
-        self._wanted = version
+        self._news.wanted = version
 
     @property
     def begun(self) -> bool:
@@ -206,7 +206,7 @@ class ZebraWorker:
     @property
     def _unprepared(self) -> bool:
         """Whether the next iteration is to use a hot set that this worker has not been given yet."""
-        return self._wanted not in self._known
+        return self._news.wanted not in self._known
 
     def _who(self) -> str:
         return f"job {self.job.number}, rank {self.rank}, iteration {self._begun + 1}"
@@ -238,11 +238,11 @@ class ZebraWorker:
 
     def _begin(self, push: _Push) -> None:
         job = self.job
-        if self._wanted != self._cache.hot.version:
-            self._cache.adopt(self._known[self._wanted])
-            forget(self._known, self._wanted)
+        if self._news.wanted != self._cache.hot.version:
+            self._cache.adopt(self._known[self._news.wanted])
+            forget(self._known, self._news.wanted)
         self._begun += 1
-        self._news.clear()
+        self._news.begin()
         self._awaited.clear()
         head = Head(job.number, job.key, self.rank, self._cache.hot.version, self._begun, job.width)
         parts = divided(job, self._cache, head, push.keys, push.values)
@@ -287,7 +287,10 @@ class ZebraWorker:
         pull = self._current if isinstance(self._current, Pull) else None
         moved |= self._pulling.take(judged, places, pull, now)
         self._end_pull()
-        moved |= self._told_news(judged)
+        if self._news.take(judged, self._begun, begun=isinstance(self._current, _Push)):
+            moved = True
+            if self._news.complete:
+                self._finish()
         self._refusals(judged, places)
         self._awaited.take(judged, places, self._begun)
         if moved:
@@ -332,57 +335,13 @@ class ZebraWorker:
         """The iteration that packets of the running operation name."""
         return self._begun if isinstance(self._current, _Push) else self.done
 
-    def _told_news(self, judged: Judged) -> bool:
-        which = judged.of(Kind.NEWS)
-        if not len(which):
-            return False
-        columns = judged.columns[which]
-        early = ahead(columns[:, Column.ITERATION], self._begun)
-        judged.reason[which[early > 0]] = Drop.NOT_OPEN
-        judged.refuse(which[columns[:, Column.SENDER] >= len(self.job.shards)], Drop.UNKNOWN_SHARD)
-        late = early < 0 if isinstance(self._current, _Push) else early <= 0
-        judged.refuse(which[late], Drop.STALE_ROUND)
-        live = which[judged.reason[which] == 0]
-        columns = judged.columns[live]
-        ends = columns[:, Column.FLAGS] & Flag.END != 0
-        how = self._news.enter(columns[:, Column.SENDER], columns[:, Column.SEQUENCE], ends)
-        judged.reason[live[how == SEEN]] = Drop.DUPLICATE
-        judged.reason[live[how == BEYOND]] = Drop.BAD_FRAGMENT
-        fresh = live[how == FRESH]
-        self._learn(judged, fresh)
-        answered = which[np.isin(judged.reason[which], (Drop.OK, Drop.DUPLICATE, Drop.STALE_ROUND))]
-        self._thank(judged, answered)
-        if len(fresh) and self._news.complete:
-            self._finish()
-        return bool(len(fresh))
-
-    def _learn(self, judged: Judged, fresh: I64) -> None:
-        for index in fresh.tolist():
-            if judged.columns[index, Column.FLAGS] & Flag.END and judged.columns[index, Column.SENDER] == 0:
-                at = int(judged.batch.offsets[index]) + HEADER_BYTES
-                self._wanted = int.from_bytes(judged.batch.arena[at : at + NEXT_BYTES].tobytes(), "big")
-        if len(fresh):
-            ranks, words = judged.entries(fresh)
-            values = words.view(np.float32).reshape(len(ranks), self.job.width)
-            self._cache.learn(ranks.astype(np.int64), values)
-
-    def _thank(self, judged: Judged, which: I64) -> None:
-        """Acknowledge NEWS to their shards, through whatever address they came."""
-        job = self.job
-        sources = judged.batch.sources.copy()
-        shards = judged[Column.SENDER][which]
-        sources[which] = np.array(job.shards, np.uint64)[shards]
-        answered = PacketBatch(judged.batch.arena, judged.batch.offsets, judged.batch.lengths, sources)
-        head = Head(job.number, job.key, self.rank, 0, 0, job.width)
-        self._out += acknowledgements(judged.as_from(answered), which, head)
-
     # ------------------------------------------------------------- contract
 
     def transmit(self, now: float) -> list[Transmission]:
         """What is to be sent."""
         # a hot set may have come that was waited for
         self._turn(now)
-        out, self._out = self._out, []
+        out = self._news.transmit()
         out += self._joining.transmit(now)
         out += self._pulling.transmit(now)
         if isinstance(self._current, _Push):
@@ -420,7 +379,7 @@ class ZebraWorker:
                 for shard in self._news.missing()
             ]
         if self._queue and not self._busy and self._unprepared:
-            waiting.append(f"whoever decides what is hot has not told of hot set {self._wanted}")
+            waiting.append(f"whoever decides what is hot has not told of hot set {self._news.wanted}")
         return tuple(waiting)
 
     @property
