@@ -223,9 +223,16 @@ class FabricBackend:
             self.flush()
 
     def awaited(self, job: str) -> str:
-        """Other hosts, or the coordinator while there is no connection to it."""
+        """Other hosts, or the coordinator until it has welcomed this one, and while there is no connection to it."""
         mine = self._jobs.get(job)
-        if mine is not None and mine.uplink is not None and not mine.uplink.connected:
+        if mine is None or mine.member is None or mine.uplink is None:
+            return "waiting for other hosts"
+        if not (mine.member.joined or mine.member.welcomed):
+            return (
+                f"no welcome from the coordinator at {mine.uplink.address} yet; if that lasts, the log of this host's "
+                "ina-worker says why, and 'ina doctor' looks from here"
+            )
+        if not mine.uplink.connected:
             return f"no connection to the coordinator at {mine.uplink.address}, waiting for it to come back"
         return "waiting for other hosts"
 

@@ -27,6 +27,8 @@ LONGEST_PAUSE = 1.0
 _READ_BYTES = 1 << 16
 #: X509_V_ERR_INVALID_PURPOSE: a certificate that is good, but for something else.
 _UNFIT = 26
+#: DEPTH_ZERO_SELF_SIGNED_CERT, SELF_SIGNED_CERT_IN_CHAIN, UNABLE_TO_GET_ISSUER_CERT_LOCALLY: one of somebody else's.
+_FOREIGN = frozenset({18, 19, 20})
 
 
 class DeadlineError(TimeoutError):
@@ -97,6 +99,8 @@ class Channel:
             self.certificate = certified(writer.get_extra_info("peercert"))
         #: whose list of revoked certificates ends this connection when the peer's is on it
         self.keys: Keys | None = None
+        #: whether this end has called, over TCP and without TLS
+        self.plain = False
         #: anything at all
         self._heard = False
         self._reader = reader
@@ -161,6 +165,9 @@ class Channel:
                     " without a word: perhaps it does not take this node's certificate; 'ina keys show' says whose it is "
                     "and until when it is good, 'ina keys issue' makes another"
                 )
+            elif self.plain and not self._heard:
+                # all that one who wants TLS does about a connection without it
+                cut = "; it may want TLS: set control.ca_file and key_file, or give --ca-file and --key-file"
             raise ChannelClosed(f"{self.peer} closed the connection{cut}")
         self._heard = True
         if self.keys is not None and (why := self.keys.withdrawn(self.certificate)):
@@ -244,6 +251,7 @@ async def connect(
                     reason = _distrust(channel.certificate, keys)
                     if not reason:
                         channel.keys = keys
+                        channel.plain = tls is None and not target.path
                         return channel
                     channel.abort()
                 await asyncio.sleep(pause)
@@ -281,7 +289,9 @@ def reason_of(error: OSError) -> str:
             hint = (
                 "; whoever listens there needs a coordinator's certificate, of 'ina keys issue --coordinator'"
             )
+        elif getattr(error, "verify_code", 0) in _FOREIGN:
+            hint = "; the certificate of the other end is of another authority than this end's ca_file"
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}{hint}"
     if error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
-    return error.strerror or str(error)
+    return error.strerror or str(error) or "the other end hung up"

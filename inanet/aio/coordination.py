@@ -216,7 +216,9 @@ class Coordination:
             _log.warning("refused", peer=event.name, reason=event.reason)
             self._close(event.peer)
         elif isinstance(event, events.PeerLost):
-            _log.warning("lost", peer=event.name, peer_role=event.role, reason=event.reason)
+            # a job that ends with somebody's farewell says itself whether that was the end it should have
+            say, what = (_log.info, "left") if event.left else (_log.warning, "lost")
+            say(what, peer=event.name, peer_role=event.role, reason=event.reason)
             self._close(event.peer)
         elif isinstance(event, events.ProbeAsked) and event.peer in self._channels:
             send_probe(self._channels[event.peer].local, event.group, event.port, event.nonce)
@@ -257,7 +259,8 @@ class Coordination:
             _log.warning("round failed", job=event.name, round=event.round, reason=event.message)
         elif isinstance(event, events.JobOver):
             self.jobs_running -= 1
-            _log.info("job over", job=event.name, error=event.error, reason=event.message)
+            say = _log.warning if event.error else _log.info
+            say("job over", job=event.name, error=event.error, reason=event.message)
 
     def _close(self, peer: int) -> None:
         channel = self._channels.get(peer)

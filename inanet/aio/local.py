@@ -65,7 +65,7 @@ class Backend(Protocol):
         ...
 
     def awaited(self, job: str) -> str:
-        """In words, whom rounds wait for that all local ranks have begun."""
+        """In words, whom joining waits for of which nothing is heard, and rounds that all local ranks have begun."""
         ...
 
     async def quieten(self, job: str, reason: str) -> None:
@@ -146,6 +146,7 @@ class LocalServer:
                 self._refusals.add(text, asyncio.get_running_loop().time(), Sought(str(rank), job))
                 if job in self._groups:
                     self._groups[job].tell_missing()
+                raise refusal.at(job=job, rank=rank) from None
             raise
 
     def _refused(self, job: str) -> Collection[str]:

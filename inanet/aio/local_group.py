@@ -218,10 +218,12 @@ class Group:
 
     def tell_missing(self) -> None:
         """Tell the local ranks what joining waits for: how many are there and who is missing, which is known only if all ranks
-        are local, or who is missing elsewhere.
+        are local, or who is missing elsewhere; or that nobody has said so.
         """
-        if self.state is State.JOINING and self._progress:
-            self.progress(self._progress)
+        if self.state is State.JOINING:
+            text = self._progress or self._backend.awaited(self.job)
+            for session in self.sessions.values():
+                session.waiting(0, f"{text}{self._aside}", ())
         if self.state is not State.FORMING:
             return
         missing = set(range(self.world)) - set(self.sessions) if self.world == self.local_world else set()

@@ -94,7 +94,8 @@ class Session:
             if len(self._fds) > _MOST_FDS:
                 raise SessionError("file descriptors without a message that needs them")
         except InaError as error:
-            _log.warning("refused a training process", pid=self.pid, rank=self.rank, reason=error.reason)
+            who = {"job": error.job, "rank": self.rank if self.rank >= 0 else error.rank}
+            _log.warning("refused a training process", pid=self.pid, **who, reason=error.reason)
             self.fail(error)
             self.close(f"process {self.pid} was refused: {error.reason}")
         except SessionError as error:

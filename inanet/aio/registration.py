@@ -104,7 +104,11 @@ class Registration:
                     refused = reject.reason
                     _log.warning("not registered", node=self._card.name, reason=refused)
             except (DeadlineError, ChannelClosed, ControlError) as error:
-                _log.info("registration lost", node=self._card.name, reason=str(error))
+                if self.registered:
+                    _log.info("registration lost", node=self._card.name, reason=str(error))
+                elif str(error) != refused:
+                    refused = str(error)
+                    _log.warning("not registered", node=self._card.name, reason=refused)
                 # whoever closes connections as soon as they stand is not asked all the time
                 pause = 0.0 if self.registered else LOST_SECONDS
             finally:

@@ -1,6 +1,7 @@
 """What every daemon builds from its configuration: a device, a node, a driver, and their figures."""
 
 import asyncio
+import errno
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -82,7 +83,15 @@ def _open_bare(node: NodeConfig, listen: Resolved) -> Bare:
         return TunDevice(listen.address, listen.port)
     from inanet.phy.udp import UdpDevice
 
-    return UdpDevice(listen.address, listen.port, rcvbuf=rcvbuf, sndbuf=sndbuf)
+    try:
+        return UdpDevice(listen.address, listen.port, rcvbuf=rcvbuf, sndbuf=sndbuf)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise
+        listed = ", ".join(f"{name} ({owned})" for name, owned in interfaces().items())
+        raise AddressError(
+            f"{error.strerror}; this machine has {listed}: set node.listen to one of them"
+        ) from None
 
 
 async def open_device(config: AnyConfig, clock: Callable[[], float], *, legacy: bool = False) -> Device:
@@ -99,7 +108,12 @@ async def open_device(config: AnyConfig, clock: Callable[[], float], *, legacy: 
         assert isinstance(control, CoordinatorControl)
         meeting_point = control.listen
     if not meeting_point.local:
-        refuse_loopback(node.name, listen.address, (await asyncio.to_thread(resolve, meeting_point)).address)
+        try:
+            met = await asyncio.to_thread(resolve, meeting_point)
+        except AddressError as error:
+            key = "listen" if control.coordinator is None else "coordinator"
+            raise AddressError(f"control.{key}: {error}") from None
+        refuse_loopback(node.name, listen.address, met.address)
     if legacy:
         listen = replace(listen, port=0)
     bare = _open_bare(node, listen)

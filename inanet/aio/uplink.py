@@ -82,6 +82,7 @@ class Uplink:
     async def _stay_connected(self) -> None:
         loop = asyncio.get_running_loop()
         patience = self._join
+        told = ""
         while self.member.failed is None and not self._left:
             started = loop.time()
             try:
@@ -92,8 +93,10 @@ class Uplink:
             try:
                 await self._talk(self._channel)
             except (DeadlineError, ChannelClosed, ControlError) as error:
-                if not self._left:
-                    _log.warning("control connection lost", node=self.member.identity.name, reason=str(error))
+                if not self._left and (self.member.welcomed or str(error) != told):
+                    # before there was a welcome, what does not change is not said every second
+                    told = str(error)
+                    _log.warning("control connection lost", node=self.member.identity.name, reason=told)
                 if not self._left and not self.member.welcomed:
                     # whoever closes connections as soon as they stand is not asked all the time
                     await asyncio.sleep(PAUSE_SECONDS)
@@ -109,8 +112,10 @@ class Uplink:
                 patience -= loop.time() - started
                 if patience <= 0:
                     rejected = self.member.rejected
-                    why = f": {rejected.reason}" if rejected is not None else ""
-                    text = f"no welcome from {self.address} within {self._join:g} s{why}"
+                    why = rejected.reason if rejected is not None else told
+                    text = (
+                        f"no welcome from {self.address} within {self._join:g} s{f': {why}' if why else ''}"
+                    )
                     self._give_up("coordinator_lost", text)
                     return
 

@@ -91,14 +91,7 @@ class Target:
         try:
             return action()
         except (DeadlineError, ChannelClosed, ControlError) as error:
-            # all that one who wants TLS does about a question without it
-            in_plain = (
-                isinstance(error, ChannelClosed)
-                and self.keys is None
-                and not self.address.startswith("unix:")
-            )
-            hint = "; it may want TLS: give --ca-file and --key-file, or --config" if in_plain else ""
-            raise Failure(f"no answer from the coordinator: {error}{hint}") from None
+            raise Failure(f"no answer from the coordinator: {error}") from None
 
 
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -142,7 +135,8 @@ def target(
     """Whom to ask. Raises :class:`NoCoordinator`, and what reading files raises."""
     if address is not None:
         keys = _keys(ca_file, key_file, revoked_file)
-        if keys is None and token_file is not None and not insecure and not _stays_here(address):
+        local = _stays_here(address)
+        if keys is None and token_file is not None and not insecure and not local:
             raise NoCoordinator(
                 f"{address} is another machine, and the token would go there for everybody on the way to read: give "
                 "--ca-file and --key-file, which 'ina keys' makes, or --insecure"

@@ -55,6 +55,8 @@ def fabric() -> Iterator[Finding]:
         seen = asked.ask(SECONDS)
     except Failure as error:
         fix = "start ina-manager, or the ina-ps that coordinates; see its log with journalctl"
+        if "TLS" in str(error) or "certificate" in str(error):
+            fix = "give both ends certificates of one authority: 'ina keys show' says whose a file is; see the coordinator's log"
         yield Finding("fabric", "WARN", str(error), fix)
         return
     what = f"{asked.address} knows {len(seen.nodes)} nodes and {len(seen.jobs)} jobs"

@@ -96,7 +96,7 @@ def issue(
                 directory, name, roles=roles, coordinator=coordinator, jobs=jobs, days=days
             )
         except ValueError as error:
-            click.echo(str(error), err=True)
+            click.echo(f"ina: {error}", err=True)
             context.exit(Exit.USAGE)
         click.echo(file)
 
@@ -150,7 +150,7 @@ def revoke(
         # all of them before any is revoked: a slip of the pen must not leave half of it done
         found = [search() for search in searches]
     except ValueError as error:
-        click.echo(str(error), err=True)
+        click.echo(f"ina: {error}", err=True)
         context.exit(Exit.USAGE)
     for one in found:
         count = revoking.revoke(directory, one)

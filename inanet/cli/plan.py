@@ -21,10 +21,15 @@ SHOWN = 5
 
 
 def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    if value is None:
+        return None
     try:
-        return None if value is None else parse_bytes(int(value) if value.isdecimal() else value)
+        size = parse_bytes(int(value) if value.isdecimal() else value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    if not size:
+        raise click.BadParameter("a tensor of 0 bytes has nothing to plan for")
+    return size
 
 
 def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:

@@ -306,7 +306,7 @@ class Coordinator:
         assert peer.hello is not None
         if peer.hello.role == "worker" and peer.job in self.jobs:
             self.jobs[peer.job].leave(peer.hello.name, now)
-        self._gone(peer, f"it left: {message.reason}" if message.reason else "it left", now)
+        self._gone(peer, f"it left: {message.reason}" if message.reason else "it left", now, left=True)
 
     def _peer_silent(self, peer: Peer, message: PeerSilent, now: float) -> None:
         """A neighbour cannot be reached on the data plane: ask it, or believe it after a while."""
@@ -345,16 +345,16 @@ class Coordinator:
         self.say(PeerRefused(peer.id, peer.known.name if peer.known else "", reason))
         self._gone(peer, f"it was refused: {reason}", now)
 
-    def _gone(self, peer: Peer, why: str, now: float) -> None:
+    def _gone(self, peer: Peer, why: str, now: float, left: bool = False) -> None:
         """A peer is no longer there: work out what that means for its jobs."""
         self._peers.remove(peer)
         if peer.card is not None:
             self.registry.leave(peer.card.name)
-            self.say(PeerLost(peer.id, peer.card.name, peer.card.role, why))
+            self.say(PeerLost(peer.id, peer.card.name, peer.card.role, why, left))
         if peer.hello is None:
             return
         name, role = peer.hello.name, peer.hello.role
-        self.say(PeerLost(peer.id, name, role, why))
+        self.say(PeerLost(peer.id, name, role, why, left))
         self._admission.gone(peer)
         if role != "worker":
             for job in self.jobs.values():

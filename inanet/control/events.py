@@ -35,12 +35,13 @@ class PeerRefused:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A node is gone, on purpose or not. If its connection is still open, close it."""
+    """A node is gone, on purpose (``left``: it has said so) or not. If its connection is still open, close it."""
 
     peer: int
     name: str
     role: NodeRole
     reason: str
+    left: bool = False
 
 
 @dataclass(frozen=True, slots=True)

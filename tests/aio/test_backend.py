@@ -85,9 +85,11 @@ async def test_a_job_of_one_host_that_chooses_a_switch_is_told_that_none_is_used
 async def test_who_waits_hears_that_the_coordinator_is_away() -> None:
     backend = FabricBackend(None, "", join=1.0, lost=lambda job, error: None)  # type: ignore[arg-type]
     try:
-        member: Any = SimpleNamespace()
+        member: Any = SimpleNamespace(joined=False, welcomed=False)
         uplink = Uplink(member, "10.0.0.1:7400", join=1.0, resume=1.0, wake=lambda: None, keys=None)
         backend._jobs["job"] = _Membership("job", member=member, uplink=uplink)
+        assert backend.awaited("job").startswith("no welcome from the coordinator at 10.0.0.1:7400 yet; ")
+        member.joined = True
         assert backend.awaited("job") == (
             "no connection to the coordinator at 10.0.0.1:7400, waiting for it to come back"
         )

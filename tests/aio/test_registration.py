@@ -188,6 +188,26 @@ async def test_keys_that_are_being_replaced_are_waited_for(
     assert f"cannot read {own}" in warned["reason"]
 
 
+async def test_who_forgot_its_certificates_is_told_once_what_may_be_missing(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inanet.aio.registration.LOST_SECONDS", 0.0)
+
+    def failed() -> int:
+        return sum("no TLS handshake: TLS: WRONG_VERSION" in str(entry.get("reason")) for entry in logs)
+
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating(of(keys, "manager")))
+        logs = stack.enter_context(capture_logs())
+        await running(stack, registration(coordination.address))
+        async with asyncio.timeout(PATIENCE):
+            while failed() < 3:  # noqa: ASYNC110 - a log tells nobody that it has grown
+                await asyncio.sleep(0)
+    (said,) = [entry for entry in logs if entry["event"] in ("not registered", "registration lost")]
+    assert (said["event"], said["log_level"]) == ("not registered", "warning")
+    assert "it may want TLS: set control.ca_file and key_file" in said["reason"]
+
+
 async def _certificates_say_who_somebody_is(keys: Path) -> None:
     async with AsyncExitStack() as stack:
         coordination = await stack.enter_async_context(coordinating(of(keys, "manager")))

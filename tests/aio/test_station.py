@@ -49,6 +49,23 @@ async def test_a_loopback_address_is_right_for_a_fabric_on_one_machine(coordinat
         device.close()
 
 
+async def test_an_address_of_another_machine_is_refused_with_those_of_this_one():
+    node = {"name": "x", "listen": "203.0.113.9"}
+    config = validate(
+        MODELS["agg"], {"node": node, "control": {"coordinator": "unix:/run/c"}}, Path("x.toml")
+    )
+    says = r"cannot bind UDP 203\.0\.113\.9:0: .*lo \(127\.0\.0\.1\).*: set node\.listen to one of them"
+    with pytest.raises(AddressError, match=says):
+        await open_device(config, time.monotonic)
+
+
+async def test_a_coordinator_without_an_address_is_named_by_its_key():
+    control = {"coordinator": "nohost.invalid:7400", "token": TOKEN, "insecure": True}
+    config = validate(MODELS["agg"], {"node": {"name": "x"}, "control": control}, Path("x.toml"))
+    with pytest.raises(AddressError, match=r"^control\.coordinator: 'nohost\.invalid' is neither"):
+        await open_device(config, time.monotonic)
+
+
 async def test_metrics_tell_multicast_from_unicast():
     config = validate(
         MODELS["agg"], {"node": {"name": "x"}, "control": {"coordinator": "unix:/run/c"}}, Path("x.toml")

@@ -117,6 +117,7 @@ def test_a_measurement_of_this_machine_is_used(capsys: pytest.CaptureFixture[str
         (["star4", "--size", "1 MiB", "--inside", "0 bit/s"], "nothing moves at a rate of 0"),
         (["star44", "--size", "1 MiB"], "did you mean 'star4'?"),
         (["star4", "--size", "1 MiB", "--compute", "5"], "'5' has no unit"),
+        (["star4", "--size", "0 B"], "a tensor of 0 bytes"),
     ],
 )
 def test_mistakes_are_explained(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:

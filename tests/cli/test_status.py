@@ -165,6 +165,8 @@ def test_a_token_is_not_shown_to_a_network_by_mistake(keys: Path, capsys: pytest
     assert "give --ca-file and --key-file, which 'ina keys' makes, or --insecure" in capsys.readouterr().err
     assert main(["status", "--address", "x:y", "--token-file", str(keys / "token")]) == 2
     assert "the port 'y' is not a number" in capsys.readouterr().err
+    assert main(["status", "--address", "10.0.0.1"]) == 2
+    assert "'10.0.0.1' has no port" in capsys.readouterr().err
 
 
 def test_top_looks_as_often_as_it_is_told(
@@ -210,7 +212,10 @@ def test_one_who_asks_a_tls_coordinator_in_plain_text_is_told_what_to_give(
 ) -> None:
     for options in ([], ["--token-file", str(keys / "token")]):
         assert main(["status", "--address", running.address, *options]) == 1
-        assert "it may want TLS: give --ca-file and --key-file, or --config" in capsys.readouterr().err
+        assert (
+            "it may want TLS: set control.ca_file and key_file, or give --ca-file and --key-file"
+            in capsys.readouterr().err
+        )
 
 
 def test_nobody_answers(keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,3 +66,16 @@ def test_one_too_many_is_told_of_while_other_hosts_are_waited_for(
     assert waits.hear("waiting")["text"] == (
         f"joined 1 of 2, missing: rank 1; rank 1 was turned away: {sentence}"
     )
+
+
+def test_who_joins_hears_what_for_before_anybody_has_said_who_is_missing(
+    agent: Agent, hello: Callable[..., Raw]
+) -> None:
+    """A coordinator that is not there says nothing."""
+    agent.backend.closed = True
+    waits = hello(local_world=1)
+    agent.until(lambda: bool(agent.backend.joined))
+    sentence = hello(rank=1, local_world=1).end()
+    assert waits.hear("waiting")["text"] == (
+        f"the other hosts of {PAIR['job']}; rank 1 was turned away: {sentence}"
+    )

@@ -328,6 +328,17 @@ def test_pings_are_answered_in_both_directions() -> None:
     assert (lost.name, lost.reason) == ("a0", "no answer for 9 s")
 
 
+def test_who_says_farewell_has_left_and_who_falls_silent_is_lost() -> None:
+    nodes = Nodes(silence=9.0)
+    nodes.join("a0")
+    nodes.join("a1")
+    nodes.say("a0", Leave(reason="asked to stop"))
+    nodes.mute.add("a1")
+    nodes.wait(30)
+    gone = {event.name: (event.left, event.reason) for event in nodes.events if isinstance(event, PeerLost)}
+    assert gone == {"a0": (True, "it left: asked to stop"), "a1": (False, "no answer for 9 s")}
+
+
 def test_a_coordinator_that_was_stopped_itself_blames_nobody() -> None:
     nodes = Nodes(silence=9.0)
     nodes.start()
