@@ -82,6 +82,8 @@ class StateFile:
             os.replace(beside, self.path)
         except OSError:
             os.close(file)
+            # on a full disk it would be in the way of everybody else
+            beside.unlink(missing_ok=True)
             raise
         os.close(self._file)
         self._file, self._size = file, len(records)

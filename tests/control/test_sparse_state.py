@@ -56,6 +56,7 @@ def test_a_file_without_room_is_as_before(tmp_path: Path, monkeypatch: pytest.Mo
             file.rewrite(step(3) * 2)
         monkeypatch.undo()
         assert path.read_bytes() == step(1)
+        assert list(tmp_path.iterdir()) == [path]
         file.append(step(4))
     assert iterations(path) == [1, 4]
 
