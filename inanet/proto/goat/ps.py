@@ -162,11 +162,8 @@ class GoatServer(Answering):
 
     def _answers(self, running: _Running) -> list[Transmission]:
         fresh = np.concatenate([np.zeros(0, np.int64), *running.complete])
-        asked = {
-            place: bits & running.full
-            for place, bits in running.asked.items()
-            if place not in set(fresh.tolist())
-        }
+        answered = set(fresh.tolist())
+        asked = {place: bits & running.full for place, bits in running.asked.items() if place not in answered}
         running.complete, running.asked = [], {}
         places = np.concatenate([fresh, np.array(list(asked), np.int64)])
         if not len(places):
