@@ -17,17 +17,15 @@ from inanet.proto.membership import Job, ShardState, Tree
 from inanet.proto.node import Node
 from inanet.proto.plan import NodePlan, TensorLayout
 from inanet.proto.reliability import Link, Timing
-from inanet.proto.sending import BURST
-from inanet.proto.slots import GROUP, LEFT_UP, LOGGED_DOWN, LOGGED_UP, ShardColumn, State, TreeColumn
-from inanet.proto.xagg import slotwork
+from inanet.proto.slots import GROUP, LEFT_UP, LOGGED_DOWN, LOGGED_UP, ShardColumn, State
 from inanet.proto.xagg.control import Header
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import HEADER_BYTES, Kind, header_tag
 from inanet.xdp.gate import Gate
 from inanet.xdp.libbpf import RingBuffer
-from inanet.xdp.memory import EVENT, HOP, Held, KernelCount, KernelEvent, SharedMemory
-from inanet.xdp.road import Road
+from inanet.xdp.memory import EVENT, KernelCount, KernelEvent, SharedMemory
+from inanet.xdp.routes import Routes
 
 _MASK32 = 0xFFFFFFFF
 _HEADER_WORDS = HEADER_BYTES // 4
@@ -48,15 +46,9 @@ class OffloadedNode(Node):
         super().__init__(name, memory.capacity, timing, random, memory)
         self.shared = memory
         self._gate = Gate(memory)
-        self._routes = memory.tables["routes"][0]
+        self._routes = Routes(memory, self._tables, self._jobs)
         self._reports: list[bytes] = []
         self._ring = RingBuffer(memory.object.map("events"), self._reports.append)
-        self._hops = memory.object.map("hops")
-        #: packets to the parent that have been put on the account of the link, by row of the tree
-        self._accounted: dict[int, int] = {}
-        self._roads: dict[int, Road] = {}
-        #: packets to the group that are on the accounts of those who hear it, by row of the tree
-        self._broadcast: dict[int, int] = {}
         #: since when a batch is in the slot engine, with the gate closed
         self._ingesting: float | None = None
 
@@ -68,7 +60,7 @@ class OffloadedNode(Node):
         """Act on what the program has reported, and on what it has done meanwhile."""
         self._gate.awake()
         self._hear(now)
-        self._settle(now)
+        self._routes.settle(now)
         self._stirred = True
         self._return_credit(now)
         self._sink(now)
@@ -83,7 +75,7 @@ class OffloadedNode(Node):
                 # nobody else may come to see that there was a report
                 self._gate.awake()
             elif code == KernelEvent.HOP:
-                self._follow_routes()
+                self._routes.follow()
             elif code == KernelEvent.LOG:
                 self._append(row, a, up=bool(b))
             elif row in self._by_row:
@@ -103,139 +95,28 @@ class OffloadedNode(Node):
                 log[shard[ShardColumn.SLOT0] + shard[column]] = fragment
                 shard[column] += 1
 
-    # ---------------------------------------------------------------- what the program may send
-
-    def _trees(self) -> Iterator[Tree]:
-        for job in self._jobs.values():
-            yield from job.trees.values()
-
-    def _follow_routes(self) -> None:
-        """Tell the program where parents are, how often to report progress, and what retired ids stand for."""
-        for tree in self._trees():
-            route = self._routes[tree.row]
-            route["stands_for"] = self._stands_for(tree)
-            windows = [tree.job.plan.window or min(link.window, 64) for link in tree.links() if link.bit]
-            step = max(1, min(windows, default=64) // 4)
-            route["credit_mask"] = (1 << (step.bit_length() - 1)) - 1
-            found = None
-            if tree.up is not None:
-                found = self._hops.get(tree.up.endpoint.to_bytes(8, "little"), HOP.itemsize)
-            if found is None:
-                route["parent_ifindex"] = 0
-            else:
-                hop = np.frombuffer(found, HOP)[0]
-                route["parent_mac"] = hop["mac"]
-                route["parent_ifindex"] = hop["ifindex"]
-
-    def _stands_for(self, tree: Tree) -> list[int]:
-        """For each id what it stands for if it has retired, to the end of the chain (R5)."""
-        retired = int(self.memory.trees[tree.row, TreeColumn.RETIRED])
-        closed = []
-        for index in range(32):
-            found, todo = 0, [index] if retired >> index & 1 else []
-            while todo:
-                mask = int(self.memory.mask[tree.row, todo.pop()]) & ~found
-                found |= mask
-                todo += [other for other in range(32) if mask & retired & 1 << other]
-            closed.append(found)
-        return closed
-
-    def _settle(self, now: float) -> None:
-        """Put what the program has sent on its link's account, and let it send as much as is left there."""
-        for tree in self._trees():
-            route = self._routes[tree.row]
-            self._settle_group(tree, now)
-            sent = int(route["up_sent"])
-            link = tree.up
-            if link is None:
-                continue
-            road = self._roads.get(tree.row)
-            if road is None or road.link is not link:
-                road = self._roads[tree.row] = Road(link, sent)
-            road.settle(sent - self._accounted.get(tree.row, sent), now)
-            self._accounted[tree.row] = sent
-            road.look(sent)
-            behind = self._is_parent_behind(tree)
-            down = self._is_group_behind(tree)
-            route["ends_held"] = (Held.HELD_UP if behind else 0) | (Held.HELD_DOWN if down else 0)
-            route["up_limit"] = road.limit(sent, half=behind)
-
-    def _settle_group(self, tree: Tree, now: float) -> None:
-        """As much as every child's link takes may go to the group without user space, if all children hear it."""
-        route, group = self._routes[tree.row], tree.multicast
-        sent = int(route["down_sent"])
-        fresh = sent - self._broadcast.get(tree.row, sent)
-        self._broadcast[tree.row] = sent
-        road = self._roads.get(tree.row)
-        proven = road is not None and road.arrives is True
-        room = 0
-        if group is not None:
-            for link in group.grouped if fresh else ():
-                link.sent(fresh, now)
-            group.sent += fresh
-            if proven and group.grouped and len(group.grouped) == len(tree.down):
-                room = max(0, min(link.room - len(link.resend) for link in group.grouped))
-                if self._is_group_behind(tree):
-                    room //= 2
-                route["group"] = group.link.endpoint
-        route["down_limit"] = sent + room
-
-    def _is_group_behind(self, tree: Tree) -> bool:
-        """As :meth:`_is_parent_behind`, for results to the group."""
-        offsets = np.empty(BURST, np.int64)
-        for state in tree.lineup() if tree.multicast is not None else ():
-            cursor, logged = state.group_cursor, int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED])
-            while cursor < logged:
-                stop = min(cursor + BURST, logged)
-                if slotwork.logged_rows(self._tables, state.row, cursor, stop, False, offsets):
-                    return True
-                cursor = stop
-        return False
-
-    def _is_parent_behind(self, tree: Tree) -> bool:
-        """Whether user space still has something to send to the parent: the end of a group must not overtake it, or the
-        parent would ask for what it has not got yet (R6).
-        """
-        offsets = np.empty(BURST, np.int64)
-        for state in tree.lineup():
-            sender = state.up
-            if sender is None:
-                continue
-            logged = int(self.memory.shards[state.row, ShardColumn.UP_LOGGED])
-            while sender.cursor < logged:
-                stop = min(sender.cursor + BURST, logged)
-                if slotwork.logged_rows(self._tables, state.row, sender.cursor, stop, True, offsets):
-                    return True
-                sender.cursor = stop
-                sender.sent_due = None
-        return False
-
     @property
     def unheard(self) -> bool:
         """Whether some parent did not get what the program sent: user space sends to it."""
-        return any(road.arrives is False for road in self._roads.values())
+        return self._routes.unheard
 
     def try_again(self) -> None:
         """The program has moved to another mode: what did not arrive may do so now."""
-        for road in self._roads.values():
-            road.release()
-        self._roads.clear()
+        self._routes.try_again()
 
     # ---------------------------------------------------------------- with the gate closed
 
     def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
         """As for any node."""
         with self._gate:
-            self._settle(now)
-            before = {tree.row for tree in self._trees()}
+            self._routes.settle(now)
+            before = {tree.row for tree in self._routes.trees()}
             super().apply(plan, now, attach=attach)
-            for tree in self._trees():
+            for tree in self._routes.trees():
                 if tree.row not in before:
-                    # the row may have been another tree's
-                    self._routes[tree.row]["up_sent"] = self._routes[tree.row]["down_sent"] = 0
-                    self._accounted[tree.row] = self._broadcast[tree.row] = 0
-            self._follow_routes()
-            self._settle(now)
+                    self._routes.begin(tree.row)
+            self._routes.follow()
+            self._routes.settle(now)
 
     def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
         """As for any node."""
@@ -251,7 +132,7 @@ class OffloadedNode(Node):
             if state is None or state.tree.up is None or state.tree.row in greeted:
                 continue
             greeted.add(state.tree.row)
-            if not self._routes[state.tree.row]["parent_ifindex"]:
+            if not self._routes.is_known(state.tree.row):
                 round_ = (last_round + 1) & _MASK32
                 self._say(state, state.tree.up, Kind.READY, down=False, round_=round_)
 
@@ -291,7 +172,7 @@ class OffloadedNode(Node):
             super().receive(batch, now)
         finally:
             self._ingested()
-        self._settle(now)
+        self._routes.settle(now)
 
     @staticmethod
     def _has_rows(batch: PacketBatch) -> bool:
@@ -305,9 +186,7 @@ class OffloadedNode(Node):
         now, self._ingesting = self._ingesting, None
         if now is None:
             return
-        for tree in self._trees():
-            # what has been completed just now goes first
-            self._routes[tree.row]["ends_held"] = Held.HELD_UP | Held.HELD_DOWN
+        self._routes.hold_ends()
         self._gate.__exit__(None, None, None)
         # a packet may speak of a round that the program has opened
         self._hear(now)
@@ -355,7 +234,7 @@ class OffloadedNode(Node):
 
     def _on_lost(self, state: ShardState, child: int, link: Link, h: Header, bits: Any, now: float) -> None:
         super()._on_lost(state, child, link, h, bits, now)
-        road = self._roads.get(state.tree.row)
+        road = self._routes.roads.get(state.tree.row)
         if child < 0 and road is not None and road.arrives is None and self._is_running(state, h.round):
             first = state.slot0 + h.gradient * GROUP
             slots = slice(first, min(first + GROUP, state.slot0 + state.shard.count))
@@ -378,7 +257,7 @@ class OffloadedNode(Node):
 
     def _send_rows(self, link: Link, offsets: NDArray[np.int64], now: float) -> Transmission | None:
         burst = super()._send_rows(link, offsets, now)
-        for road in self._roads.values():
+        for road in self._routes.roads.values():
             if burst is not None and road.link is link:
                 road.ours += len(burst)
         return burst
@@ -387,7 +266,7 @@ class OffloadedNode(Node):
         """Children may send as much as the parent takes, and a quarter of a window in any case: what is complete then
         finds room in the parent's window, instead of waiting for user space.
         """
-        road = None if down else self._roads.get(tree.row)
+        road = None if down else self._routes.roads.get(tree.row)
         if road is not None and road.arrives is not False:
             granted = job.plan.window or min(link.window, 64)
             room = road.link.room if road.arrives else 0
@@ -413,12 +292,12 @@ class OffloadedNode(Node):
 
     def transmit(self, now: float) -> Iterator[Transmission]:
         """As for any node."""
-        self._settle(now)
+        self._routes.settle(now)
         yield from super().transmit(now)
-        self._settle(now)
+        self._routes.settle(now)
 
     def _close(self, state: ShardState, now: float, *, failed: bool) -> None:
-        road = self._roads.get(state.tree.row)
+        road = self._routes.roads.get(state.tree.row)
         if road is not None and not failed:
             road.judge(state.row, self._left(state) if road.arrives is None else 0)
         with self._gate:
@@ -433,7 +312,7 @@ class OffloadedNode(Node):
 
     def _again(self, state: ShardState, child: int, link: Link, fragment: int, now: float) -> bool:
         again = super()._again(state, child, link, fragment, now)
-        road = self._roads.get(state.tree.row)
+        road = self._routes.roads.get(state.tree.row)
         left = self.memory.logged[state.slot0 + fragment] & LEFT_UP
         if again and left and road is not None and road.link is link:
             road.lacked(state.row)
