@@ -105,6 +105,9 @@ class EpochWorker:
         self._again: Index = np.zeros(0, np.int64)
         self._pause = self.timing.timeout
         self._say_at = inf
+        #: since when there is no answer to what is asked for of a result; how long answers took, lately or mostly
+        self._asking_since: float | None = None
+        self._answers_took = 0.0
         self._heard: float | None = None
         self._events: list[NodeEvent] = []
         self._sent = self._sent_again = self._results = self._direct = 0
@@ -186,7 +189,7 @@ class EpochWorker:
                 np.zeros(its.fragments + 1, np.bool_),
                 self._chunk,
             )
-            self._pause, self._say_at = self.timing.timeout, inf
+            self._pause, self._say_at, self._asking_since = self.timing.timeout, inf, None
             self._again = self._again[:0]
             self._heard = now
 
@@ -320,11 +323,24 @@ class EpochWorker:
             if step.got.all():
                 self._finish(step, now)
                 return reason
-            self._pause = self.timing.timeout
+            self._measure(now)
+            self._pause = self._patience
             lacking = np.flatnonzero(~step.got)
             # all that was asked for is here: ask for the next; else give it time
-            self._say_at = now if lacking[0] >= step.asked else now + self.timing.timeout
+            self._say_at = now if lacking[0] >= step.asked else now + self._pause
         return reason
+
+    def _measure(self, now: float) -> None:
+        """Something of a result has come."""
+        if self._asking_since is not None:
+            took, mean = now - self._asking_since, self._answers_took
+            self._answers_took = max(took, mean + (took - mean) / 8)
+            self._asking_since = None
+
+    @property
+    def _patience(self) -> float:
+        """Seconds before a part of a result is asked for again: all workers ask at once, and each waits for its turn."""
+        return max(self.window.timeout, min(2 * self._answers_took, self.timing.timeout_max))
 
     def _taken(self, step: _Step, now: float) -> None:
         """There is a result: all of the gradient has come, whatever acknowledgements are lost."""
@@ -360,7 +376,9 @@ class EpochWorker:
         if self._say_at <= now:
             frames.append(self._word(step))
             self._say_at = now + self._pause
-            self._pause = min(2 * self._pause, PATIENCE)
+            self._pause = max(self._pause, min(2 * self._pause, PATIENCE))
+            if step.epoch and self._asking_since is None:
+                self._asking_since = now
         if not frames:
             return []
         raw = beside(frames)

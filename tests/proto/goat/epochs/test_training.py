@@ -10,7 +10,7 @@ from inanet.control.goat.epochs import by_algorithm_two
 from inanet.proto.goat.epochs.program import EpochProgram
 from inanet.proto.goat.epochs.waiting import everybody
 from inanet.sim.burst import Burst
-from inanet.sim.link import Link
+from inanet.sim.link import Link, LinkSpec
 from inanet.wire.goat import EpochKind
 from tests.proto.goat.epochs.training import Training
 from tests.proto.goat.lab import BadLink, impair
@@ -210,3 +210,20 @@ def test_whose_gradients_count_is_published_anew_when_somebody_comes_in_for_one_
     running.leave(0, now)
     # its first word is enough: what slots have of these two leaves now
     assert has_sent(2) == {0b110}
+
+
+def test_who_waits_for_its_turn_on_a_slow_link_does_not_ask_for_its_result_all_the_time():
+    """Every 10 ms without a part of it, all that lacked was sent again, which is what the others waited for."""
+    elements, slots, window = 64 * 1000, dict.fromkeys(("s1", "s2", "s3"), 1000), 64
+    training = Training(
+        elements,
+        everybody,
+        lambda worker: 0.01,
+        lambda worker, step: np.full(elements, 0.01),
+        slots=slots,
+        window=window,
+        link=LinkSpec(20e6, delay=1e-3, queue=500_000, grain=16),
+    )
+    training.run(3)
+    # what each takes to come down the PS's link
+    assert training.lab.server.stats()["answers"] < 1.2 * 3 * WORKERS * (1000 + 1)

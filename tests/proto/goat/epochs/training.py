@@ -12,6 +12,7 @@ from inanet.proto.goat.epochs.waiting import Choose
 from inanet.proto.goat.epochs.worker import EpochWorker, Participation
 from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.sim.collaborative import JOB, Collaborative
+from inanet.sim.link import LinkSpec
 from tests.proto.goat.lab import LINK, TESTBED, WORKERS, scheduled
 
 FACTOR = float(1 << 20)
@@ -38,10 +39,11 @@ class Training:
         *,
         slots: dict[str, int] | None = None,
         window: int = 4,
+        link: LinkSpec = LINK,
     ) -> None:
         slots = SLOTS if slots is None else slots
         what = spec(elements)
-        self.lab = Collaborative(TESTBED, "goat-async", slots=slots, window=window, link=LINK)
+        self.lab = Collaborative(TESTBED, "goat-async", slots=slots, window=window, link=link)
         self.plan = scheduled(what, slots)
         self.lab.add_tensor(0, what, self.plan)
         assert isinstance(self.lab.server, EpochServer)
