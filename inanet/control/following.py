@@ -76,12 +76,12 @@ class Following:
 
     def _say_what_is_kept(self, plan: NodePlan, view: JobView) -> None:
         try:
-            iteration = self._node.kept(plan.job) if isinstance(self._node, Keeping) else None
+            part = self._node.kept(plan.job) if isinstance(self._node, Keeping) else None
         except MemoryError as error:
             self._cannot_hold(plan, error)
             return
-        if iteration is not None:
-            self.say(view, Kept(job=plan.job, iteration=iteration))
+        if part is not None:
+            self.say(view, Kept(job=plan.job, iteration=part.iteration, origin=part.origin))
 
     def say(self, view: JobView, what: Gathered | Kept) -> None:
         """Say something of a sparse job, again and again until a plan was made of it."""

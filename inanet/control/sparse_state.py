@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from inanet.proto.zebra.state import BadState, Entry, last_of, records
+from inanet.proto.zebra.state import BadState, Entry, part_of, records
 
 #: bytes up to which a file is not written anew, and how many times the shard it may be
 _LEAST, _TIMES = 16 << 20, 4
@@ -125,7 +125,7 @@ class ModelFolder:
         found = []
         for file in sorted(file for file in self._folder.iterdir() if parts.fullmatch(file.name)):
             try:
-                if last_of(entry for _, entry in records(file.read_bytes())):
+                if part_of(entry for _, entry in records(file.read_bytes())).iteration:
                     found.append(file.stem)
             except BadState as error:
                 raise BadState(f"{file}: {error}") from None

@@ -79,6 +79,14 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelPart:
+    """A server's part of a model: the ``iteration`` that it is of (0: there is none yet), and a number of the job that began it."""
+
+    iteration: int = 0
+    origin: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Broken:
     """A sparse job cannot go on at this PS: its model cannot be written down."""
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from numpy.typing import NDArray
 
-from inanet.proto.events import NodeEvent, Tally
+from inanet.proto.events import ModelPart, NodeEvent, Tally
 from inanet.proto.plan import NodePlan, TensorLayout
 from inanet.wire.batch import PacketBatch, Transmission
 
@@ -122,8 +122,8 @@ class Counting(Protocol):
 class Keeping(Protocol):
     """A follower that keeps models of sparse jobs."""
 
-    def kept(self, job_id: int) -> int | None:
-        """The iteration that a job's model is of, 0 without one; ``None`` if it is not kept. Raises ``MemoryError``."""
+    def kept(self, job_id: int) -> ModelPart | None:
+        """What is here of a job's model; ``None`` if it is not kept. Raises ``MemoryError``."""
         ...
 
 

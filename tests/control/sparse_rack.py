@@ -24,7 +24,7 @@ from inanet.proto.switched.exponents import ExponentRoot
 from inanet.proto.switched.root import SwitchedRoot
 from inanet.proto.zebra.membership import hot_of
 from inanet.proto.zebra.serving import TIMING, HotTables, Shards, job_of
-from inanet.proto.zebra.state import BadState, Entry, last_of, records
+from inanet.proto.zebra.state import BadState, Entry, part_of, records
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sparse.line import Place
 from inanet.switch.endpoint import SwitchEndpoint
@@ -57,7 +57,7 @@ class Drawer:
 
     def trained(self, model: str) -> list[str]:
         mine = ((name, data) for name, data in self.files.items() if name.startswith(f"{model}."))
-        return [name for name, data in mine if last_of(entry for _, entry in records(data))]
+        return [name for name, data in mine if part_of(entry for _, entry in records(data)).iteration]
 
 
 class File:

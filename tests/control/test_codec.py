@@ -73,7 +73,7 @@ TABLE: list[m.Message] = [
     m.RateReady(job=7, sequence=1, maximum=10**9),
     m.RateDone(job=7, sequence=2),
     m.RateLoss(job=7, sequence=3, sent=1000, lost=20),
-    m.Kept(job=7, iteration=12),
+    m.Kept(job=7, iteration=12, origin=99),
     m.Gathered(job=7, tally=Tally(20, 11, ((1 << 64) - 1, 3), (5, 1), 2)),
     m.Stats(counters={"drops": 3}),
     m.Performed(job=7, training=1.5, transmission=0.25),

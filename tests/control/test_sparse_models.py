@@ -1,5 +1,6 @@
 """Models that servers keep, in virtual time: one job goes on where another has ended, however that was."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -191,6 +192,52 @@ def test_other_servers_or_another_number_of_them_do_not_begin_a_model_anew(
     workers, began = begin(fabric, "three")
     assert began == 3
     assert train(fabric, workers, gradients(2, 3))[0].tobytes() == rows[3]
+
+
+def test_parts_that_several_jobs_have_begun_are_not_one_model() -> None:
+    fabric = rack(4)
+
+    def trained(job: str, gone: tuple[int, ...], seeds: range) -> int:
+        for number in gone:
+            fabric.lose(f"ps{number}")
+        workers, began = begin(fabric, job)
+        for seed in seeds:
+            train(fabric, workers, gradients(2, seed))
+        if workers:
+            end(fabric, job)
+        for number in gone:
+            fabric.start_server(number)
+        return int(began)
+
+    assert trained("one", (2, 3), range(2)) == 0
+    assert trained("other", (0, 1), range(5, 7)) == 0
+    # shard 0 of the one and shard 1 of the other
+    assert trained("two", (1, 2), range(0)) == -1
+    said = re.search(
+        r"parts of model 'clicks' were not begun by the same job: (\w+) at 'ps0' and (\w+) at 'ps3'; use",
+        why(fabric, "two"),
+    )
+    assert said is not None
+    assert "0" != said[1] != said[2] != "0"
+    # whose number stays the same
+    assert trained("three", (2, 3), range(2, 3)) == 2
+    assert trained("four", (2, 3), range(3, 4)) == 3
+    assert trained("five", (0, 1), range(7, 8)) == 2
+
+
+def test_a_model_without_an_iteration_that_all_have_is_new_whoever_began_it() -> None:
+    fabric, rows = rack(), expected(2)
+    workers, _ = begin(fabric, "one")
+    train(fabric, workers, gradients(2, 5))
+    end(fabric, "one")
+    # one of them was killed before it had begun
+    fabric.drawers[1].files.clear()
+    workers, began = begin(fabric, "two")
+    assert began == 0
+    for seed in range(2):
+        assert train(fabric, workers, gradients(2, seed))[0].tobytes() == rows[seed]
+    end(fabric, "two")
+    assert begin(fabric, "three")[1] == 2
 
 
 @pytest.mark.parametrize(

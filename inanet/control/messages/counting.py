@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from inanet.control.fields import Frozen, JobId, RoundNumber, TallyData
+from inanet.control.fields import Count, Frozen, JobId, RoundNumber, TallyData
 
 
 class Gather(Frozen):
@@ -24,10 +24,11 @@ class Gathered(Frozen):
 
 
 class Kept(Frozen):
-    """A shard says after how many iterations its part of a job's model is; 0 if there is none. Again until a plan says with which
-    iteration the job begins.
+    """A shard says after how many iterations its part of a job's model is, 0 if there is none, and a number of the job that began
+    it. Again until a plan says with which iteration the job begins.
     """
 
     kind: Literal["kept"] = "kept"
     job: JobId
     iteration: RoundNumber
+    origin: Count = 0

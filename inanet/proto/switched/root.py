@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.atp.ps import PSJob
+from inanet.proto.events import ModelPart
 from inanet.proto.machine import Follower, Machine
 from inanet.proto.plan import NodePlan, Switched, TensorLayout
 from inanet.proto.switched.exponents import ExponentRoot
@@ -60,8 +61,8 @@ class Sharded(Machine, Protocol):
         """A later plan: other keys may be hot."""
         ...
 
-    def kept(self, job: int) -> int | None:
-        """The iteration that a job's model is of, 0 without one; ``None`` if it is not kept. Raises ``ValueError``."""
+    def kept(self, job: int) -> ModelPart | None:
+        """What is here of a job's model; ``None`` if it is not kept. Raises ``ValueError``."""
         ...
 
     def remove_job(self, job: int) -> None:
@@ -127,10 +128,8 @@ class SwitchedRoot:
             for worker in sorted(gone):
                 server.leave(facts.number, worker, now)
 
-    def kept(self, job_id: int) -> int | None:
-        """The iteration that a sparse job's model is of, 0 without one; ``None`` if it is not kept. Raises ``MemoryError`` for one
-        that cannot be read.
-        """
+    def kept(self, job_id: int) -> ModelPart | None:
+        """What is here of a sparse job's model; ``None`` if it is not kept. Raises ``MemoryError`` for one that cannot be read."""
         facts = self._switched.get(job_id)
         server = self._servers.get(facts.system) if facts is not None else None
         if facts is None or not isinstance(server, Sharded):

@@ -61,7 +61,7 @@ class ParameterShard:
 
     ``life`` is a number that no other life of this shard had lately, up to 65535. ``journal`` keeps what another life needs to go
     on (:meth:`restore`). It is of this job, or of a ``model`` that several jobs train, one after the other: then it counts the
-    iterations of all.
+    iterations of all, and says which job began: the one with the number ``origin``, if this one does.
     """
 
     def __init__(
@@ -75,6 +75,7 @@ class ParameterShard:
         life: int = 0,
         journal: state.Journal | None = None,
         model: str = "",
+        origin: int = 0,
     ) -> None:
         if not 0 <= life <= 0xFFFF:
             raise ValueError(f"the number of a shard's life has 16 bits, {life} does not fit")
@@ -82,7 +83,7 @@ class ParameterShard:
         self.number = number
         self.life = life
         self._journal, self._long = journal, False
-        self._model = model
+        self._model, self._origin = model, origin
         #: iterations of the model that other jobs have had
         self._before = 0
         #: numbers of the processes that have taken the ranks' places
@@ -346,7 +347,7 @@ class ParameterShard:
 
     def snapshot(self) -> bytes:
         """Records that say all that another life needs, in place of all before."""
-        parts = [state.born(self._whose, self.life)]
+        parts = [state.born(self._whose, self.life, self._origin)]
         parts += [state.joined(*member) for member in self._lives.items()]
         parts += [state.prepared(hot) for version, hot in self._hot.items() if version != EMPTY.version]
         parts.append(self._parameters(state.Record.WHOLE, None))
@@ -378,6 +379,7 @@ class ParameterShard:
                 self._tell(found.values)
         elif self._journal is not None:
             self._before = self.began if self._model else 0
+            self._origin = found.origin if self.began else self._origin
             self._journal.rewrite(self.snapshot())
         return self.began
 

@@ -22,12 +22,13 @@ class Last:
 
 @dataclass(slots=True)
 class Recovered:
-    """``life`` is the number of the one before, if there was one; ``lives`` are those of workers' processes, by rank; ``hot`` the
+    """``life`` is the number of the one before, if there was one, ``origin`` that of the job that began the model; ``lives`` are those of workers' processes, by rank; ``hot`` the
     sets that are known, in the order in which they were prepared, ``following`` the one that was announced last. ``values``
     float32[n, width] are those that the ``last`` iteration has left.
     """
 
     life: int | None = None
+    origin: int = 0
     lives: dict[int, int] = field(default_factory=dict)
     hot: list[HotSet] = field(default_factory=list)
     following: int = EMPTY.version
@@ -50,7 +51,7 @@ def recovered(entries: Iterable[Entry], whose: str, store: Store, iteration: int
         if entry.kind == Record.BORN:
             if entry.text != whose:
                 raise BadState(f"it is of {entry.text}; this is {whose}")
-            found.life = entry.following
+            found.life, found.origin = entry.following, entry.origin
         elif entry.hot is not None:
             found.hot.append(entry.hot)
         elif entry.kind == Record.JOINED:

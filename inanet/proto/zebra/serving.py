@@ -3,17 +3,18 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import Broken, Counted, NodeEvent, Tally
+from inanet.proto.events import Broken, Counted, ModelPart, NodeEvent, Tally
 from inanet.proto.plan import NodePlan, Switched
 from inanet.proto.program import Verdicts
 from inanet.proto.zebra.membership import EMPTY, UNIT, Job, chosen, hot_of
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.state import Kept, Models, last_of
+from inanet.proto.zebra.state import Kept, Models, part_of
 from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.wire.batch import PacketBatch, Transmission
@@ -177,16 +178,20 @@ class Shards:
         except OSError as error:
             raise ValueError(f"cannot keep {part}: {error.strerror}") from None
 
-    def kept(self, job: int) -> int | None:
-        """The iteration that the model of a job, by its number in packets, is of; 0 without one, ``None`` if it is not kept. Raises
-        ``ValueError`` for one that cannot be read, and for one of which there are other parts here: as new it would be another.
+    def kept(self, job: int) -> ModelPart | None:
+        """What is here of the model of a job, by its number in packets; ``None`` if it is not kept. Raises ``ValueError`` for one
+        that cannot be read, and for one of which there are other parts here: as new it would be another.
         """
         kept, plan = self._kept.get(job), self._plans.get(job)
         if kept is None or plan is None or plan.switched is None:
             return None
         try:
-            found = last_of(kept.entries())
-            others = [] if found or self.models is None else self.models.trained(chosen(plan.switched).model)
+            found = part_of(kept.entries())
+            others = (
+                []
+                if found.iteration or self.models is None
+                else self.models.trained(chosen(plan.switched).model)
+            )
         except OSError as error:
             raise ValueError(f"cannot read the model: {error.strerror}") from None
         if others:
@@ -219,7 +224,11 @@ class Shards:
         initial = Uniform(sparse.initial) if sparse.initial else zeros
         optimiser = OPTIMISERS[sparse.optimiser](sparse.rate, sparse.beta)
         # a server that is lost ends its jobs, so that a shard has one life
-        shard = ParameterShard(job, place, optimiser, initial, TIMING, journal=kept, model=sparse.model)
+        # the same for all shards of the job, and no key any more
+        origin = int.from_bytes(blake2b(job.key.to_bytes(8, "big"), digest_size=6).digest(), "big")
+        shard = ParameterShard(
+            job, place, optimiser, initial, TIMING, journal=kept, model=sparse.model, origin=origin
+        )
         if kept is not None:
             try:
                 shard.restore(kept.entries(), anew=True, iteration=facts.begin)

@@ -19,7 +19,7 @@ offset size field      meaning
 20     8    iteration  STEP, WHOLE: the last one that is in the values
 28     8    count      keys; BORN: bytes of the text
 36     ...  arrays     STEP, WHOLE: keys u8[count], values f4[count, width], states f4[states, count, width]; HOT: keys u8[count],
-                       shifts i2[count]; BORN: whose state this is, UTF-8
+                       shifts i2[count]; BORN: whose state this is, UTF-8; on a second line, in hexadecimal, which job began the model
 ====== ==== ========== ==============================================================================================
 """
 
@@ -32,6 +32,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.events import ModelPart
 from inanet.proto.zebra.membership import F32, HotSet
 from inanet.wire.batch import U64
 
@@ -115,13 +116,14 @@ class BadState(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record, read. ``text`` is BORN's, ``hot`` HOT's; the arrays are those of STEP and WHOLE."""
+    """A record, read. ``text`` and ``origin`` are BORN's, ``hot`` HOT's; the arrays are those of STEP and WHOLE."""
 
     kind: Record
     version: int
     following: int
     iteration: int
     text: str = ""
+    origin: int = 0
     hot: HotSet | None = None
     keys: U64 = field(default_factory=lambda: np.zeros(0, np.uint64))
     values: F32 = field(default_factory=lambda: np.zeros((0, 0), np.float32))
@@ -137,9 +139,9 @@ def _record(kind: Record, count: int, arrays: bytes, **fields: int) -> bytes:
     return np.array([MAGIC, zlib.crc32(rest)], "<u4").tobytes() + rest
 
 
-def born(whose: str, life: int) -> bytes:
-    """A life of a shard begins; ``whose`` describes the shard."""
-    text = whose.encode()
+def born(whose: str, life: int, origin: int = 0) -> bytes:
+    """A life of a shard begins; ``whose`` describes the shard, ``origin`` is a number of the job that began the model."""
+    text = (f"{whose}\n{origin:x}" if origin else whose).encode()
     return _record(Record.BORN, len(text), text, following=life)
 
 
@@ -176,9 +178,12 @@ def parameters(
     )
 
 
-def last_of(entries: Iterable[Entry]) -> int:
-    """The iteration that a model is of, by its journal; 0 without one."""
-    return max((entry.iteration for entry in entries), default=0)
+def part_of(entries: Iterable[Entry]) -> ModelPart:
+    """What a journal has of a model."""
+    iteration = origin = 0
+    for entry in entries:
+        iteration, origin = max(iteration, entry.iteration), entry.origin or origin
+    return ModelPart(iteration, origin)
 
 
 def records(data: bytes | memoryview) -> Iterator[tuple[int, Entry]]:
@@ -234,7 +239,8 @@ def _read(head: NDArray[np.void], body: memoryview) -> Entry:
     if basic[3] > _MOST_ITERATIONS:
         raise BadState(f"a record of iteration {basic[3]}: nobody has trained for so long")
     if kind == Record.BORN:
-        return Entry(*basic, text=bytes(body).decode())
+        text, _, origin = bytes(body).decode().partition("\n")
+        return Entry(*basic, text=text, origin=int(origin or "0", 16))
     if kind == Record.HOT:
         keys = np.frombuffer(body, "<u8", count).astype(np.uint64)
         return Entry(
