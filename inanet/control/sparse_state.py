@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from inanet.proto.zebra.state import BadState, Entry, part_of, records
@@ -35,9 +36,10 @@ class StateFile:
             file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # another process may have put a new file in its place since
-                if os.path.exists(self.path) and os.path.samestat(os.fstat(file), os.stat(self.path)):
-                    return file
+                # another process may have put a new file in its place since, or removed it
+                with suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(file), os.stat(self.path)):
+                        return file
             except BlockingIOError:
                 os.close(file)
                 raise BadState(f"{self.path} is in use by another process; a shard runs once") from None
@@ -103,8 +105,10 @@ class StateFile:
             view, at = view[written:], at + written
 
     def close(self) -> None:
-        """Let another process have it."""
+        """Let another process have it. One in which nothing was written is removed: jobs that come to nothing leave none."""
         if self._file >= 0:
+            if self._size == 0:
+                self.path.unlink(missing_ok=True)
             os.close(self._file)
             self._file = -1
 

@@ -1,5 +1,6 @@
 """State files of PS shards: cut off, written anew, without room, held by another."""
 
+import fcntl
 import os
 from contextlib import closing
 from pathlib import Path
@@ -96,6 +97,27 @@ def test_damage_says_where_and_what_can_be_done(tmp_path: Path) -> None:
     ):
         list(file.entries())
     assert path.read_bytes() == broken
+
+
+def test_a_file_in_which_nothing_was_written_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, flock = tmp_path / "shard0.state", fcntl.flock
+    first = StateFile(path)
+    assert path.exists()
+
+    def late(file: int, how: int) -> None:
+        # it is opened by another just before
+        first.close()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with closing(StateFile(path)) as file:
+        monkeypatch.undo()
+        file.append(step(1))
+        with pytest.raises(state.BadState, match="in use by another process"):
+            StateFile(path)
+    assert iterations(path) == [1]
 
 
 def test_a_folder_says_which_parts_of_a_model_have_iterations(tmp_path: Path) -> None:
