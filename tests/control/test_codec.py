@@ -175,6 +175,7 @@ BEGUN = m.Begin(job=7, round=1, spec=SPEC)
         (msgpack.packb({"kind": "ping", "nonce": b"1"}), "not msgpack"),
         (msgpack.packb({"kind": "leave", "reason": "x" * 70_000}), "not msgpack within the limits"),
         (msgpack.packb({"kind": "leave", "reason": "x" * 9_000}), "leave: reason"),
+        (msgpack.packb({"kind": "gather", "job": 7, "iteration": 0}), "gather: iteration"),
         (altered("role", "king"), "hello: role"),
         (altered("name", "two words"), "hello: name"),
         (altered("name", ""), "hello: name"),

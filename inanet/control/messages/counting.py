@@ -1,6 +1,8 @@
 """What machines of a sparse job have: how often its keys were updated, from which it follows which are hot; and its model."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from inanet.control.fields import Count, Frozen, JobId, RoundNumber, TallyData
 
@@ -12,7 +14,8 @@ class Gather(Frozen):
 
     kind: Literal["gather"] = "gather"
     job: JobId
-    iteration: RoundNumber
+    #: from 1, as those of tallies
+    iteration: Annotated[RoundNumber, Field(ge=1)]
 
 
 class Gathered(Frozen):
