@@ -5,18 +5,13 @@ What cannot be is told to every node with one text (R13): mismatches with both v
 tensor and index, timeouts with the ranks that were waited for.
 """
 
-from collections.abc import Callable
 from typing import NoReturn
 
 from inanet.control.fields import Cause
-from inanet.control.layouts import LayoutBook, LayoutError, Tensor
 from inanet.control.messages import (
     Begin,
     Finished,
-    Layout,
-    LayoutDrop,
     LayoutReady,
-    Message,
     Refuse,
     RoundFailed,
 )
@@ -24,16 +19,14 @@ from inanet.control.planner import Planner
 from inanet.control.rounds import Host, Round, RoundLedger
 from inanet.control.sentences import clip, differences, listing, show_ranks, show_spec
 from inanet.control.settings import FormatOf, Settings
-from inanet.control.switches import MOST_TENSORS
-from inanet.proto.plan import Scheduled, TensorSpec
+from inanet.control.tensors import Guard, Send, Tensors
+from inanet.proto.plan import TensorSpec
 
 #: Failures that are remembered in case a host turns out to have the result.
 _MOST_RECENT = 256
 #: Failures after which a job on a switch goes on: all hosts send a round's fragments, or none does. With a worker lost it
 #: ends anyway, once results that are there have been fetched.
 _BY_ALL: tuple[Cause, ...] = ("nonfinite", "unsupported", "worker_lost")
-Send = Callable[[str, Message], None]
-Guard = Callable[[float, Callable[[], None]], None]
 
 
 class JobLost(Exception):
@@ -62,13 +55,13 @@ class Collectives:
         send: Send,
         guard: Guard,
     ) -> None:
-        """``guard`` runs what was computed elsewhere meanwhile."""
+        """``guard`` as in :class:`~inanet.control.tensors.Tensors`."""
         self.name = name
         self.hosts = hosts
         self.ledger = RoundLedger(hosts)
         #: sums are made in a switch: its framing numbers what all hosts send, failed rounds included
         self._switched = planner.switched is not None
-        self.book = LayoutBook(MOST_TENSORS if self._switched else settings.most_tensors)
+        self.tensors = Tensors(hosts, self.ledger, planner, settings, format_of, send, guard, self._cannot)
         #: why no further round can be had, once a worker is gone
         self.farewell = ""
         self.departed: tuple[int, ...] = ()
@@ -76,11 +69,7 @@ class Collectives:
         self.replanned = False
         self._planner = planner
         self._settings = settings
-        self._format_of = format_of
         self._send = send
-        self._guard = guard
-        #: tensors whose schedule is being computed
-        self._scheduling: set[TensorSpec] = set()
         #: the latest failures: a result may cross one on its way
         self._recent: dict[int, RoundFailed] = {}
         #: rounds that failed since they were last asked for
@@ -119,7 +108,7 @@ class Collectives:
         elif wanted is not None and wanted != message.spec:
             self._mismatch(round_, host, wanted, message.spec)
         elif wanted is None:
-            self._provide(round_, message.spec)
+            self.tensors.provide(round_, message.spec)
 
     def refuse(self, host: str, message: Refuse, now: float) -> None:
         """A rank cannot contribute; the round fails for everybody."""
@@ -176,7 +165,7 @@ class Collectives:
     ) -> None:
         """End a round without a result, on every node. Raises :class:`JobLost` if a host has the result."""
         about = f" ({show_spec(round_.spec)})" if round_.spec and error != "mismatch" else ""
-        tensors = [self.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
+        tensors = [self.tensors.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
         failure = RoundFailed(
             job=self._planner.job,
             round=round_.number,
@@ -197,7 +186,7 @@ class Collectives:
         self._recent[round_.number] = failure
         if len(self._recent) > _MOST_RECENT:
             del self._recent[next(iter(self._recent))]
-        for name in (*self.holders(), *self.hosts):
+        for name in (*self.tensors.holders(), *self.hosts):
             self._send(name, failure)
         self.ledger.tidy(round_)
         if self._switched and error not in _BY_ALL and not self.replanned:
@@ -272,9 +261,7 @@ class Collectives:
         """
         self._planner = planner
         self.farewell, self.departed, self.replanned = "", (), False
-        self._scheduling.clear()
-        for tensor in self.book:
-            self.book.drop(tensor)
+        self.tensors.renew(planner)
         self.ledger.renew()
 
     def leave(self, host: str, text: str) -> None:
@@ -317,7 +304,7 @@ class Collectives:
         ranks = self.ledger.not_begun(round_)
         if ranks:
             return f"{show_ranks(ranks)} did not begin it; do all ranks call the same collectives?", ranks
-        tensor = self.book.find(round_.spec) if round_.spec else None
+        tensor = self.tensors.book.find(round_.spec) if round_.spec else None
         if tensor is not None and tensor.waiting:
             names = listing(repr(name) for name in sorted(tensor.waiting))
             return f"no answer from {names}, asked to make slots", ()
@@ -326,79 +313,11 @@ class Collectives:
 
     # ---------- tensors
 
-    def holders(self) -> tuple[str, ...]:
-        """Aggregators and parameter servers in the plan, parents first."""
-        workers = {
-            child for tree in self._planner.trees for child in tree.parents if child not in tree.children
-        }
-        return tuple(name for name in self._planner.nodes() if name not in workers)
-
-    def _provide(self, round_: Round, spec: TensorSpec) -> None:
-        """Find or make the tensor of a round's spec; it may have to be scheduled first."""
-        if self.book.find(spec) is None:
-            self._have(spec, round_.number - 1)
-        tensor = self.book.find(spec)
-        if tensor is not None:
-            self._rooted(round_, tensor)
-
-    def _rooted(self, round_: Round, tensor: Tensor) -> None:
-        used = {shard.tree for shard in tensor.layout.shards}
-        round_.roots = frozenset(tree.root for tree in self._planner.trees if tree.tree in used)
-
-    def _have(self, spec: TensorSpec, last_round: int) -> None:
-        """Make a tensor, or have it scheduled and made after that."""
-        publish = self._planner.publish
-        if publish is None:
-            self._try(spec, last_round, lambda: ())
-            return
-        if spec in self._scheduling:
-            return
-        planner, ranks = self._planner, self._planner.ranks
-        try:
-            self._format_of(spec, ranks)
-            draft = publish.draft(spec, ranks)
-        except ValueError as error:
-            self._cannot(spec, "unsupported", str(error))
-            return
-        self._scheduling.add(spec)
-
-        def finish() -> None:
-            if self._planner is planner:
-                self._scheduling.discard(spec)
-                self._try(spec, last_round, lambda: draft.take()[0])
-
-        publish.works.add(draft, finish, self._guard)
-
-    def _try(self, spec: TensorSpec, last_round: int, scheduled: Callable[[], tuple[Scheduled, ...]]) -> None:
-        try:
-            tensor = self._make(spec, last_round, scheduled)
-        except LayoutError as error:
-            self._cannot(spec, "memory", str(error))
-        except ValueError as error:
-            self._cannot(spec, "unsupported", str(error))
-        else:
-            for round_ in self.ledger:
-                if round_.spec == spec:
-                    self._rooted(round_, tensor)
-
     def _cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
         """There is no such tensor: rounds that wait for it fail."""
         for round_ in list(self.ledger):
             if round_.failure is None and round_.spec == spec:
                 self.fail(round_, error, text)
-
-    def _make(
-        self, spec: TensorSpec, last_round: int, scheduled: Callable[[], tuple[Scheduled, ...]]
-    ) -> Tensor:
-        facts = self._format_of(spec, self._planner.ranks)
-        busy = {spec for round_ in self.ledger for spec in round_.specs.values()}
-        while not self._switched and (spare := self.book.spare(busy)) is not None:
-            self.drop(spare)
-        tensor = self.book.create(spec, facts, len(self._planner.trees), last_round, scheduled())
-        tensor.waiting = set(self.holders())
-        for name in self.holders():
-            self.tell(name, tensor)
-        return tensor
 
     def resume(self) -> None:
         """Look at the rounds taken over from an earlier coordinator as if they had just been begun."""
@@ -408,42 +327,8 @@ class Collectives:
             if wanted is not None and differing is not None:
                 self._mismatch(round_, differing, wanted, round_.specs[differing])
             elif wanted is not None:
-                self._provide(round_, wanted)
-
-    def tell(self, name: str, tensor: Tensor) -> None:
-        """Send a tensor's layout to one node."""
-        self._send(
-            name, Layout(job=self._planner.job, layout=tensor.layout, last_round=max(0, tensor.last_round))
-        )
-
-    def drop(self, tensor: Tensor) -> None:
-        """Free a tensor on every node."""
-        self.book.drop(tensor)
-        for name in (*self.hosts, *self.holders()):
-            self._send(name, LayoutDrop(job=self._planner.job, tensor=tensor.layout.tensor))
+                self.tensors.provide(round_, wanted)
 
     def layout_ready(self, name: str, message: LayoutReady) -> None:
-        """An aggregator or parameter server has slots, or a node, a worker host included, has none to spare."""
-        tensor = self.book.get(message.tensor)
-        if tensor is None or name not in {*tensor.waiting, *self.hosts}:
-            return
-        if message.refused:
-            text = f"{name!r} has no room for it: {message.refused}"
-            for round_ in list(self.ledger):
-                if round_.failure is None and round_.spec == tensor.layout.spec:
-                    self.fail(round_, "memory", text)
-            self.drop(tensor)
-        else:
-            self._no_longer_wait(tensor, name)
-
-    def holder_lost(self, name: str) -> None:
-        """An aggregator is gone; do not wait for its slots."""
-        for tensor in self.book:
-            if name in tensor.waiting:
-                self._no_longer_wait(tensor, name)
-
-    def _no_longer_wait(self, tensor: Tensor, name: str) -> None:
-        tensor.waiting.discard(name)
-        if tensor.ready:
-            for host in self.hosts:
-                self.tell(host, tensor)
+        """A node has slots for a tensor, or none to spare."""
+        self.tensors.layout_ready(name, message)

@@ -206,7 +206,7 @@ class Job(Keeping):
         self._attach.pop(name, None)
         self._advance(reason)
         self.dismiss(name, reason)
-        self.collectives.holder_lost(name)
+        self.collectives.tensors.holder_lost(name)
 
     def _root_late(self, name: str, why: str) -> NoReturn:
         raise JobLost("root_lost", f"job {self.name!r}: parameter server {name!r} was lost: {why}")
@@ -217,7 +217,7 @@ class Job(Keeping):
         """A parameter server is back, with nothing: it gets slots, and its children send what they have again (R4)."""
         name = hello.name
         self.hellos[name] = hello
-        for tensor in self.collectives.book:
+        for tensor in self.collectives.tensors.book:
             rounds = [r.number for r in self.collectives.ledger if tensor.layout.spec in r.specs.values()]
             tensor.last_round = min(rounds, default=self.collectives.ledger.newest + 1) - 1
             tensor.waiting.add(name)
@@ -228,8 +228,8 @@ class Job(Keeping):
             for child, parent in tree.parents.items()
         }
         self._advance(f"parameter server {name} came back", parents)
-        for tensor in self.collectives.book:
-            self.collectives.tell(name, tensor)
+        for tensor in self.collectives.tensors.book:
+            self.collectives.tensors.tell(name, tensor)
 
     def holder_returned(self, hello: Hello, now: float) -> None:
         """An aggregator the plan does without is connected again; it comes back in when no round is on its
@@ -295,7 +295,7 @@ class Job(Keeping):
         newest = self.collectives.ledger.newest
         entering = set(names) - {REARRANGED}
         reason = f"{', '.join(sorted(entering))} came back"
-        before = set(self.collectives.holders())
+        before = set(self.collectives.tensors.holders())
         if self._wanted is not None and REARRANGED in names:
             self.topology, self._wanted = self._wanted, None
             self.planner.follow(self.topology.ancestors)
@@ -308,13 +308,15 @@ class Job(Keeping):
             return
         self.absent -= entering
         self._quiet = True
-        self._gate = {(name, tensor.layout.tensor) for name in entering for tensor in self.collectives.book}
+        self._gate = {
+            (name, tensor.layout.tensor) for name in entering for tensor in self.collectives.tensors.book
+        }
         self._advance(reason)
-        for tensor in self.collectives.book:
+        for tensor in self.collectives.tensors.book:
             tensor.last_round = max(tensor.last_round, newest)
             for name in sorted(entering):
-                self.collectives.tell(name, tensor)
-        for name in sorted(before - set(self.collectives.holders())):
+                self.collectives.tensors.tell(name, tensor)
+        for name in sorted(before - set(self.collectives.tensors.holders())):
             self.dismiss(name, "its place in the tree was given up")
 
     # ---------- other trees
@@ -331,7 +333,7 @@ class Job(Keeping):
     @property
     def size(self) -> int:
         """Bytes of all tensors of the job."""
-        return sum(tensor.layout.spec.elements * 4 for tensor in self.collectives.book)
+        return sum(tensor.layout.spec.elements * 4 for tensor in self.collectives.tensors.book)
 
     def rearrange(self, topology: Topology, serving: Mapping[str, Hello], now: float) -> None:
         """Have other trees, with the same roots, from the next moment on in which no round is on its way."""
@@ -403,7 +405,7 @@ class Job(Keeping):
         self._close(text, lost.error)
 
     def _close(self, reason: str, error: Cause | None) -> None:
-        for name in self.collectives.holders():
+        for name in self.collectives.tensors.holders():
             self.dismiss(name, reason)
         self.over = True
         self.verdict = reason

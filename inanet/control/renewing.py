@@ -30,7 +30,9 @@ class Renewing(Versions):
         self._holding.cancel()
         self._hold_for_shrinking()
         for round_ in open_:
-            tensors = [self.collectives.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
+            tensors = [
+                self.collectives.tensors.book.find(spec) for spec in dict.fromkeys(round_.specs.values())
+            ]
             known = tuple(sorted(tensor.layout.tensor for tensor in tensors if tensor is not None))
             shrinking.asked[round_.number] = set(round_.roots)
             for root in round_.roots:
@@ -59,7 +61,7 @@ class Renewing(Versions):
 
     def _renew(self, reason: str, found: Rescheduled | None) -> None:
         """Begin the next epoch, with the hosts that are left; on other switches if ``found`` says so."""
-        for name in self.collectives.holders():
+        for name in self.collectives.tensors.holders():
             self.dismiss(name, "the job goes on in a new epoch")
         planner = self.planner
         ranks = sum(len(host.ranks) for host in self.hosts.values())

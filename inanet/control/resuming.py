@@ -163,7 +163,7 @@ class Resuming:
         before = min(host.next_round for host in job.hosts.values()) - 1
         for layout in sorted(layouts.values(), key=lambda layout: layout.tensor):
             rounds = [r.number for r in job.collectives.ledger if layout.spec in r.specs.values()]
-            job.collectives.book.adopt(Tensor(layout, min(rounds, default=before + 1) - 1))
+            job.collectives.tensors.book.adopt(Tensor(layout, min(rounds, default=before + 1) - 1))
         holders = set(job.topology.needed(self.members.hellos)) - job.absent
         lacking = {
             (name, layout.tensor)

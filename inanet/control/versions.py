@@ -153,7 +153,7 @@ class Versions:
         self._gate = {(name, tensor) for name, tensor in returned.lacking if name in holders}
         self._gate -= {(name, tensor) for name, tensor in self._gate if name in self.absent}
         for name, tensor in self._gate:
-            found = self.collectives.book.get(tensor)
+            found = self.collectives.tensors.book.get(tensor)
             if found is not None:
                 found.waiting.add(name)
         parents = {
@@ -164,9 +164,9 @@ class Versions:
         }
         self._advance("the coordinator has started again", parents)
         for name, tensor in sorted(returned.lacking):
-            found = self.collectives.book.get(tensor)
+            found = self.collectives.tensors.book.get(tensor)
             if found is not None and ((name in self.hosts and found.ready) or (name, tensor) in self._gate):
-                self.collectives.tell(name, found)
+                self.collectives.tensors.tell(name, found)
         self.collectives.resume()
 
     def _advance(self, reason: str, parents: Mapping[tuple[int, str], str] | None = None) -> None:
@@ -203,7 +203,7 @@ class Versions:
         self.planner.advance(trees, settled=self._settling.settled(self.hosts), quiet=self._quiet)
         if reason:
             self.log.append(PlanChanged(self.number, self.name, self.planner.version, reason))
-        for name in self.collectives.holders() if names is None else names:
+        for name in self.collectives.tensors.holders() if names is None else names:
             self._send_plan(name)
 
     def _publish(self, reason: str) -> None:
@@ -213,7 +213,7 @@ class Versions:
         self._gate_deadline = self._now + self._settings.silence
         self._stations = {name: self.station(name) for name in self.planner.nodes()}
         self.log.append(PlanChanged(self.number, self.name, self.planner.version, reason))
-        for name in self.collectives.holders():
+        for name in self.collectives.tensors.holders():
             self._send_plan(name)
         self._open_gate()
 

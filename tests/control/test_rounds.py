@@ -73,7 +73,7 @@ def test_rounds_may_overlap_and_finish_in_any_order(nodes: Nodes) -> None:
     job = nodes.coordinator.jobs[JOB]
     assert len(job.collectives.ledger) == 0
     assert job.collectives.ledger.quiet
-    assert len(job.collectives.book) == 2
+    assert len(job.collectives.tensors.book) == 2
     assert all(not nodes.got(name, RoundFailed) for name in EVERYBODY)
 
 
@@ -267,7 +267,7 @@ def test_the_least_recently_begun_tensor_makes_way() -> None:
     nodes.begin(6, spec("b"))
     laid = nodes.last("w0", Layout)
     assert (laid.layout.tensor, laid.last_round) == (4, 5)
-    shards = {s.shard for t in nodes.coordinator.jobs[JOB].collectives.book for s in t.layout.shards}
+    shards = {s.shard for t in nodes.coordinator.jobs[JOB].collectives.tensors.book for s in t.layout.shards}
     assert len(shards) == 6
 
 
@@ -404,7 +404,7 @@ def test_nothing_grows_with_the_number_of_rounds() -> None:
         nodes.finish(round_)
     ledger = job.collectives.ledger
     assert (len(ledger), ledger._settling, ledger._confirmed_early) == (0, {}, {})
-    assert (len(job.collectives.book), job.outbox, job.log) == (5, [], [])
+    assert (len(job.collectives.tensors.book), job.outbox, job.log) == (5, [], [])
 
 
 def test_roots_that_confirm_nothing_cost_a_bounded_amount() -> None:

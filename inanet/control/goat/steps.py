@@ -5,13 +5,14 @@ complete in time. Here a host's k-th step is its own affair: the PS says which e
 tensor, which is scheduled when the first host begins a step, and refusals, which concern the host alone.
 """
 
-from inanet.control.collectives import Collectives, Guard, JobLost, Send
+from inanet.control.collectives import Collectives, JobLost
 from inanet.control.fields import Cause
 from inanet.control.messages import Begin, Finished, LayoutReady, Refuse, RoundFailed
 from inanet.control.planner import Planner
 from inanet.control.rounds import Host
 from inanet.control.sentences import clip, show_ranks
 from inanet.control.settings import FormatOf, Settings
+from inanet.control.tensors import Guard, Send
 from inanet.proto.goat.epochs.tensors import suits
 from inanet.proto.plan import TensorSpec
 
@@ -47,9 +48,9 @@ class Steps(Collectives):
             return
         record.next_round += 1
         self._open[host].add(message.round)
-        if self.book.find(message.spec) is not None:
+        if self.tensors.book.find(message.spec) is not None:
             return
-        if len(self.book) or self._scheduling - {message.spec}:
+        if len(self.tensors.book) or self.tensors.scheduling - {message.spec}:
             self._alone(host, message.round, "mismatch", _ONE)
             return
         try:
@@ -57,7 +58,7 @@ class Steps(Collectives):
         except ValueError as error:
             self._alone(host, message.round, "unsupported", str(error))
         else:
-            self._have(message.spec, 0)
+            self.tensors.have(message.spec, 0)
 
     def refuse(self, host: str, message: Refuse, now: float) -> None:
         """A rank cannot contribute: its host's step fails, nobody else's."""
@@ -78,7 +79,7 @@ class Steps(Collectives):
 
     def layout_ready(self, name: str, message: LayoutReady) -> None:
         """A switch or the PS has room, or has not: then every host's step fails."""
-        if message.refused and self.book.get(message.tensor) is not None:
+        if message.refused and self.tensors.book.get(message.tensor) is not None:
             self._all("memory", f"{name!r} has no room for it: {message.refused}")
         super().layout_ready(name, message)
 
