@@ -9,7 +9,7 @@ import pytest
 
 from inanet.client.sparse import sparse_group
 from inanet.control.fields import check_sparse
-from inanet.control.messages import Gather, Kept, Message
+from inanet.control.messages import Gather, Kept, LayoutReady, Message
 from inanet.proto.plan import Online
 from inanet.proto.zebra.store import Adagrad
 
@@ -293,6 +293,35 @@ def test_so_does_a_disk_that_is_full_when_others_become_hot(server: int) -> None
     assert why(fabric, "one") == f"job 'one': ps{server}: cannot keep 'clicks': No space left on device"
     fabric.drawers[server].full = False
     assert train(fabric, fabric.workers("other"), gradients(2, 0))[0].tobytes() == rows[0]
+    assert begin(fabric, "two")[1] == 3
+
+
+def test_a_plan_that_was_on_its_way_to_a_shard_that_is_no_more_changes_nothing() -> None:
+    fabric = rack()
+    workers, _ = begin(fabric, "one", replace(CHOSEN, hot=(), online=Online(after=3, memory=2400, step=5)))
+    waits: list[type[Message]] = [Gather, LayoutReady]
+    said: list[Message] = []
+
+    def sent(message: Message) -> int:
+        if isinstance(message, LayoutReady):
+            said.append(message)
+        return 0 if type(message) in waits else 1
+
+    fabric.sent = sent
+    for seed in range(3):
+        train(fabric, workers, gradients(2, seed))
+    # shard 1 does not wait for what is decided after the third iteration
+    fabric.drawers[1].full = True
+    for worker, (keys, values) in zip(workers, gradients(2, 3), strict=True):
+        worker.push(keys, values, fabric.now)
+    fabric.carry(lambda: bool(said))
+    waits.remove(Gather)
+    (job,) = fabric.coordinator.jobs.values()
+    fabric.carry(lambda: job.planner.switched is not None and job.planner.switched.decided == 3)
+    fabric.coordinator.receive(fabric.number("ps1"), said[0], fabric.now)
+    fabric.talk()
+    assert why(fabric, "one") == "job 'one': ps1: cannot keep 'clicks': No space left on device"
+    fabric.drawers[1].full = False
     assert begin(fabric, "two")[1] == 3
 
 

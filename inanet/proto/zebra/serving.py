@@ -204,6 +204,9 @@ class Shards:
     def follow(self, facts: Switched) -> None:
         """A job's hot keys, and what has been decided of them. Raises ``ValueError`` for a model that is another's."""
         number = facts.number
+        if number not in self._plans:
+            # it cannot go on here, and the coordinator is about to hear so
+            return
         if number not in self._shards:
             if number in self._kept and facts.begin < 0:
                 return
