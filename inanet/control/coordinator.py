@@ -305,7 +305,7 @@ class Coordinator:
     def _leave(self, peer: Peer, message: Leave, now: float) -> None:
         assert peer.hello is not None
         if peer.hello.role == "worker" and peer.job in self.jobs:
-            self.jobs[peer.job].leave(peer.hello.name, now)
+            self.jobs[peer.job].leave(peer.hello.name, now, clip(message.reason))
         self._gone(peer, f"it left: {message.reason}" if message.reason else "it left", now, left=True)
 
     def _peer_silent(self, peer: Peer, message: PeerSilent, now: float) -> None:

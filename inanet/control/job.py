@@ -153,8 +153,8 @@ class Job(Keeping):
             lost = JobLost("worker_lost", f"job {self.name!r}: {text}", open_[0] if open_ else None, ranks)
             self._ending = (self._now + self._settings.grace, lost)
 
-    def leave(self, name: str, now: float) -> None:
-        """A worker host goes in good order; the job is over when all have."""
+    def leave(self, name: str, now: float, why: str = "") -> None:
+        """A worker host says farewell, and ``why``; the job is over when all have."""
         if name not in self.hosts:
             return
         for round_ in self.collectives.ledger:
@@ -162,7 +162,10 @@ class Job(Keeping):
                 self.worker_lost(name, f"it left before it had the result of round {round_.number}", now)
                 return
         ranks = show_ranks(self.hosts[name].ranks)
-        self._guard(now, lambda: self._leave(name, f"{ranks} (host {name}) has left the job"))
+        self._guard(
+            now,
+            lambda: self._leave(name, f"{ranks} (host {name}) has left the job{f': {why}' if why else ''}"),
+        )
         if not self.hosts and not self.over:
             self._close("all workers have left", None)
 

@@ -118,10 +118,10 @@ def test_a_job_ends_when_all_have_left(nodes: Nodes) -> None:
 
 
 def test_nothing_goes_on_without_the_one_that_left(nodes: Nodes) -> None:
-    nodes.say("w3", Leave())
+    nodes.say("w3", Leave(reason="rank 3 is gone: process 7 ended"))
     nodes.begin(1, SPEC, ["w0"])
     failure = nodes.last("w1", RoundFailed)
-    assert failure.message.endswith("rank 3 (host w3) has left the job")
+    assert failure.message.endswith("rank 3 (host w3) has left the job: rank 3 is gone: process 7 ended")
     assert failure.missing == (3,)
     assert nodes.got("w0", JobFailed) == []
 

@@ -263,7 +263,7 @@ def test_ranks_that_come_back_faster_than_others_leave_are_asked_to_wait() -> No
     nodes.say("w0", Leave(reason="done"))
     nodes.join("w0")
     rejected = nodes.last("w0", Reject)
-    assert rejected.reason == "job 'train' has still to end: rank 0 (host w0) has left the job"
+    assert rejected.reason == "job 'train' has still to end: rank 0 (host w0) has left the job: done"
     assert rejected.retry_after == 0.25
     nodes.say("w1", Leave(reason="done"))
     nodes.join("w0", "w1")
