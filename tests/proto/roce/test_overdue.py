@@ -95,3 +95,26 @@ def test_others_wait_as_long_as_they_were_told() -> None:
         one.went_back(overdue=True)
         one.acknowledged(1, 9.0)
     assert (fixed.seconds, forever.seconds) == (BASE, None)
+
+
+def test_a_network_that_loses_is_waited_for_as_long_as_it_takes_to_cross() -> None:
+    """On a link of 20 Mbit/s the shortest time was over before anything could be acknowledged, and all was sent five times."""
+    overdue = Overdue(Attributes(timeout=CODE, adaptive=True))
+    for k in range(3):
+        overdue.sent(10 * k + 1, 1.0 * k)
+        overdue.went_back(overdue=True)
+        overdue.went_back(overdue=False)
+        overdue.acknowledged(10 * k + 1, k + TRIP)
+        assert overdue.seconds == pytest.approx(2 * TRIP)
+    for _ in range(9):
+        overdue.went_back(overdue=True)
+    # whoever is late time and again has lost something
+    assert overdue.seconds == pytest.approx(2 * TRIP)
+    overdue.sent(100, 5.0)
+    overdue.acknowledged(100, 5.001)
+    assert overdue.seconds == BASE
+    for k in range(200):
+        overdue.sent(101 + k, 6.0 + k)
+        overdue.went_back(overdue=False)
+        overdue.acknowledged(101 + k, 7.0 + k)
+    assert overdue.seconds == pytest.approx(LONGEST * BASE)
