@@ -197,6 +197,8 @@ class LocalServer:
         group.leave(session, why)
         if not group.sessions and self._groups.get(group.job) is group:
             del self._groups[group.job]
+            if group.state is State.FORMING:
+                self._refusals.forget(group.job)
 
     def figures(self) -> dict[str, int]:
         """The backend's counters."""
@@ -222,6 +224,7 @@ class LocalServer:
             group.welcome()
 
     def _over(self, group: Group, reason: str) -> None:
+        self._refusals.forget(group.job)
         task = asyncio.get_running_loop().create_task(self._leave(group, reason))
         self._leaving[group.job] = task
         task.add_done_callback(lambda _: self._left(group.job, task))

@@ -406,6 +406,7 @@ class Coordinator:
             del self.jobs[job.number]
             self._spared = {(number, name) for number, name in self._spared if number != job.number}
             self._admission.ended.remember(job.planner.key, job.verdict)
+            self._refusals.forget(job.name)
             self._keyholders.keep({j.planner.key for j in self.jobs.values()})
             self._admission.maker.groups.withdraw(job.number)
             for peer in self._peers:

@@ -82,6 +82,7 @@ class FormingJobs:
             return
         self._resuming.supersede(members.job)
         del self._pending.forming[members.job]
+        self._refusals.forget(members.job)
         chosen = self._fabrics.of(members.system).arrange(members.hellos, self._peers.nodes())
         job = self._maker.make(members.job, chosen, forming, members.hosts())
         self._office.say(JobStarted(job.number, job.name, members.world, resumed=False, epoch=job.epoch))
@@ -103,6 +104,7 @@ class FormingJobs:
                 del forming.members.hellos[peer.hello.name]
                 if not forming.members.hellos:
                     del self._pending.forming[forming.members.job]
+                    self._refusals.forget(forming.members.job)
 
     def timer(self) -> float | None:
         """When :meth:`on_timer` has something to do."""
@@ -129,4 +131,5 @@ class FormingJobs:
             f"of {waiting.expected} ranks, missing: {', '.join(waiting.missing)}"
         )
         del self._pending.forming[members.job]
+        self._refusals.forget(members.job)
         self._pending.fail(forming, "timeout", text)

@@ -36,6 +36,13 @@ class Refusals:
         """Somebody was let in after all: nobody waits for it any more."""
         self._seen = {reason: (at, None if was == whom else was) for reason, (at, was) in self._seen.items()}
 
+    def forget(self, job: str) -> None:
+        """A job has ended, or needs nobody any more: who was turned away from it is not of the next one of its name."""
+        self._seen = {
+            reason: (at, None if was is not None and was.job == job else was)
+            for reason, (at, was) in self._seen.items()
+        }
+
     def latest(self, now: float) -> tuple[str, ...]:
         """The sentences, the oldest first."""
         return tuple(reason for reason, (at, _) in self._seen.items() if now - at <= REMEMBERED)

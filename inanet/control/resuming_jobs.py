@@ -145,6 +145,7 @@ class ResumingJobs:
         """A job cannot be resumed: tell those who came back."""
         del self._pending.resuming[resuming.key]
         self._ended.remember(resuming.key, text)
+        self._refusals.forget(resuming.members.job)
         for name, returned in resuming.returned.items():
             node = self._peers.node(name)
             if returned.hello.role != "worker" and node is not None:

@@ -79,3 +79,25 @@ def test_who_joins_hears_what_for_before_anybody_has_said_who_is_missing(
     assert waits.hear("waiting")["text"] == (
         f"the other hosts of {PAIR['job']}; rank 1 was turned away: {sentence}"
     )
+
+
+def test_who_was_turned_away_is_not_of_the_next_job_of_that_name(
+    agent: Agent, hello: Callable[..., Raw]
+) -> None:
+    """Whether the others of its host had all come or not."""
+    waits = hello()
+    hello(rank=1, world=3).end()
+    waits.hear("waiting")
+    assert "turned away" in waits.hear("waiting")["text"]
+    waits.socket.close()
+    agent.until(lambda: not agent.server._groups)
+    missing = "joined 1 of 2 ranks of this host, missing: rank 1"
+    second = hello()
+    assert second.hear("waiting")["text"] == missing
+    pair = [second, hello(rank=1)]
+    agent.until(lambda: bool(agent.backend.joined))
+    hello(rank=1).end()
+    for rank in pair:
+        rank.socket.close()
+    agent.until(lambda: not agent.server._groups)
+    assert hello().hear("waiting")["text"] == missing

@@ -140,9 +140,44 @@ def test_who_is_let_in_after_all_is_not_called_turned_away() -> None:
     nodes.wait(1)
     assert "turned away" in nodes.last("w0", Waiting).missing[0]
     nodes.kill("w0")
+    nodes.kill("w1")
+    nodes.join("w2", token="another one")
     nodes.wait(61)
     nodes.join("w0")
-    assert nodes.last("w0", Waiting).missing[0] == "rank 2"
+    assert nodes.last("w0", Waiting).missing[0] == "ranks 1 and 2"
+
+
+def test_who_was_turned_away_from_a_job_is_not_of_the_next_one_of_its_name() -> None:
+    """Whether the job did not come about, was given up by its members, or ran."""
+    nodes = Nodes(two_level(2, 1), join=20.0)
+
+    def refuse() -> None:
+        nodes.join("w1", token="another one")
+        nodes.wait(0.3)
+
+    def waits(name: str) -> str:
+        return nodes.last(name, Waiting).missing[0]
+
+    nodes.join("ps", "a0", "w0")
+    refuse()
+    assert "turned away" in waits("w0")
+    nodes.wait(20)
+    nodes.say("w0", nodes.hello("w0"))
+    assert waits("w0") == "rank 1"
+    refuse()
+    nodes.kill("w0")
+    nodes.join("w0")
+    assert waits("w0") == "rank 1"
+    nodes.join("w1")
+    runs = nodes.ids["w1"]
+    refuse()
+    nodes.ids["w1"] = runs
+    for name in ("w0", "w1"):
+        nodes.say(name, Leave())
+    nodes.join("w0")
+    assert waits("w0") == "rank 1"
+    # people still hear of it
+    assert nodes.coordinator.overview(nodes.now).refused
 
 
 def test_one_who_leaves_before_the_job_is_complete_is_missing_again() -> None:
