@@ -54,7 +54,8 @@ def by_name(directory: Path, name: str) -> Found:
     if not numbers:
         raise AuthorityError(
             f"{directory / ISSUED} has no certificate of {name!r}, and there is no file with one: nothing was issued under "
-            "that name, or before there was this list; --certificate FILE and --serial NUMBER revoke what is not on it"
+            "that name, or before there was this list; --certificate FILE, --serial HEX or --fingerprint HEX revoke a single "
+            "one, the first two also if it is not on the list"
         )
     return Found(name, tuple(dict.fromkeys(numbers)))
 
@@ -106,7 +107,7 @@ def by_fingerprint(directory: Path, wanted: str) -> Found:
         if line.endswith(f"sha256 {digits}"):
             return by_serial(directory, line.split()[0])
     raise AuthorityError(
-        f"nothing in {directory} has this fingerprint: give --certificate FILE or --serial NUMBER"
+        f"nothing in {directory} has this fingerprint: give --certificate FILE or --serial HEX"
     )
 
 

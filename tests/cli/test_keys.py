@@ -67,7 +67,9 @@ def test_what_was_revoked_is_listed_and_can_be_issued_anew(
     assert "w0: 1 revoked\nw0: was revoked before\n" in capsys.readouterr().out
     assert len(parse(listed.read_text())) == 2
     assert main(["keys", "revoke", str(directory), "w7"]) == 1
-    assert "nothing was issued under that name" in capsys.readouterr().err
+    refused = capsys.readouterr().err
+    assert "nothing was issued under that name" in refused
+    assert "--certificate FILE, --serial HEX or --fingerprint HEX revoke a single one" in refused
 
 
 @pytest.fixture
@@ -146,7 +148,7 @@ def test_a_serial_number_or_a_fingerprint_that_only_the_list_knows(
         (["--serial", "-1"], 2, "is no number in hexadecimal digits"),
         (["--serial", "CA"], 2, "is the authority itself"),
         (["--fingerprint", "ab"], 2, "has 2 hexadecimal digits, a SHA-256 fingerprint has 64"),
-        (["--fingerprint", "ab" * 32], 1, "has this fingerprint: give --certificate FILE or --serial NUMBER"),
+        (["--fingerprint", "ab" * 32], 1, "has this fingerprint: give --certificate FILE or --serial HEX"),
         (["--certificate", "ca.pem"], 1, "is the authority itself"),
         (["--certificate", "other/w9.pem"], 1, "was not issued by"),
         (["--certificate", "revoked.txt"], 1, "holds no certificate"),
