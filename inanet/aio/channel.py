@@ -24,6 +24,8 @@ WRITE_LIMIT = 8 << 20
 #: Seconds between attempts to connect: the first pause and the longest.
 FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
+#: The reason of one who ends a TLS handshake without a word: one who does not know what that is, for example.
+HUNG_UP = "the other end hung up"
 _READ_BYTES = 1 << 16
 #: X509_V_ERR_INVALID_PURPOSE: a certificate that is good, but for something else.
 _UNFIT = 26
@@ -33,13 +35,14 @@ _FOREIGN = frozenset({18, 19, 20})
 
 class DeadlineError(TimeoutError):
     """Something did not happen in time: ``what`` names it and with whom, ``seconds`` is how long it was
-    waited for.
+    waited for, ``reason`` why it failed the last time, if that is known.
     """
 
     def __init__(self, what: str, seconds: float, reason: str = "") -> None:
         super().__init__(f"{what}: nothing within {seconds:g} s{f' ({reason})' if reason else ''}")
         self.what = what
         self.seconds = seconds
+        self.reason = reason
 
 
 class ChannelClosed(ConnectionError):
@@ -294,4 +297,4 @@ def reason_of(error: OSError) -> str:
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}{hint}"
     if error.errno and not isinstance(error, socket.gaierror):
         return os.strerror(error.errno)
-    return error.strerror or str(error) or "the other end hung up"
+    return error.strerror or str(error) or HUNG_UP

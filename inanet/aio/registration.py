@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
+from inanet.aio.channel import HUNG_UP, Channel, ChannelClosed, DeadlineError, connect
 from inanet.aio.uplink import WELCOME_SECONDS
 from inanet.control.codec import ControlError
 from inanet.control.fields import NodeRole
@@ -83,8 +83,7 @@ class Registration:
                         node=self._card.name,
                         address=self._address,
                         reason=str(error),
-                        fix="start ina-manager, or the ina-ps that coordinates, or correct control.coordinator; it is tried "
-                        "until then, and 'ina doctor' looks from here",
+                        fix=f"{_fix(error.reason)}; it is tried until then, and 'ina doctor' looks from here",
                     )
                 missed = True
                 continue
@@ -152,3 +151,12 @@ class Registration:
             name: value for name, value in self._figures().items() if type(value) is int and value >= 0
         }
         channel.post(Stats(counters=counters))
+
+
+def _fix(reason: str) -> str:
+    """What to do about a coordinator that is not reached for this reason."""
+    if "certificate" in reason:
+        return "mend the certificate that the reason is about: 'ina keys show' says whose one is, and until when it is good"
+    if reason.startswith("TLS") or reason == HUNG_UP:
+        return "set control.ca_file and key_file at the coordinator, too, or correct control.coordinator"
+    return "start ina-manager, or the ina-ps that coordinates, or correct control.coordinator"

@@ -161,6 +161,30 @@ async def test_a_coordinator_that_is_not_there_is_warned_of_once_and_found_when_
     assert "correct control.coordinator" in warned[0]["fix"]
 
 
+async def test_a_coordinator_that_is_there_is_not_to_be_started(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its certificate is of another authority; or it has none."""
+    monkeypatch.setattr("inanet.aio.registration.FIRST_SECONDS", 1.0)
+    async with AsyncExitStack() as stack:
+        foreign = await stack.enter_async_context(coordinating(of(keys / "other", "w0")))
+        plain = await stack.enter_async_context(coordinating())
+        logs = stack.enter_context(capture_logs())
+        for coordination in (foreign, plain):
+            await running(stack, registration(coordination.address, keys=of(keys, "w0")))
+
+        def fixes() -> dict[str, str]:
+            return {one["address"]: one["fix"] for one in logs if one["event"] == "coordinator not reached"}
+
+        async with asyncio.timeout(PATIENCE):
+            while len(fixes()) < 2:  # noqa: ASYNC110 - a log tells nobody that it has grown
+                await asyncio.sleep(0)
+    assert fixes()[foreign.address].startswith(
+        "mend the certificate that the reason is about: 'ina keys show'"
+    )
+    assert fixes()[plain.address].startswith("set control.ca_file and key_file at the coordinator, too")
+
+
 async def test_keys_that_are_being_replaced_are_waited_for(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
