@@ -53,7 +53,9 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
 
     @click.command(f"ina-{role}", help=help, context_settings={"max_content_width": 100})
     @click.option("--config", "file", required=True, metavar="FILE", help="Configuration, a TOML file.")
-    @click.option("--check", is_flag=True, help="Print the effective configuration and end; open nothing.")
+    @click.option(
+        "--check", is_flag=True, help="Print the effective configuration, or what is wrong, and end."
+    )
     @click.option("--log-level", type=click.Choice(LEVELS), help="Instead of log.level of the file.")
     @click.option("--log-format", type=click.Choice(FORMATS), help="Instead of log.format of the file.")
     @click.option("--loop", type=click.Choice(("uvloop", "asyncio")), default="uvloop", hidden=True)
@@ -82,8 +84,18 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
 
             return load(file, role, overrides)
 
+        def read_all() -> DaemonFile:
+            """Also the certificate, which a daemon that starts looks at when it has said whose it is."""
+            from inanet.control.config_file import ConfigError, find_file
+            from inanet.control.own_certificate import problems
+
+            found = read()
+            if wrong := problems(role, found):
+                raise ConfigError(find_file(file), wrong)
+            return found
+
         try:
-            config = read()
+            config = read_all() if check else read()
         except Exception as error:
             code, message = explain(error)
             if code is Exit.BUG:

@@ -18,7 +18,6 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import structlog
 
-from daemons._certificate import check as check_certificate
 from inanet.control import addresses, kernel_cache
 from inanet.control.about import bug_hint, version
 from inanet.control.config import DaemonFile, Role
@@ -28,6 +27,7 @@ from inanet.control.exits import Exit, Failure, explain
 from inanet.control.observe import compiling, logs
 from inanet.control.observe.metrics import MetricsServer, Sample, Scrape, Source
 from inanet.control.observe.sdnotify import Notifier
+from inanet.control.own_certificate import check as check_certificate
 
 C = TypeVar("C", bound=DaemonFile)
 LoopName = Literal["uvloop", "asyncio"]

@@ -13,6 +13,7 @@ from inanet.control.config import MODELS, PROGRAMS, Role, load, possible_roles
 from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
 from inanet.control.config_sparse import FabricSparseConfig, SparseConfig
 from inanet.control.exits import explain
+from inanet.control.own_certificate import problems as certificate_problems
 from inanet.lab.model import load as load_network
 
 SCHEMA = 1
@@ -29,6 +30,23 @@ def _roles(data: Mapping[str, Any], file: Path) -> tuple[Role, ...]:
     return tuple(role for role in possible if role == file.stem) or possible
 
 
+def _certified(config: str, role: Role) -> bool:
+    """Whether it is the file of a daemon in this role, with a certificate for that."""
+    try:
+        return not certificate_problems(role, load(config, role, from_outside=True))
+    except ConfigError:
+        return False
+
+
+def _daemon(config: str, roles: tuple[Role, ...]) -> BaseModel:
+    """The file of a daemon. Raises :class:`ConfigError`, also if its certificate is for none of what the daemon may be."""
+    effective = load(config, roles[0] if roles else None, from_outside=True)
+    wrong = certificate_problems(roles[0], effective)
+    if wrong and not any(_certified(config, other) for other in roles[1:]):
+        raise ConfigError(find_file(config), wrong)
+    return effective
+
+
 @click.command()
 @click.argument("config", metavar="CONFIG")
 @click.option(
@@ -42,7 +60,7 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
     """Validate a configuration file of a daemon, of a network for 'ina lab' and 'ina plan', or of a sparse job, all errors at
     once. Exit code 0 if it can be used, 2 if not.
 
-    Opens nothing, so it works on any machine; what it cannot know (interfaces, other nodes) shows when the
+    Opens nothing but the files that it names, keys among them; what it cannot know (interfaces, other nodes) shows when the
     daemon starts.
     """
     report: dict[str, Any] = {"schema": SCHEMA, "ok": True, "file": config, "role": role, "errors": []}
@@ -59,7 +77,7 @@ def check(context: click.Context, config: str, role: Role | None, as_json: bool)
         if sparse:
             effective = validate(FabricSparseConfig if "control" in data else SparseConfig, data, file)
         else:
-            effective = load_network(file) if network else load(config, chosen, from_outside=True)
+            effective = load_network(file) if network else _daemon(config, roles)
     except (ConfigError, OSError) as error:
         code, message = explain(error)
         problems = error.problems if isinstance(error, ConfigError) else [Problem("", message)]

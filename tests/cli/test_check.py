@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from inanet.cli.main import main
+from inanet.control import authority
 from inanet.control.config import PROGRAMS, Role
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -56,6 +57,30 @@ def test_a_ps_under_a_manager_looks_like_an_aggregator_but_for_its_name(
         assert capsys.readouterr().out == f"{file}: a valid configuration for {says}\n"
     assert main(["check", str(file), "--role", "ps"]) == 0
     assert capsys.readouterr().out == f"{file}: a valid configuration for ina-ps\n"
+
+
+def test_a_certificate_for_something_else_is_a_mistake_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a file that may be of one of two daemons, one for neither is."""
+    authority.initialise(tmp_path, 1)
+    file = tmp_path / "node.toml"
+
+    def check(own: Path) -> int:
+        keys = f'ca_file = "{tmp_path}/ca.pem"\nkey_file = "{own}"\n'
+        file.write_text(f'[node]\nname = "n0"\n[control]\ncoordinator = "10.0.0.1:7400"\n{keys}')
+        return main(["check", str(file), "--json"])
+
+    for name, roles, said in (
+        ("n1", ("ps",), "its certificate is that of n1, not of 'n0'"),
+        ("n0", ("worker",), "its certificate lets it be worker, not to be aggregator"),
+    ):
+        assert check(authority.issue(tmp_path, name, roles=roles, days=1)) == 2
+        (error,) = json.loads(capsys.readouterr().out)["errors"]
+        assert error["key"] == "control.key_file"
+        assert said in error["what"]
+    (tmp_path / "n0.pem").unlink()
+    assert check(authority.issue(tmp_path, "n0", roles=("ps",), days=1)) == 0
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "lab").glob("*.toml")), ids=lambda file: file.stem)

@@ -1,15 +1,18 @@
 """A daemon whose certificate is for something else says so, and does not start."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from daemons._certificate import check
+from daemons._chassis import command
 from inanet.control import authority
 from inanet.control.config import Role, load
 from inanet.control.exits import Exit
+from inanet.control.own_certificate import check, problems
 from inanet.control.trust import KeyFileError, WrongCertificate
 from tests.daemons.processes import PATIENCE, ROOT
 
@@ -29,6 +32,11 @@ FILES: dict[Role, tuple[str, str]] = {
 def keys(tmp_path: Path) -> Path:
     authority.initialise(tmp_path, 1)
     return tmp_path
+
+
+async def started(config: object, context: object) -> None:
+    """A daemon that must not be started."""
+    raise AssertionError("started")
 
 
 def written(keys: Path, role: Role, own: Path, control: str = "", rest: str = "") -> Path:
@@ -103,6 +111,23 @@ def test_a_ps_under_a_manager_and_whoever_meets_nobody_over_tls_need_no_coordina
     checked(keys, "ps", own, control=f'listen = "unix:{keys}/s"')
     checked(keys, "agg", own, control=f'coordinator = "unix:{keys}/s"')
     checked(keys, "switch", own, control="\n")
+
+
+def test_whoever_only_looks_at_a_file_hears_it_too(keys: Path) -> None:
+    own = authority.issue(keys, "w0", roles=("worker", "status"), days=1)
+    file = written(keys, "worker", own)
+    run = CliRunner().invoke(command("worker", started, "A worker."), ["--config", str(file), "--check"])
+    assert (run.exit_code, run.stdout) == (Exit.USAGE, "")
+    assert run.stderr.startswith(f"{file}: control.key_file: ina-worker 'n0' does not start with {own}: ")
+    assert "its certificate is that of w0, not of 'n0'" in run.stderr
+    authority.initialise(keys / "other", 1)
+    late = authority.issue(keys, "n0", roles=("worker",), days=0)
+    (problem,) = problems("worker", load(written(keys, "worker", late), "worker"))
+    assert "has expired" in problem.what
+    right = authority.issue(keys / "other", "n0", roles=("worker",), days=1)
+    right.replace(keys / "right.pem")
+    shutil.copy(keys / "other" / "ca.pem", keys / "ca.pem")
+    assert problems("worker", load(written(keys, "worker", keys / "right.pem"), "worker")) == []
 
 
 @pytest.mark.processes

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inanet.control.config import PROGRAMS, PsConfig
+from inanet.control.config_file import Problem
 from inanet.control.config_manager import ManagerConfig
 from inanet.control.trust import STATUS, KeyFileError, WrongCertificate
 
@@ -44,6 +45,15 @@ def check(role: Role, config: DaemonFile) -> None:
             f"{who} with {keys.own}: {wrong}; 'ina keys issue DIRECTORY {name} {options}' makes the right one, where the "
             f"authority is, after 'ina keys revoke DIRECTORY {name}' if there is another of that name"
         )
+
+
+def problems(role: Role, config: DaemonFile) -> list[Problem]:
+    """The same for whoever only looks at the daemon's file."""
+    try:
+        check(role, config)
+    except KeyFileError as error:
+        return [Problem("control.key_file", str(error))]
+    return []
 
 
 def _meets(config: DaemonFile) -> tuple[HostPort | None, bool]:
