@@ -26,6 +26,8 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 #: The reason of one who ends a TLS handshake without a word: one who does not know what that is, for example.
 HUNG_UP = "the other end hung up"
+#: How the reason begins if the name of a host has no address.
+UNRESOLVED = "its name does not resolve"
 _READ_BYTES = 1 << 16
 #: X509_V_ERR_INVALID_PURPOSE: a certificate that is good, but for something else.
 _UNFIT = 26
@@ -221,6 +223,12 @@ class Channel:
         return str(name[0]) if isinstance(name, tuple) else ""
 
     @property
+    def remote(self) -> str:
+        """The other end's IPv4 address; empty if it has none."""
+        name = self._writer.get_extra_info("peername")
+        return str(name[0]) if isinstance(name, tuple) and len(name) == 2 else ""
+
+    @property
     def closed(self) -> bool:
         """Whether this side has closed or lost the connection."""
         return self._writer.is_closing()
@@ -277,11 +285,15 @@ def _distrust(certificate: Certified | None, keys: Keys | None) -> str:
 async def _open(
     target: Address, tls: ssl.SSLContext | None
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    if tls is None:
-        return await asyncio.open_connection(target.host, target.port)
-    return await asyncio.open_connection(
-        target.host, target.port, ssl=tls, server_hostname="", ssl_handshake_timeout=HANDSHAKE_SECONDS
-    )
+    try:
+        if tls is None:
+            return await asyncio.open_connection(target.host, target.port)
+        return await asyncio.open_connection(
+            target.host, target.port, ssl=tls, server_hostname="", ssl_handshake_timeout=HANDSHAKE_SECONDS
+        )
+    except UnicodeError as error:
+        # no resolver is asked for a name with an empty part, or one that is too long
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
 
 
 def reason_of(error: OSError) -> str:
@@ -295,6 +307,8 @@ def reason_of(error: OSError) -> str:
         elif getattr(error, "verify_code", 0) in _FOREIGN:
             hint = "; the certificate of the other end is of another authority than this end's ca_file"
         return f"TLS: {getattr(error, 'verify_message', '') or error.reason or error}{hint}"
-    if error.errno and not isinstance(error, socket.gaierror):
+    if isinstance(error, socket.gaierror):
+        return f"{UNRESOLVED}: {error.strerror or error}"
+    if error.errno:
         return os.strerror(error.errno)
     return error.strerror or str(error) or HUNG_UP

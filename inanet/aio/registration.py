@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from inanet.aio.channel import HUNG_UP, Channel, ChannelClosed, DeadlineError, connect
+from inanet.aio.channel import HUNG_UP, UNRESOLVED, Channel, ChannelClosed, DeadlineError, connect
 from inanet.aio.uplink import WELCOME_SECONDS
 from inanet.control.codec import ControlError
 from inanet.control.fields import NodeRole
@@ -159,4 +159,6 @@ def _fix(reason: str) -> str:
         return "mend the certificate that the reason is about: 'ina keys show' says whose one is, and until when it is good"
     if reason.startswith("TLS") or reason == HUNG_UP:
         return "set control.ca_file and key_file at the coordinator, too, or correct control.coordinator"
+    if reason.startswith(UNRESOLVED):
+        return "see to it that the name resolves, or give an IPv4 address in control.coordinator"
     return "start ina-manager, or the ina-ps that coordinates, or correct control.coordinator"

@@ -13,7 +13,16 @@ import structlog
 from inanet.aio.beside import Companions, device_drops
 from inanet.aio.driver import Driver
 from inanet.aio.negotiation import UNLIMITED, Pace
-from inanet.control.addresses import AddressError, Resolved, interfaces, is_loopback, refuse_loopback, resolve
+from inanet.control.addresses import (
+    AddressError,
+    HostPort,
+    Resolved,
+    interfaces,
+    is_loopback,
+    refuse_loopback,
+    refuse_loopback_early,
+    resolve,
+)
 from inanet.control.config import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
 from inanet.control.config import Node as NodeConfig
 from inanet.control.config_control import CoordinatorControl
@@ -94,6 +103,17 @@ def _open_bare(node: NodeConfig, listen: Resolved) -> Bare:
         ) from None
 
 
+async def _refuse_own(name: str, advertised: str, listen: HostPort) -> None:
+    """:func:`refuse_loopback` for whoever coordinates. Raises it also for a name that does not resolve."""
+    if listen.local:
+        return
+    try:
+        met = await asyncio.to_thread(resolve, listen)
+    except AddressError as error:
+        raise AddressError(f"control.listen: {error}") from None
+    refuse_loopback(name, advertised, met.address)
+
+
 async def open_device(config: AnyConfig, clock: Callable[[], float], *, legacy: bool = False) -> Device:
     """The device that ``[node]`` asks for, at its rate, with the impairments of ``[impair]`` around it.
 
@@ -103,17 +123,11 @@ async def open_device(config: AnyConfig, clock: Callable[[], float], *, legacy: 
     node = config.node
     listen = await asyncio.to_thread(resolve, node.listen)
     control = config.control
-    meeting_point = control.coordinator
-    if meeting_point is None:
+    if control.coordinator is not None:
+        await asyncio.to_thread(refuse_loopback_early, node.name, listen.address, control.coordinator)
+    else:
         assert isinstance(control, CoordinatorControl)
-        meeting_point = control.listen
-    if not meeting_point.local:
-        try:
-            met = await asyncio.to_thread(resolve, meeting_point)
-        except AddressError as error:
-            key = "listen" if control.coordinator is None else "coordinator"
-            raise AddressError(f"control.{key}: {error}") from None
-        refuse_loopback(node.name, listen.address, met.address)
+        await _refuse_own(node.name, listen.address, control.listen)
     if legacy:
         listen = replace(listen, port=0)
     bare = _open_bare(node, listen)

@@ -8,9 +8,11 @@ from typing import Any
 import structlog
 
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
+from inanet.control.addresses import AddressError, refuse_loopback
 from inanet.control.codec import ControlError
 from inanet.control.member import Failed, Member
 from inanet.control.trust import KeyFileError, Keys
+from inanet.wire.endpoint import address_of
 
 #: seconds a coordinator may take to answer a Hello
 WELCOME_SECONDS = 10.0
@@ -90,6 +92,10 @@ class Uplink:
             except DeadlineError as error:
                 self._give_up("coordinator_lost", str(error))
                 return
+            if why := self._unreachable(self._channel):
+                await self._drop()
+                self._give_up("rejected", why)
+                return
             try:
                 await self._talk(self._channel)
             except (DeadlineError, ChannelClosed, ControlError) as error:
@@ -118,6 +124,19 @@ class Uplink:
                     )
                     self._give_up("coordinator_lost", text)
                     return
+
+    def _unreachable(self, channel: Channel) -> str:
+        """Why others cannot reach this node where it says that it is; empty if they can, as far as is seen. Before there is a
+        connection nobody may know where the coordinator is.
+        """
+        identity = self.member.identity
+        if not channel.remote:
+            return ""
+        try:
+            refuse_loopback(identity.name, address_of(identity.endpoint)[0], channel.remote)
+        except AddressError as error:
+            return str(error)
+        return ""
 
     async def _reach(self, seconds: float) -> Channel:
         """A connection. Raises :class:`DeadlineError`: also files with keys that are gone are waited for, since they may be

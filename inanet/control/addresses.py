@@ -184,6 +184,19 @@ def _is_tunnel(interface: str) -> bool:
         return False
 
 
+def refuse_loopback_early(node: str, advertised: str, coordinator: HostPort) -> None:
+    """The same before there is a connection. Nothing is said of a coordinator whose name does not resolve: after a boot that
+    may come, and whoever connects tries until then.
+    """
+    if coordinator.local or not is_loopback(advertised):
+        return
+    try:
+        met = resolve(coordinator)
+    except AddressError:
+        return
+    refuse_loopback(node, advertised, met.address)
+
+
 def refuse_loopback(node: str, advertised: str, coordinator: str) -> None:
     """Raise :class:`AddressError` if ``node`` would tell a coordinator on another machine a loopback address.
 

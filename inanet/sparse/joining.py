@@ -17,7 +17,7 @@ import structlog
 
 from inanet.client.sparse_process import SparseMember
 from inanet.client.sparse_process import join_sparse as join_by_addresses
-from inanet.control.addresses import refuse_loopback, resolve
+from inanet.control.addresses import refuse_loopback_early, resolve
 from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
 from inanet.control.config_sparse import FabricSparseConfig, OnlineSection
 from inanet.control.errors import FabricError, InaError
@@ -180,9 +180,7 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
 def _device(config: FabricSparseConfig, name: str, rank: int) -> Device:
     """Where the rank sends and receives."""
     listen = resolve(config.node.listen)
-    meeting_point = config.control.coordinator
-    if not meeting_point.local:
-        refuse_loopback(name, listen.address, resolve(meeting_point).address)
+    refuse_loopback_early(name, listen.address, config.control.coordinator)
     device: Device = UdpDevice(listen.address, listen.port)
     how = config.impair
     if not how.active:

@@ -2,10 +2,12 @@
 
 import asyncio
 import shutil
+import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, MutableMapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import uvloop
@@ -183,6 +185,47 @@ async def test_a_coordinator_that_is_there_is_not_to_be_started(
         "mend the certificate that the reason is about: 'ina keys show'"
     )
     assert fixes()[plain.address].startswith("set control.ca_file and key_file at the coordinator, too")
+
+
+async def test_a_coordinators_name_may_resolve_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a boot, before DNS is up."""
+    monkeypatch.setattr("inanet.aio.registration.FIRST_SECONDS", 0.05)
+    asked = 0
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating())
+        port = int(coordination.address.rpartition(":")[2])
+
+        async def resolved(*asking: object, **how: object) -> list[object]:
+            nonlocal asked
+            asked += 1
+            if not warned():
+                raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+            return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+
+        def warned() -> list[MutableMapping[str, Any]]:
+            return [entry for entry in logs if entry["event"] == "coordinator not reached"]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+        logs = stack.enter_context(capture_logs())
+        changed = asyncio.create_task(coordination.changed())
+        await running(stack, registration(f"manager.invalid:{port}"))
+        await asyncio.wait_for(changed, PATIENCE)
+    (said,) = warned()
+    assert said["log_level"] == "warning"
+    assert "its name does not resolve: Temporary failure in name resolution" in said["reason"]
+    assert said["fix"].startswith("see to it that the name resolves, or give an IPv4 address")
+    assert asked > 1
+
+
+async def test_a_loopback_address_is_not_announced_to_a_coordinator_that_was_found_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Channel, "remote", "10.9.8.7")
+    async with coordinating() as coordination:
+        member = Member(Node("ps", 16), Identity("ps", "ps", "", endpoint("127.0.0.1", 9001), 100))
+        await Uplink(member, coordination.address, join=PATIENCE, resume=PATIENCE, wake=lambda: None).run()
+    assert member.failed is not None
+    assert member.failed.message.startswith("ps would advertise 127.0.0.1 to the coordinator at 10.9.8.7")
 
 
 async def test_keys_that_are_being_replaced_are_waited_for(

@@ -1,5 +1,6 @@
 """What a daemon's data plane is opened with."""
 
+import socket
 import time
 from pathlib import Path
 
@@ -59,10 +60,18 @@ async def test_an_address_of_another_machine_is_refused_with_those_of_this_one()
         await open_device(config, time.monotonic)
 
 
-async def test_a_coordinator_without_an_address_is_named_by_its_key():
+async def test_a_name_to_listen_at_must_resolve_and_a_coordinators_may_later(monkeypatch):
+    def unresolved(*asked: object) -> None:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unresolved)
     control = {"coordinator": "nohost.invalid:7400", "token": TOKEN, "insecure": True}
     config = validate(MODELS["agg"], {"node": {"name": "x"}, "control": control}, Path("x.toml"))
-    with pytest.raises(AddressError, match=r"^control\.coordinator: 'nohost\.invalid' is neither"):
+    (await open_device(config, time.monotonic)).close()
+    sections = {"topology": {"workers": WORKERS}, "node": {"name": "x"}}
+    control = {"listen": "nohost.invalid:7400", "token": TOKEN, "insecure": True}
+    config = validate(MODELS["ps"], {**sections, "control": control}, Path("x.toml"))
+    with pytest.raises(AddressError, match=r"^control\.listen: 'nohost\.invalid' is neither"):
         await open_device(config, time.monotonic)
 
 
