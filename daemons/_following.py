@@ -28,7 +28,8 @@ async def registered(
     measure: Callable[[Source], None],
     rate: int | None = None,
 ) -> AsyncIterator[None]:
-    """The daemon is registered at ``coordinator`` while the block lasts, whenever that can be reached.
+    """The daemon is registered at ``coordinator`` while the block lasts, whenever that can be reached. It says good-bye unless
+    the block ends with an error.
 
     ``where`` its data plane receives, with these counters, over a link of this rate (None: as the kernel says). ``measure``
     is the :meth:`Context.measure` of the daemon, whose metrics say whether it is.
@@ -52,6 +53,7 @@ async def registered(
     task = asyncio.create_task(registration.run())
     try:
         yield
+        await registration.leave(f"the {role} was asked to stop")
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

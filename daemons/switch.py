@@ -67,12 +67,12 @@ async def _follow(
             if member.welcomed:
                 context.ready(f"connected to {coordinator}; {status}", **programs)
                 await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if running.done():
-            running.result()
-        if not context.stopping.is_set():
-            why = member.failed.message if member.failed is not None else welcome.exception()
-            raise Failure(f"switch {config.node.name}: {why}")
-        await uplink.leave("the switch was asked to stop")
+            if running.done():
+                running.result()
+            if not context.stopping.is_set():
+                why = member.failed.message if member.failed is not None else welcome.exception()
+                raise Failure(f"switch {config.node.name}: {why}")
+            await uplink.leave("the switch was asked to stop")
     finally:
         for task in tasks:
             task.cancel()

@@ -218,7 +218,8 @@ class Coordination:
         elif isinstance(event, events.PeerLost):
             # a job that ends with somebody's farewell says itself whether that was the end it should have
             say, what = (_log.info, "left") if event.left else (_log.warning, "lost")
-            say(what, peer=event.name, peer_role=event.role, reason=event.reason)
+            if not event.told:
+                say(what, peer=event.name, peer_role=event.role, reason=event.reason)
             self._close(event.peer)
         elif isinstance(event, events.ProbeAsked) and event.peer in self._channels:
             send_probe(self._channels[event.peer].local, event.group, event.port, event.nonce)

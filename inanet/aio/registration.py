@@ -6,16 +6,17 @@ each time that it is gone.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import structlog
 
 from inanet.aio.channel import HUNG_UP, UNRESOLVED, Channel, ChannelClosed, DeadlineError, connect
-from inanet.aio.uplink import WELCOME_SECONDS
+from inanet.aio.uplink import FAREWELL_SECONDS, WELCOME_SECONDS
 from inanet.control.codec import ControlError
 from inanet.control.fields import NodeRole
-from inanet.control.messages import PROTOCOL, Ping, Pong, Reject, Stats
+from inanet.control.messages import PROTOCOL, Leave, Ping, Pong, Reject, Stats
 from inanet.control.observe.machine import Machine
 from inanet.control.observe.metrics import Sample
 from inanet.control.standing import Register, Registered
@@ -64,12 +65,32 @@ class Registration:
         self._keys = keys
         #: whether it is registered now
         self.registered = False
+        self._channel: Channel | None = None
+        self._left = False
+        self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Register, report, and again when the connection breaks; until cancelled."""
+        """Register, report, and again when the connection breaks; until it has left, or is cancelled."""
+        try:
+            await self._stay_registered()
+        finally:
+            self._over.set()
+
+    async def leave(self, reason: str) -> None:
+        """Say good-bye, and wait until the coordinator has heard; :meth:`run` ends, unless it is waiting for a connection."""
+        self._left = True
+        if self._channel is None:
+            return
+        with contextlib.suppress(ChannelClosed):
+            self._channel.post(Leave(reason=reason))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL_SECONDS):
+                await self._over.wait()
+
+    async def _stay_registered(self) -> None:
         refused = ""
         missed = False
-        while True:
+        while not self._left:
             pause = 0.0
             try:
                 seconds = ATTEMPT_SECONDS if missed else FIRST_SECONDS
@@ -95,6 +116,7 @@ class Registration:
                 await asyncio.sleep(REFUSED_SECONDS)
                 continue
             missed = False
+            self._channel = channel
             try:
                 reject = await self._talk(channel)
                 pause = reject.retry_after if reject.retry_after is not None else REFUSED_SECONDS
@@ -103,6 +125,8 @@ class Registration:
                     refused = reject.reason
                     _log.warning("not registered", node=self._card.name, reason=refused)
             except (DeadlineError, ChannelClosed, ControlError) as error:
+                if self._left:
+                    return
                 if self.registered:
                     _log.info("registration lost", node=self._card.name, reason=str(error))
                 elif str(error) != refused:
@@ -111,7 +135,7 @@ class Registration:
                 # whoever closes connections as soon as they stand is not asked all the time
                 pause = 0.0 if self.registered else LOST_SECONDS
             finally:
-                self.registered = False
+                self.registered, self._channel = False, None
                 await channel.close()
             await asyncio.sleep(pause)
 

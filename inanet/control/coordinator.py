@@ -192,7 +192,7 @@ class Coordinator:
                 self.say(ProbeAsked(peer.id, group, port, message.nonce))
             self.send(peer, self.overview(now))
         elif peer.card is not None:
-            self._registered(peer.card, message, now)
+            self._registered(peer, peer.card, message, now)
         elif peer.hello is None:
             raise Refused(f"the first message must be hello, not {message.kind}")
         elif isinstance(message, Pong):
@@ -252,12 +252,15 @@ class Coordinator:
         self._admission.look(now)
         self._renew(now)
 
-    def _registered(self, card: Register, message: Message, now: float) -> None:
+    def _registered(self, peer: Peer, card: Register, message: Message, now: float) -> None:
         if isinstance(message, Report):
+            peer.told = False
             self.registry.report(card.name, message, now)
             self._weigh(card.name, now)
         elif isinstance(message, Stats):
             self.registry.count(card.name, message.counters)
+        elif isinstance(message, Leave):
+            self._gone(peer, f"it left: {message.reason}" if message.reason else "it left", now, left=True)
         elif not isinstance(message, Pong):
             raise Refused(f"{message.kind} has no place on a connection for registration")
 
@@ -350,11 +353,16 @@ class Coordinator:
         self._peers.remove(peer)
         if peer.card is not None:
             self.registry.leave(peer.card.name)
-            self.say(PeerLost(peer.id, peer.card.name, peer.card.role, why, left))
+            told = peer.told or self._peers.serves(peer.card.name)
+            self.say(PeerLost(peer.id, peer.card.name, peer.card.role, why, left, told))
         if peer.hello is None:
             return
         name, role = peer.hello.name, peer.hello.role
         self.say(PeerLost(peer.id, name, role, why, left))
+        card = self._peers.registered(name)
+        if card is not None and (role != "worker" or not left):
+            # else it has left a job: it is there
+            card.told = True
         self._admission.gone(peer)
         if role != "worker":
             for job in self.jobs.values():

@@ -35,13 +35,16 @@ class PeerRefused:
 
 @dataclass(frozen=True, slots=True)
 class PeerLost:
-    """A node is gone, on purpose (``left``: it has said so) or not. If its connection is still open, close it."""
+    """A node is gone, on purpose (``left``: it has said so) or not. If its connection is still open, close it. ``told``: of the
+    node's two connections, the other one's loss tells it, or has told it.
+    """
 
     peer: int
     name: str
     role: NodeRole
     reason: str
     left: bool = False
+    told: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,8 @@ class Peer:
     job: int | None = None
     #: number of the last ping
     nonce: int = 0
+    #: of one that is registered: whether its other connection is gone, and nothing was heard since
+    told: bool = False
 
     @property
     def known(self) -> Hello | Register | None:
@@ -80,6 +82,10 @@ class Peers:
     def registered(self, name: str) -> Peer | None:
         """The connection on which a node is registered."""
         return next((p for p in self if p.card and p.card.name == name), None)
+
+    def serves(self, name: str) -> bool:
+        """Whether a node of this name is here for some job, beside its registration."""
+        return any(p.hello is not None and p.hello.name == name for p in self)
 
     def nodes(self) -> dict[str, Hello]:
         """Connected aggregators and parameter servers."""

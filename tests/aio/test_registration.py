@@ -126,6 +126,21 @@ async def test_a_node_registers_reports_and_is_seen() -> None:
     assert seen.missing == ("s0",)
 
 
+async def test_who_stops_in_order_says_so() -> None:
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating())
+        logs = stack.enter_context(capture_logs())
+        changed = asyncio.create_task(coordination.changed())
+        node = registration(coordination.address)
+        task = asyncio.create_task(node.run())
+        await asyncio.wait_for(changed, PATIENCE)
+        await node.leave("the worker was asked to stop")
+        await asyncio.wait_for(task, PATIENCE)
+    (said,) = [entry for entry in logs if entry["event"] in ("left", "lost", "registration lost")]
+    assert (said["event"], said["log_level"], said["peer"]) == ("left", "info", "w0")
+    assert said["reason"] == "it left: the worker was asked to stop"
+
+
 async def test_a_coordinator_that_is_not_there_is_warned_of_once_and_found_when_it_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from inanet.control.messages import (
     Follows,
     JobEnded,
     JobFailed,
+    Leave,
     Performed,
     Plan,
     Pong,
@@ -124,6 +125,48 @@ def test_without_a_parameter_server_a_job_waits() -> None:
     nodes.register("ps")
     nodes.join("ps")
     assert nodes.plans["w0"].version == 1
+
+
+def untold(nodes: Managed) -> list[tuple[str, bool, str]]:
+    """(name, left, reason) of the losses to be told so far."""
+    losses = [event for event in nodes.events if isinstance(event, PeerLost) and not event.told]
+    nodes.events.clear()
+    return [(event.name, event.left, event.reason) for event in losses]
+
+
+@pytest.mark.parametrize("lines", [("a0", "a0/r"), ("a0/r", "a0")])
+def test_a_node_with_two_connections_is_lost_once(lines: tuple[str, str]) -> None:
+    nodes = Managed()
+    nodes.register("a0")
+    nodes.join("a0")
+    for line in lines:
+        nodes.kill(line)
+    assert untold(nodes) == [("a0", False, "its connection closed")]
+    # and in order, too
+    nodes.register("a0")
+    nodes.join("a0")
+    for line in lines:
+        nodes.say(line, Leave(reason="enough"))
+    assert untold(nodes) == [("a0", True, "it left: enough")]
+    assert "a0" not in nodes.coordinator.registry
+
+
+def test_who_is_heard_of_after_a_loss_can_be_lost_again() -> None:
+    nodes = Managed()
+    nodes.start()
+    nodes.kill("a0")
+    nodes.say("a0/r", Report(idle_cores=8.0, memory_used=GIB))
+    assert [name for name, _, _ in untold(nodes)] == ["a0"]
+    nodes.kill("a0/r")
+    # a worker that has left its job is still there
+    for name in WORKERS:
+        nodes.say(name, Leave())
+    nodes.kill("w0/r")
+    assert untold(nodes) == [
+        ("a0", False, "its connection closed"),
+        *((name, True, "it left") for name in WORKERS),
+        ("w0", False, "its connection closed"),
+    ]
 
 
 def test_a_name_has_one_role_and_one_registration() -> None:

@@ -125,7 +125,7 @@ class Reject(Frozen):
 
 
 class Leave(Frozen):
-    """This node goes, on purpose. A worker leaves when it has all results it began."""
+    """This node goes, on purpose. A worker leaves when it has all results it began, a daemon that is registered when it stops."""
 
     kind: Literal["leave"] = "leave"
     reason: Text = ""
