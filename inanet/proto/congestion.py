@@ -18,10 +18,8 @@ TOLERATED_LOSS = 0.01
 #: super-frame.
 GROWTH = 1 / 16
 LEAST_WINDOW = 32
-#: Windows double at most from one measurement to the next, but several links fill a queue at once, and what an empty one
-#: took says nothing about it: so many seconds are believed in any case, and more while nothing is known.
-PLAUSIBLE = 0.02
-PLAUSIBLE_AT_FIRST = 0.2
+#: Round trips that are believed while none is known, over those that always are.
+AT_FIRST = 10
 
 
 @dataclass(slots=True)
@@ -31,6 +29,9 @@ class Congestion:
     #: what may be in flight, as far as the path is concerned
     window: float = FIRST_WINDOW
     has_lost: bool = False
+    #: Windows double at most from one measurement to the next, but several links fill a queue at once, and what an empty one
+    #: took says nothing about it: as many seconds are believed in any case as a node waits before it repeats something
+    plausible: float = 0.02
     #: smoothed time from sending to credit where nothing was lost, 0 before the first; never below what was seen last
     round_trip: float = 0.0
     #: packets sent and lost since the window was last reconsidered
@@ -56,7 +57,7 @@ class Congestion:
             self._mark = -1
         if 0 <= self._mark <= self._settled:
             # whoever waits for lost packets, or for a neighbour that has no processor, measures anything
-            most = max(2 * self.round_trip, PLAUSIBLE) if self.round_trip else PLAUSIBLE_AT_FIRST
+            most = max(2 * self.round_trip, self.plausible) if self.round_trip else AT_FIRST * self.plausible
             sample = min(now - self._marked_at, most)
             self.round_trip = max(sample, self.round_trip + (sample - self.round_trip) / 8)
             self._mark = -1

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inanet.proto.collective import Collective, TensorState
+from inanet.proto.congestion import Congestion
 from inanet.proto.multicast import Multicast
-from inanet.proto.plan import NodePlan, Part, Placement, Shard
+from inanet.proto.plan import Child, NodePlan, Parent, Part, Placement, Shard
 from inanet.proto.reliability import Link, Receiver, Sender, Timing
 from inanet.proto.slots import SlotMemory, TreeColumn
 
@@ -29,6 +30,7 @@ class Tree:
     #: endpoint of the group through which the parent may send results; 0: none
     hears: int = 0
     _lineup: "list[ShardState] | None" = None
+    timing: Timing = field(default_factory=Timing)
     #: numbers in [0, 1) for the back-off of requests for results that many may lack (R6)
     random: Callable[[], float] | None = None
 
@@ -47,7 +49,7 @@ class Tree:
             same = self.up is not None and (self.up.endpoint, self.up.bit) == (parent.endpoint, parent.bit)
             if self.up is None or not same or fresh:
                 moved = self.up is not None
-                self.up = Link(parent.name, parent.endpoint, parent.bit, parent.window, since=version)
+                self.up = self._link(parent, version)
             if not same:
                 memory.taken[self.row, 32] = 0
             self.up.window = parent.window
@@ -64,9 +66,7 @@ class Tree:
             memory.child_endpoint[self.row, index] = child.endpoint
             known = self.down.get(index)
             if known is None or known.endpoint != child.endpoint:
-                known = self.down[index] = Link(
-                    child.name, child.endpoint, child.bit, child.window, since=version
-                )
+                known = self.down[index] = self._link(child, version)
                 memory.taken[self.row, index] = 0
             known.window = child.window
             known.grants(self.job.plan.window)
@@ -81,6 +81,17 @@ class Tree:
             t[TreeColumn.RETIRED] |= retired.bit
             memory.mask[self.row, retired.bit.bit_length() - 1] = retired.mask
         return moved
+
+    def _link(self, neighbour: Parent | Child, version: int) -> Link:
+        congestion = Congestion(plausible=self.timing.retransmit)
+        return Link(
+            neighbour.name,
+            neighbour.endpoint,
+            neighbour.bit,
+            neighbour.window,
+            congestion=congestion,
+            since=version,
+        )
 
     def _place_group(self, placement: Placement) -> None:
         group = self.multicast
@@ -125,9 +136,9 @@ class Tree:
         if self.multicast is not None:
             self.multicast.forget(row)
 
-    def receiver(self, count: int, timing: Timing) -> Receiver:
+    def receiver(self, count: int) -> Receiver:
         """For the results of one shard's round."""
-        return Receiver(count, timing, self.random if self.hears else None)
+        return Receiver(count, self.timing, self.random if self.hears else None)
 
 
 @dataclass(slots=True)
@@ -171,7 +182,7 @@ class ShardState:
         self.collective = None
         self.encoded = self.decoded = self.group_cursor = 0
         self.up = Sender(self.tree.up) if self.tree.up else None
-        self.from_parent = self.tree.receiver(self.shard.count, timing) if self.tree.up else None
+        self.from_parent = self.tree.receiver(self.shard.count) if self.tree.up else None
         self.down = {index: Sender(link) for index, link in self.tree.down.items()}
         self.from_children = {index: Receiver(self.shard.count, timing) for index in self.tree.down}
         self.tree.forget(self.row)

@@ -60,7 +60,8 @@ class Node(Upkeep):
         for placement in plan.placements:
             tree = job.trees.get(placement.tree)
             if tree is None:
-                tree = Tree(job, placement.tree, self.memory.add_tree(job.row), random=self._random)
+                row = self.memory.add_tree(job.row)
+                tree = Tree(job, placement.tree, row, timing=self.timing, random=self._random)
                 job.trees[placement.tree] = tree
             again = placement.tree in attach
             moved = tree.place(self.memory, placement, fresh=again)
@@ -86,7 +87,7 @@ class Node(Upkeep):
             slotwork.restamp(self._tables, state.row)
             state.up = Sender(tree.up, cursor=int(shard[ShardColumn.UP_LOGGED]), attach_due=now)
             state.confirmed = False
-            receiver = tree.receiver(state.shard.count, self.timing)
+            receiver = tree.receiver(state.shard.count)
             state.from_parent = receiver
             for group in range(receiver.groups):
                 receiver.group_ended(group, now)

@@ -5,7 +5,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from inanet.proto.congestion import FIRST_WINDOW, LEAST_WINDOW, PLAUSIBLE, PLAUSIBLE_AT_FIRST, Congestion
+from inanet.proto.congestion import AT_FIRST, FIRST_WINDOW, LEAST_WINDOW, Congestion
 from inanet.proto.plan import ExponentMode
 from inanet.proto.reliability import Link, Sender, Timing
 from inanet.sim.fabric import SimulatedFabric
@@ -73,13 +73,13 @@ def test_a_wait_for_lost_packets_is_no_round_trip() -> None:
     """What is lost keeps the clock running until as much more has come; long queues at most double from one to the next."""
     congestion = Congestion()
     use_up(congestion, took=3.0)
-    assert congestion.round_trip == pytest.approx(PLAUSIBLE_AT_FIRST)
+    assert congestion.round_trip == pytest.approx(AT_FIRST * congestion.plausible)
     congestion = Congestion()
     use_up(congestion, took=0.004)
     use_up(congestion, took=0.5)
-    assert congestion.round_trip == pytest.approx(PLAUSIBLE)
+    assert congestion.round_trip == pytest.approx(congestion.plausible)
     use_up(congestion, took=0.5)
-    assert congestion.round_trip == pytest.approx(2 * PLAUSIBLE)
+    assert congestion.round_trip == pytest.approx(2 * congestion.plausible)
 
 
 def test_a_queue_that_several_links_fill_at_once_is_measured_at_once() -> None:
