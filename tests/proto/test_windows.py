@@ -267,19 +267,25 @@ def test_packets_of_a_future_plan_give_their_credit_back():
     assert credits == [4]
 
 
-def test_results_that_are_not_known_yet_are_not_looked_for_row_by_row(monkeypatch):
+@pytest.fixture
+def looked(monkeypatch):
+    """Fragments whose rows a node has looked at before it sends them again."""
+    fragments = []
+    mend = slotwork.mend
+
+    def counting(*its):
+        fragments.append(its[-1])
+        return mend(*its)
+
+    monkeypatch.setattr(slotwork, "mend", counting)
+    return fragments
+
+
+def test_results_that_are_not_known_yet_are_not_looked_for_row_by_row(looked):
     """Children ask twice a second for all that they lack of groups that have ended, while most of it is still to come.
 
     A server that took 6 ms for each such request had no time for what would have answered them.
     """
-    looked = []
-    mend = slotwork.mend
-
-    def counting(*its):
-        looked.append(its[-1])
-        return mend(*its)
-
-    monkeypatch.setattr(slotwork, "mend", counting)
     rig = Rig(count=1024, window=512)
     rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(1000) for c in (0, 1)])
     rig.sent()
@@ -294,16 +300,8 @@ def test_results_that_are_not_known_yet_are_not_looked_for_row_by_row(monkeypatc
     assert [s.packet.gradient for s in rig.sent() if s.kind is Kind.RESULT] == [3, 7, 9]
 
 
-def test_results_that_wait_to_leave_again_are_not_looked_at_for_every_request(monkeypatch):
+def test_results_that_wait_to_leave_again_are_not_looked_at_for_every_request(looked):
     """As above, of what is known but does not fit into a window: a thousand rows, for each child, twice a second."""
-    looked = []
-    mend = slotwork.mend
-
-    def counting(*its):
-        looked.append(its[-1])
-        return mend(*its)
-
-    monkeypatch.setattr(slotwork, "mend", counting)
     rig = Rig(root=True, count=200, window=64)
     for filled in range(0, 192, 64):
         rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(filled, filled + 64) for c in (0, 1)])
