@@ -9,15 +9,16 @@ in another epoch. A parameter server that comes back gets everything again (R4).
 job, or, if that is elastic, has it begin another epoch (:mod:`inanet.control.shrinking`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from inanet.control.collectives import JobLost
 from inanet.control.events import JobOver, RootMissed, RoundLost
 from inanet.control.fields import Cause
 from inanet.control.holding import Mark
-from inanet.control.keeping import Keeping
+from inanet.control.identifying import HotKeys, Servers
+from inanet.control.keeping import KeptModel
 from inanet.control.messages import (
     Begin,
     Finished,
@@ -32,17 +33,38 @@ from inanet.control.messages import (
     Message,
     Refuse,
 )
-from inanet.control.renewing import REARRANGED, REKEYED
+from inanet.control.renewing import REARRANGED, REKEYED, Renewing
 from inanet.control.sentences import clip, show_ranks
 from inanet.control.topology import Topology
 from inanet.control.trees import Performance
 from inanet.control.versions import Inheritance
+from inanet.proto.plan import Switched
 
 _GOES_ON = "the job goes on with the others: call again"
 
 
-class Job(Keeping):
+#: what a server that has not said what it has of a sparse job's model is waited for with: such a job has no tensors
+_MODEL = 0
+
+
+class Job(Renewing):
     """See the module's documentation, and :class:`~inanet.control.versions.Versions`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        #: parts that only sparse jobs have: one finds hot keys while it trains, one begins with a kept model
+        self.hot_keys: HotKeys | None = None
+        self.model: KeptModel | None = None
+        facts = self.planner.switched
+        if facts is None or facts.sparse is None:
+            return
+        names = (*self.topology.roots, *self.topology.aggregators)
+        servers = Servers.of(facts, names, self.hellos)
+        if facts.sparse.online is not None:
+            self.hot_keys = HotKeys(self.number, servers, self, self._send)
+        if facts.sparse.model:
+            self.model = KeptModel(self.name, servers, self)
+            self._gate = {(name, _MODEL) for name in self.model.awaited}
 
     # ---------- plans
 
@@ -55,10 +77,30 @@ class Job(Keeping):
         self.planner.adopt(returned.plans)
         self._guard(now, lambda: self._resume(returned))
 
+    @property
+    def facts(self) -> Switched:
+        """What the plan of a job on switches says."""
+        assert self.planner.switched is not None
+        return self.planner.switched
+
+    def publish(self, facts: Switched, reason: str, only: Collection[str] | None = None) -> None:
+        """Make and send the next version; see :class:`~inanet.control.identifying.PlanOwner`."""
+        self.planner.switched = facts
+        if only is None:
+            self._advance(reason)
+        else:
+            self._inform(reason, only)
+
     def rewindow(self, now: float) -> None:
         """Other jobs have come or gone: make a new version if that changes any window."""
         if any(self.station(name) != station for name, station in self._stations.items()):
             self._guard(now, lambda: self._advance("another job has changed the windows"))
+
+    def follows(self, name: str, version: int, nonce: int) -> None:
+        """See :class:`~inanet.control.versions.Versions`."""
+        super().follows(name, version, nonce)
+        if self.hot_keys is not None:
+            self.hot_keys.answered(name)
 
     # ---------- what members say and do
 
@@ -81,10 +123,11 @@ class Job(Keeping):
             self._layout_ready(name, message)
         elif isinstance(message, Judged):
             self._judged(name, message)
-        elif isinstance(message, Gathered):
-            self._gathered(name, message)
-        elif isinstance(message, Kept):
-            self._on_kept(name, message)
+        elif isinstance(message, Gathered) and self.hot_keys is not None:
+            self.hot_keys.gathered(name, message)
+        elif isinstance(message, Kept) and self.model is not None:
+            self._gate.discard((name, _MODEL))
+            self.model.kept(name, message)
         elif isinstance(message, Held) and host:
             if self._shrinking is not None and message.nonce == self._shrinking.nonce:
                 self._shrinking.held.add(name)
@@ -390,10 +433,10 @@ class Job(Keeping):
     def _do_without(self, names: set[str]) -> None:
         """Workers wait for slots that are not made."""
         for name in sorted(names):
-            facts, seconds = self.planner.switched, f"within {self._settings.silence:g} s"
+            seconds = f"within {self._settings.silence:g} s"
             why = f"it did not make slots {seconds}"
-            if facts is not None and facts.sparse is not None:
-                why = f"it did not say {seconds} what it has of model {facts.sparse.model!r}"
+            if self.model is not None:
+                why = f"it did not say {seconds} what it has of model {self.model.name!r}"
             if name in self.topology.roots:
                 self._root_late(name, why)
             self._holder_lost(name, why)

@@ -1,4 +1,4 @@
-"""A sparse job whose model is kept by its servers: it begins with what all of them have.
+"""The part of a sparse job whose model is kept by its servers: it begins with what all of them have.
 
 Shards write down what an iteration has changed before anybody is told that it is finished, so they may have ended one iteration
 apart: then the job begins with the earlier one. Workers get no plan before that is known.
@@ -6,53 +6,56 @@ apart: then the job begins with the earlier one. Workers get no plan before that
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from inanet.control.collectives import JobLost
-from inanet.control.identifying import Identifying
+from inanet.control.identifying import PlanOwner, Servers
 from inanet.control.messages import Kept
 from inanet.control.sentences import listing
-
-#: what shards are waited for with, as with tensors
-_MODEL = 0
+from inanet.proto.zebra.membership import chosen
 
 
-class Keeping(Identifying):
-    """What :class:`~inanet.control.job.Job` is built on, beside its hot keys. Other jobs have no model."""
+class KeptModel:
+    """The model of the job called ``job``."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, job: str, servers: Servers, plan: PlanOwner) -> None:
+        self.name = chosen(plan.facts).model
+        self._job = job
+        self._servers = servers
+        self._plan = plan
         #: by the shards' names
-        self._kept: dict[str, Kept] = {}
-        facts = self.planner.switched
-        if facts is not None and facts.sparse is not None and facts.sparse.model:
-            self._gate = {(name, _MODEL) for name in self._shards}
+        self._parts: dict[str, Kept] = {}
 
-    def _on_kept(self, name: str, message: Kept) -> None:
-        """A shard says what it has."""
-        facts = self.planner.switched
-        if name not in self._shards or facts is None or facts.sparse is None or facts.begin >= 0:
+    @property
+    def awaited(self) -> frozenset[str]:
+        """Servers that have not said what they have of the model."""
+        return frozenset(self._servers.shards) - self._parts.keys()
+
+    def kept(self, name: str, message: Kept) -> None:
+        """A shard says what it has; with the last of them the job can begin. Raises :class:`~inanet.control.collectives.JobLost` for
+        parts that do not belong together.
+        """
+        facts = self._plan.facts
+        if name not in self._servers.shards or facts.begin >= 0:
             return
-        self._kept[name] = message
-        self._gate.discard((name, _MODEL))
-        if len(self._kept) < len(self._shards):
+        self._parts[name] = message
+        if self.awaited:
             return
-        iterations = {name: kept.iteration for name, kept in self._kept.items()}
-        begin, model = min(iterations.values()), facts.sparse.model
+        iterations = {name: part.iteration for name, part in self._parts.items()}
+        begin = min(iterations.values())
         if max(iterations.values()) > begin + 1:
-            raise self._mixed(model, "are of iterations that do not belong together", iterations)
-        origins = {name: f"{kept.origin:x}" for name, kept in self._kept.items()}
+            raise self._mixed("are of iterations that do not belong together", iterations)
+        origins = {name: f"{part.origin:x}" for name, part in self._parts.items()}
         if begin and len(set(origins.values())) > 1:
             # without an iteration that all have, it is new
-            raise self._mixed(model, "were not begun by the same job", origins)
-        self.planner.switched = replace(facts, begin=begin)
-        self._advance(f"model {model!r} is that of iteration {begin}" if begin else f"model {model!r} is new")
+            raise self._mixed("were not begun by the same job", origins)
+        how = f"that of iteration {begin}" if begin else "new"
+        self._plan.publish(replace(facts, begin=begin), f"model {self.name!r} is {how}")
 
-    def _mixed(self, model: str, how: str, parts: Mapping[str, int | str]) -> JobLost:
+    def _mixed(self, how: str, parts: Mapping[str, int | str]) -> JobLost:
         """Parts of a model that are not of one: who has what."""
         listed = listing([f"{what} at {name!r}" for name, what in sorted(parts.items())])
         return JobLost(
             "unsupported",
-            f"job {self.name!r}: the servers' parts of model {model!r} {how}: {listed}; use the servers that have trained it, under "
-            "their names, or another name for the model",
+            f"job {self._job!r}: the servers' parts of model {self.name!r} {how}: {listed}; use the servers that have trained it, "
+            "under their names, or another name for the model",
         )
