@@ -132,7 +132,7 @@ class FabricBackend:
             self._asker = self._asker or Asker(lambda: list(station.members), self.flush)
 
     async def _beside(self, mine: _Membership) -> Beside:
-        """A machine for a job on a switch, at an endpoint of its own: that is how the switch knows the job (R7)."""
+        """A machine for a job on a switch, at an endpoint of its own by which the switch knows it (bound endpoints)."""
         station = self._station
         config, timing = station.config, station.config.timing
         if config.node.transport != "udp":

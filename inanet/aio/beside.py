@@ -1,4 +1,4 @@
-"""A machine on a device of its own beside a node: its packets need an address by which they are told apart (R7)."""
+"""A machine on a device of its own beside a node: its packets need an address to be told apart by (bound endpoints)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping

@@ -2,7 +2,7 @@
 
 Small rounds are done at once, on the event loop: that is faster than handing them to a thread. Larger ones are cut
 into parts that the threads of a pool work on (kernels release the interpreter's lock), so that the loop stays free
-for other jobs. Rounds of one job follow each other; bits depend neither on the cut nor on the threads (R2).
+for other jobs. Rounds of one job follow each other; bits depend neither on the cut nor on the threads (number format).
 """
 
 import asyncio

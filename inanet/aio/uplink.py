@@ -27,7 +27,8 @@ class Uplink:
     """Keeps ``member`` connected to the coordinator at ``address``.
 
     ``wake`` is called after every message that was acted on, so that the data plane can follow. ``resume`` is how long
-    a lost coordinator may take to come back (R4) before the member is abandoned. With ``keys`` the connection is TLS.
+    a lost coordinator may take to come back (coordinator restart) before the member is abandoned. With ``keys`` the connection
+    is TLS.
     """
 
     def __init__(

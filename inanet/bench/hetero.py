@@ -34,7 +34,7 @@ def hetero(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: 
 
     ``link_bps`` is the rate of an unhindered worker. ``ratio_to_ps`` of a row is the median over repetitions of its time
     over the faster PS's of the same repetition (whole tensors, or streamed). Carried and fixed exponents wait for
-    nobody; the row with a prologue stands beside them (R1).
+    nobody; the row with a prologue stands beside them (exponent agreement).
     """
     with lab_stage(name) as stage, started(peers, stage) as teams:
         topology = stage.topology

@@ -3,7 +3,7 @@
 The first instance is the paper's fat-tree: 80 switches of which 16 can aggregate, 40 workers, AlexNet's layers cut to at
 most 4 MB. Then workers grow, in fat-trees with as many servers, to 1,000. On instances where the plain program is not
 too slow it is solved beside the column generation, so that the loss of the latter is seen. On small instances the cost is
-compared with the exact optimum (R11: the rounding's proof bounds memory only).
+compared with the exact optimum (rounded probabilities: the proof bounds memory only).
 """
 
 from dataclasses import dataclass

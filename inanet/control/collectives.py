@@ -1,7 +1,7 @@
 """The rounds of one job: all hosts must want the same, somebody must have room for it, and it must end in
 time.
 
-What cannot be is told to every node with one text (R13): mismatches with both values, refusals with rank,
+What cannot be is told to every node with one text (one outcome): mismatches with both values, refusals with rank,
 tensor and index, timeouts with the ranks that were waited for.
 """
 
@@ -230,8 +230,8 @@ class Collectives:
                 self.ledger.tidy(round_)
 
     def part(self, host: str, text: str) -> list[Round]:
-        """A worker host is gone, and the job will go on without it (R13). Returns rounds that have no result anywhere yet,
-        as far as is known here: whether they get one is for their roots to say.
+        """A worker host is gone, and the job will go on without it (elastic rounds). Returns rounds that have no result
+        anywhere yet, as far as is known here: whether they get one is for their roots to say.
         """
         gone = self.hosts.pop(host)
         self.farewell = text

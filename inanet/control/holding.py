@@ -1,4 +1,4 @@
-"""The moment in which an aggregator may come back into the tree: no packet of any round is on its way (R5).
+"""The moment in which an aggregator may come back into the tree: no packet of any round is on its way (quiet moment).
 
 Hosts are asked to begin no round from a certain one on. When all have said that they hold, and everything
 begun is finished and confirmed, the plan may change as if the job started. Hosts must not be held for long:

@@ -1,11 +1,11 @@
 """A running job: its members, its plan as they come and go, and its end.
 
 The plan changes in few ways only. When an aggregator is lost, its children move to the parent that holds
-its id, at once, and the planner retires that id (R5). When one returns, nothing retires, so no packet of
+its id, at once, and the planner retires that id (re-parenting). When one returns, nothing retires, so no packet of
 any round may be on its way: hosts are asked to hold before a round none of them has begun, and the plan
 changes when everything before it is finished and confirmed. That is also the moment for other trees, when the
 planner knows better ones. A job that is scheduled over several switches (GOAT) is scheduled anew when one is lost or comes,
-in another epoch. A parameter server that comes back gets everything again (R4). A worker that is lost ends the
+in another epoch. A parameter server that comes back gets everything again (root restart). A worker that is lost ends the
 job, or, if that is elastic, has it begin another epoch (:mod:`inanet.control.shrinking`).
 """
 
@@ -73,7 +73,7 @@ class Job(Renewing):
         self._guard(now, lambda: self._advance("the job starts"))
 
     def resume(self, returned: Inheritance, now: float) -> None:
-        """Take over from an earlier coordinator (R4)."""
+        """Take over from an earlier coordinator, which is gone (coordinator restart)."""
         self.planner.adopt(returned.plans)
         self._guard(now, lambda: self._resume(returned))
 
@@ -246,7 +246,7 @@ class Job(Renewing):
             self._drop_holder(name, f"{self.hellos[name].role} {name!r} was lost: {why}")
 
     def _drop_holder(self, name: str, reason: str) -> None:
-        """Go on without an aggregator: its children move up (R5)."""
+        """Go on without an aggregator: its children move up (re-parenting)."""
         self.absent.add(name)
         self._gate = {(holder, tensor) for holder, tensor in self._gate if holder != name}
         self._attach.pop(name, None)
@@ -260,7 +260,7 @@ class Job(Renewing):
     # ---------- servers return
 
     def _root_returned(self, hello: Hello) -> None:
-        """A parameter server is back, with nothing: it gets slots, and its children send what they have again (R4)."""
+        """A PS is back, with nothing: it gets slots, and its children send what they have again (root restart)."""
         name = hello.name
         self.hellos[name] = hello
         for tensor in self.collectives.tensors.book:

@@ -83,7 +83,7 @@ class Members:
 
     @property
     def ranks(self) -> int:
-        """Ranks that contribute (R2's n)."""
+        """Ranks that contribute (*n* of the number format)."""
         return self.world if self.left is None else self.left
 
     @property

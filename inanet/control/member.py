@@ -94,7 +94,7 @@ class Member:
     # ------------------------------------------------------------ connection
 
     def connected(self) -> None:
-        """A (new) connection stands: introduce this node and say what it still holds (R4)."""
+        """A (new) connection stands: introduce this node and say what it still holds (coordinator restart)."""
         self._out.clear()
         self.welcomed = False
         self.rejected = None
@@ -277,7 +277,7 @@ class Member:
             self._rounds.release(now)
 
     def _begin_epoch(self, job: int) -> None:
-        """The job goes on without somebody, under another key: nothing that was sent before counts (R13)."""
+        """The job goes on without somebody, under another key: nothing that was sent before counts (elastic rounds)."""
         self._forget(job)
         if self.asking is not None:
             self.asking.again()

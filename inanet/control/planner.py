@@ -1,5 +1,5 @@
 """One-hot ids over plan versions: every node's view of a job's trees, such that nothing is ever counted
-twice (R5).
+twice (re-parenting).
 
 A *version* says for every parent which bit stands for which child. Between two versions a bit keeps its
 child, or it retires: its child is gone, and what that child had already sent stands for the children that
@@ -40,7 +40,7 @@ class Planner:
     """Plan versions of one job.
 
     ``ancestors(tree, name)`` are the configured parents of a node, nearest first: children that turn up at
-    a parent replace the one among them that is gone. ``ranks`` is R2's n. ``group_of(tree, parent)`` is the
+    a parent replace the one among them that is gone. ``ranks`` is *n* of the number format. ``group_of(tree, parent)`` is the
     endpoint of a multicast group for the results of a parent, or 0; without it all results go by unicast.
     ``probe``: by multicast only to children that have answered. ``switched`` goes to all nodes as it is; ``publish`` makes
     the sub-models of a tensor where several switches sum.
@@ -131,7 +131,7 @@ class Planner:
         return ids
 
     def adopt(self, plans: Mapping[str, NodePlan]) -> None:
-        """Take over what nodes that outlived their coordinator follow (R4); call :meth:`advance` afterwards.
+        """Take over what nodes that outlived their coordinator follow; call :meth:`advance` afterwards.
 
         A parent's own view counts for its ids, since it is its slots that must not count twice. The version
         becomes the highest anybody has seen.

@@ -1,5 +1,4 @@
-"""Receive buffers shared by neighbours: windows such that everybody's together fit (section on flow
-control, R6).
+"""Receive buffers shared by neighbours: windows such that everybody's together fit (receive budgets).
 
 A node has one receive buffer, filled by its children and its parents in all trees of all jobs. Each of them
 may have its share in flight and no more, so a buffer never overflows, whatever the others do.

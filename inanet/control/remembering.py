@@ -1,4 +1,4 @@
-"""The trees of a job whose coordinator was lost, put together from what its members still follow (R4)."""
+"""The trees of a job whose coordinator was lost, put together from what its members still follow (coordinator restart)."""
 
 from collections.abc import Collection, Mapping
 

@@ -1,5 +1,5 @@
-"""A job that goes on in another epoch: without workers that are gone (R13), over other switches, or because somebody knows
-its key who was sent away.
+"""A job that goes on in another epoch: without workers that are gone (elastic rounds), over other switches, or
+because somebody knows its key who was sent away.
 
 Everything is told anew under another key, so nothing counts that was sent before; when the moment for that has come,
 :mod:`inanet.control.shrinking` says.

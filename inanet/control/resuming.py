@@ -1,4 +1,4 @@
-"""Jobs that outlive their coordinator (R4): members come back to a new one and say what they hold."""
+"""Jobs that outlive their coordinator (coordinator restart): members come back to a new one and say what they hold."""
 
 from dataclasses import dataclass, field
 
@@ -116,7 +116,7 @@ class Resuming:
     def _agrees(self, name: str, topology: Topology) -> bool:
         """Whether an aggregator is still where it says: its parent counts on it, its children send to it.
 
-        If not, its children have been moved, and its partial sums must not come in again (R5).
+        If not, its children have been moved, and its partial sums must not come in again (re-parenting).
         """
         for place in self.returned[name].resume.plan.placements:
             if place.parent is None:

@@ -1,4 +1,4 @@
-"""Jobs that outlived their coordinator (R4): each waits for its members to come back, and goes on when they have told what they
+"""Jobs that outlived their coordinator: each waits for its members to come back, and goes on when they have told what they
 hold, or is given up.
 """
 

@@ -44,7 +44,7 @@ class Round:
 
     @property
     def committed(self) -> bool:
-        """Whether a host has the whole result: the round may be late now, but it cannot fail (R4, R13)."""
+        """Whether a host has the whole result: the round may be late now, but it cannot fail (one outcome)."""
         return bool(self.finished)
 
 

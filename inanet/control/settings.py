@@ -64,7 +64,7 @@ class Settings:
     #: how often registered nodes report
     heartbeat: float = 1.0
     loss_threshold: float = LOSS_THRESHOLD
-    #: jobs go on without workers that are lost (R13); those on switches do not
+    #: jobs go on without workers that are lost (elastic rounds); those on switches do not
     elastic: bool = False
     #: it may listen beyond this machine without TLS
     insecure: bool = False

@@ -1,4 +1,4 @@
-"""When a retired id may be issued again: when no packet can carry it in a round that still matters (R5).
+"""When a retired id may be issued again: when no packet can carry it in a round that still matters (child ids).
 
 The coordinator sees Begins late: a host may have begun a round, and the lost aggregator forwarded its part,
 before the coordinator knew of the round. But a host that answers a ping sent after a plan has said Begin

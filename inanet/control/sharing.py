@@ -1,5 +1,5 @@
 """Max-min fair sharing of links among the flows of aggregation trees: XAgg's Iq. (1), over all jobs and both
-directions (R6).
+directions (shared rates).
 
 A *flow* is what one node sends to a neighbour, or to a multicast group, in one tree of one job. It uses resources: the
 egress of its sender, the ingress of whoever receives it. What a node forwards is made of what its children send, so it

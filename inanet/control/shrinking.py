@@ -1,4 +1,4 @@
-"""An elastic job goes on without workers that are gone (R13).
+"""An elastic job goes on without workers that are gone (elastic rounds).
 
 A round whose contributions are all at the roots is completed, with the lost worker's part in it; any other fails on all
 survivors with one error. Only the roots can tell which it is, so they are asked, and a root that lacks something gives the

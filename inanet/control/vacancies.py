@@ -1,4 +1,4 @@
-"""Parameter servers that are gone and may come back: a job waits for them as it would for its coordinator (R4)."""
+"""Parameter servers that are gone and may come back: a job waits for them as it would for its coordinator (root restart)."""
 
 from dataclasses import dataclass, field
 

@@ -4,10 +4,10 @@ The audit has the averaged gradients that came out of the network, one per step,
 them beside the single-process run. Three statements are checked; together they pin the whole run down:
 
 1. *Every average is right.* With n contributions x_i of a 256-element block, all |x_i| < 2^e, the fabric
-   adds integers rint(x_i 2^s), s = 31 - ceil(log2 n) - e (rule R2 of the number format). Each rounding is
+   adds integers rint(x_i 2^s), s = 31 - ceil(log2 n) - e (docs/protocol.md, number format). Each rounding is
    off by at most half a unit 2^-s; integer sums are exact; so the mean is off by at most 2^(-s - 1), plus
    half a unit in the last place for its conversion to float32. (Up to n = 128 a float32 never reaches the
-   clamp of R2: it has 24 significant bits.) A block's exponent is the largest of the contributions' in
+   clamp of the number format: it has 24 significant bits.) A block's exponent is the largest of the contributions' in
    ``prologue`` mode, and in ``carried`` mode at most the larger of that and the last sum's plus six bits.
    The audit recomputes the contributions at the run's own weights and compares every element of every step
    with that bound.
@@ -32,7 +32,7 @@ from inanet.demo.digits import Digits, load
 from inanet.demo.model import F32
 from inanet.demo.training import F64, Descent, Recipe, batches, digest, exact_mean, part_gradients
 
-#: Elements that share an exponent (R2).
+#: Elements that share an exponent (number format).
 BLOCK = 256
 #: In ``carried`` mode a block's exponent lies at most this many bits above that of the last sum.
 MOST_HEADROOM = 6

@@ -73,7 +73,7 @@ def copy_in(values: Slots, slot: int, arena: Arena, at: int) -> None:
 
 @numba.njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
 def add_in(values: Slots, slot: int, arena: Arena, at: int) -> None:
-    """Add a packet's values to a slot's, modulo 2**32; scales are chosen so that nothing wraps (R2)."""
+    """Add a packet's values to a slot's, modulo 2**32; scales are chosen so that nothing wraps (number format)."""
     target = values[slot]
     source = arena[at : at + 4 * target.size].view(np.int32)
     for j in range(target.size):

@@ -1,4 +1,4 @@
-"""The linear payload checksum (R3).
+"""The linear checksum of a payload.
 
 ``c(x) = sum of (2j + 1) * x_j`` modulo 2**32 over the payload words. Because it is linear, the checksum of a
 sum of payloads is the sum of their checksums, so the checksum word is aggregated like a value and verified

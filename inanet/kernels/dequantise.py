@@ -1,4 +1,4 @@
-"""Integers back to floats, straight into the caller's tensor (R2).
+"""Integers back to floats, straight into the caller's tensor (number format).
 
 The sum ``R`` of a block becomes ``R * multiply[E] / divide[E]`` in float64, then one rounding to the element
 type. A power-of-two ``multiply`` is exact in float64, so a sum is rounded once. NaN in ``multiply`` poisons

@@ -1,4 +1,4 @@
-"""Block exponents (R2) and what follows from them.
+"""Block exponents (number format) and what follows from them.
 
 The exponent of a block is the largest biased float32 exponent field in it: 0 for zeros and float32
 denormals, 255 when it holds a NaN or an infinity. 16-bit elements count as the float32 they widen to.
@@ -113,7 +113,7 @@ MOST_HEADROOM = 6
 
 @njit("uint8(int32[::1], uint8, int64)", cache=True, nogil=True, _nrt=False, inline="always")
 def carried_exponent(sums: NDArray[np.int32], exponent: int, shift: int) -> Any:
-    """The exponent that a block uses in the next round (R1, carried), at most 254.
+    """The exponent that a block uses in the next round (carried exponents), at most 254.
 
     It is that of the largest sum plus :data:`HEADROOM` bits, or one less than this round's if that is more, but never
     more than :data:`MOST_HEADROOM` bits above the largest sum. Gradients of single ranks exceed their sum now and

@@ -2,7 +2,7 @@
 
 All functions take ``(rows, slot, arena, offset)``: the slot's row, and the index in a 1-D int32 arena of the
 *first header word* of a packet that has a row's shape. They are meant to be called from another kernel's loop
-over a batch. The header words of the slot are left alone. Sums carry the checksum word along (R3); after a
+over a batch. The header words of the slot are left alone. Sums carry the checksum word along (linear checksum); after a
 maximum the checksum is stale until the caller seals the row.
 """
 

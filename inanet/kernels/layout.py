@@ -21,9 +21,9 @@ HEAD = np.uint64(HEADER_WORDS)
 WORDS = np.uint64(PAYLOAD_WORDS)
 CHECK = np.uint64(CHECKSUM_WORD)
 
-#: tensor elements that share one exponent (R2); one fragment of a floating-point sum
+#: tensor elements that share one exponent (number format); one fragment of a floating-point sum
 BLOCK = 256
-#: block exponents, one byte each, that one fragment carries (R1, prologue)
+#: block exponents, one byte each, that one fragment carries (prologue)
 EXPONENTS_PER_FRAGMENT = PAYLOAD_WORDS * 4
 #: block exponent that stands for NaN or infinity
 POISON = 255

@@ -1,4 +1,4 @@
-"""Floats to integers, straight into rows (R2).
+"""Floats to integers, straight into rows (number format).
 
 With exponent ``E`` of a block and ``n`` contributing ranks an element becomes ``q = rint(x * scale[E])``,
 clamped to ``limit = floor((2**31 - 1) / n)``: no sum of ``n`` such integers can wrap. Scales are powers of

@@ -1,6 +1,6 @@
 """GOAT's Fig. 2: three switches with one slot each, four workers, three fragments.
 
-W1 and W2 are plugged into S1, W3 and W4 into S2, the PS into S3; S1 and S2 have a direct link (R11). Counted are
+W1 and W2 are plugged into S1, W3 and W4 into S2, the PS into S3; S1 and S2 have a direct link (GINA program). Counted are
 the packets that leave switches. Both schemes run through the same little machine; only where a fragment may be aggregated
 differs.
 """

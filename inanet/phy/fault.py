@@ -2,7 +2,7 @@
 a seed.
 
 It acts on what is **received**. Every hop has exactly one receiving side, so a fabric whose devices all
-have an injector meets every fault once per hop. Faults are drawn per packet, never per super-frame (R6).
+have an injector meets every fault once per hop. Faults are drawn per packet, never per super-frame (faults per packet).
 Each packet takes the same number of draws whatever befalls it, and reordering counts packets, so the
 outcome depends on the seed and on the order of arrival alone, not on how the kernel happened to batch them
 (delays and the reordering deadline follow the clock).

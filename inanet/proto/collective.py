@@ -2,7 +2,7 @@
 
 A collective holds the arrays of the host's local ranks and turns fragments into slot rows and rows into results, range
 by range and only when asked, so that encoding, sending and receiving overlap without a whole-tensor temporary. It
-decides which exponents a fragment uses (R1); it knows nothing of links and groups.
+decides which exponents a fragment uses (exponent agreement); it knows nothing of links and groups.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from inanet.proto.formats import Format
 from inanet.proto.plan import ExponentMode, Part, Shard, TensorLayout
 from inanet.proto.slots import GROUP, HEAD
 
-#: exponents are sent this many groups of 1024 fragments ahead of the data they belong to (R1, prologue)
+#: exponents are sent this many groups of 1024 fragments ahead of the data they belong to (prologue)
 EXPONENTS_AHEAD = 3
 
 Arrays = Sequence[NDArray[Any]]
@@ -94,7 +94,7 @@ class Collective:
     def decide(self) -> None:
         """Choose the exponents, once every earlier round of this tensor is over here.
 
-        Not before: all hosts must come to the same decision, however many rounds they have begun by then (R1).
+        Not before: all hosts must come to the same decision, however many rounds they have begun by then (exponent agreement).
         """
         spec, form = self.state.layout.spec, self.state.format
         carried = self.state.carried(self.round) if spec.mode is ExponentMode.CARRIED else None

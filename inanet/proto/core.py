@@ -31,8 +31,8 @@ class Core:
     """``capacity`` is slot memory in fragments (1052 B each); ``timing`` holds all waiting times.
 
     ``random`` gives numbers in [0, 1), from a generator with a seed: neighbours that lack the same packet of a multicast
-    then ask for it at different times (R6). Without it nothing is left to chance. ``memory`` is slot memory of that
-    capacity that another data path works on as well.
+    then ask for it at different times (multicast results). Without it nothing is left to chance. ``memory`` is slot memory of
+    that capacity that another data path works on as well.
     """
 
     def __init__(

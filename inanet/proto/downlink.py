@@ -1,4 +1,4 @@
-"""Results by multicast: one cursor through the emission log for all children that hear a group (R6).
+"""Results by multicast: one cursor through the emission log for all children that hear a group.
 
 The group's cursor is never behind that of its slowest member. A member further back, because it was served by unicast
 for a while, catches up by unicast and then follows the group; one further ahead lets the group come.

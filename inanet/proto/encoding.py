@@ -137,7 +137,7 @@ class Format(ABC):
     ) -> None:
         """Write the result of fragment ``fragments[k]``, in row ``slots[k]``, into every local array.
 
-        ``following``, a table like ``exps``, gets the next round's exponents of these fragments (R1, carried), unless it
+        ``following``, a table like ``exps``, gets the next round's exponents of these fragments (carried exponents), unless it
         is empty: a few bits above the exponent field of the largest sum
         (:func:`inanet.kernels.exponents.carried_exponent` has the rule). Every rank computes the same. Formats that carry
         nothing over leave it alone.

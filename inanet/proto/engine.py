@@ -292,7 +292,7 @@ def seal(t: Tables, slot: int, fold_: int) -> None:
 
 @numba.njit("boolean(int32[:, ::1], int64)", cache=True, nogil=True, _nrt=False)
 def row_is_sound(rows: Any, slot: int) -> Any:
-    """Whether a row's payload still matches its linear checksum (R3)."""
+    """Whether a row's payload still matches its linear checksum."""
     return np.uint32(rows[slot, CHECK]) == np.uint32(row_checksum(rows[slot], HEAD, CHECK - HEAD))
 
 

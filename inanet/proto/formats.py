@@ -1,4 +1,4 @@
-"""How tensors become rows of integers and back: one :class:`Format` per tensor (R1, R2).
+"""How tensors become rows of integers and back: one :class:`Format` per tensor (exponent agreement, number format).
 
 =============== ========= ===== ======== ====================================================================
 dtype           op        fold  elements payload of a fragment
@@ -32,7 +32,7 @@ def needs_exponents(dtype: str, op: str) -> bool:
 
 
 def make_format(spec: TensorSpec, ranks: int) -> Format:
-    """The format of a tensor that ``ranks`` ranks (over all hosts, R2) contribute to.
+    """The format of a tensor that ``ranks`` ranks (over all hosts: *n* of the number format) contribute to.
 
     Raises ``ValueError``, saying what is supported, for other dtypes and operations, for an exponent mode or
     factor that does not suit them, and for more ranks than 32-bit sums can hold.

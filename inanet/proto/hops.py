@@ -1,4 +1,4 @@
-"""What neighbours say: reports of the slot engine, control packets, restarts (R1), repetitions and mending (R3)."""
+"""What neighbours say: reports of the slot engine, control packets, restarts, repetitions and mending."""
 
 from collections.abc import Callable
 from typing import Any
@@ -85,7 +85,10 @@ class Hops(Downlink):
             self._restart(state, fragment, b + 1, 0, now)
 
     def _restart(self, state: ShardState, fragment: int, attempt: int, exponent: int, now: float) -> None:
-        """Empty a slot for a later attempt and tell everybody below (R1, R3); exponent 0 keeps that of the attempt before."""
+        """Empty a slot for a later attempt and tell everybody below; exponent 0 keeps that of the attempt before.
+
+        For a block that does not fit (exponent agreement), or a slot that was damaged (linear checksum).
+        """
         slot = state.slot0 + fragment
         before = int(self.memory.attempt[slot]) if self.memory.round[slot] == state.round else 0
         fragments = np.array([fragment], np.int64)
@@ -209,8 +212,8 @@ class Hops(Downlink):
         if verdict == 2:
             self._heal(state, fragment, now)
         elif holds_result and child < 0:
-            # a parent that lost its memory adopts what its children know already (R4), as far as its window allows: it asks
-            # for the rest again, and may have it from another child by then
+            # a parent that lost its memory adopts what its children know already (root restart), as far as its window allows:
+            # it asks for the rest again, and may have it from another child by then
             if not link.room:
                 return False
             link.repeated[state.row, fragment] = now
@@ -228,7 +231,7 @@ class Hops(Downlink):
         return False
 
     def _heal(self, state: ShardState, fragment: int, now: float) -> None:
-        """A row was damaged in this node's memory: get its content again from where it came from (R3)."""
+        """A row was damaged in this node's memory: get its content again from where it came from (linear checksum)."""
         slot = state.slot0 + fragment
         if state.tree.up is None:
             self._restart(state, fragment, int(self.memory.attempt[slot]) + 1, 0, now)
@@ -279,7 +282,7 @@ class Hops(Downlink):
                     self._say(state, link, Kind.LOST, down=False, gradient=group, bits=self._bits)
             return
         if is_newer(h.round, active) and not self._is_committed(state):
-            # asking for a later round confirms the one that is running (R4)
+            # asking for a later round confirms the one that is running (confirmed rounds)
             sender = state.down.get(child)
             if sender is not None and not sender.done:
                 sender.done = True

@@ -42,7 +42,7 @@ class Part:
 
 
 class LocalTensor:
-    """One tensor of a single-host job, with the exponents that its next round carries (R1).
+    """One tensor of a single-host job, with the exponents that its next round carries (carried exponents).
 
     Raises ``ValueError`` for what no format can do. Rounds follow each other; within a round, parts may be worked on
     in any order and by several threads at once: bits do not depend on it.
@@ -155,7 +155,7 @@ class LocalRound:
         form.encode(self.arrays, low, high, exponents, rows, 0, needed)
         misfits = np.flatnonzero(needed)
         if len(misfits):
-            # carried, or the factor of fixed mode, is too small for these: they get what they need (R1)
+            # carried, or the factor of fixed mode, is too small for these: they get what they need (exponent agreement)
             exponents[low + misfits] = needed[misfits]
             if refuses and (needed == POISON).any():
                 return False

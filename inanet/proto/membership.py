@@ -31,7 +31,7 @@ class Tree:
     hears: int = 0
     _lineup: "list[ShardState] | None" = None
     timing: Timing = field(default_factory=Timing)
-    #: numbers in [0, 1) for the back-off of requests for results that many may lack (R6)
+    #: numbers in [0, 1) for the back-off of requests for results that many may lack (multicast results)
     random: Callable[[], float] | None = None
 
     def place(self, memory: SlotMemory, placement: Placement, *, fresh: bool) -> bool:

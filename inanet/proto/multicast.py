@@ -1,4 +1,4 @@
-"""Results to several children at once (R6): who hears a multicast group, who asked for what again, and whom to probe.
+"""Multicast results: who hears a multicast group, who asked for what again, and whom to probe.
 
 A parent sends each result once to the group of its children, never faster than the slowest of them returns credit. A
 child that returns none at all for a while, or asks again for most of what the group was sent, is excluded: it is served

@@ -39,7 +39,7 @@ class Node(Upkeep):
         """Follow a plan version, atomically between batches. Older versions are ignored.
 
         ``attach`` names trees in which the parent may know nothing of the rounds that are running: after a failed
-        aggregator (R5) or a restarted root (R4) everything it lacks is sent to it again. Raises
+        aggregator (re-parenting) or a restarted root (root restart) everything it lacks is sent to it again. Raises
         :class:`~inanet.proto.slots.OutOfSlots` for too many jobs or trees; then nothing has changed.
         """
         job = self._jobs.get(plan.job)

@@ -12,7 +12,7 @@ from enum import IntEnum
 class Fold(IntEnum):
     """How contributions to a slot are combined."""
 
-    #: signed 32-bit addition; never wraps, by choice of scale (R2)
+    #: signed 32-bit addition; never wraps, by choice of scale (number format)
     SUM = 0
     #: signed 32-bit maximum
     MAX32 = 1
@@ -26,12 +26,12 @@ class Part(IntEnum):
     """What the slots of a shard hold."""
 
     DATA = 0
-    #: one byte per 256-element block of the data shard it belongs to, 1024 blocks a fragment (R1, prologue)
+    #: one byte per 256-element block of the data shard it belongs to, 1024 blocks a fragment (prologue)
     EXPONENTS = 1
 
 
 class ExponentMode(IntEnum):
-    """How ranks agree on block exponents (R1)."""
+    """How ranks agree on block exponents (exponent agreement)."""
 
     #: the format needs none (integers, maxima)
     NONE = 0
@@ -58,7 +58,7 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """A hop away from the root. ``bit`` is never reused within a round (R5)."""
+    """A hop away from the root. ``bit`` is never reused within a round (child ids)."""
 
     name: str
     endpoint: int
@@ -73,7 +73,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """A child id that left the plan mid-round: its bit stands for the bits in ``mask`` (R5)."""
+    """A child id that left the plan mid-round: its bit stands for the bits in ``mask`` (re-parenting)."""
 
     bit: int
     mask: int
@@ -87,7 +87,7 @@ class Placement:
     parent: Parent | None = None
     children: tuple[Child, ...] = ()
     retired: tuple[Retired, ...] = ()
-    #: endpoint of the IP multicast group that children join for the results of this node (R6); 0: none
+    #: endpoint of the IP multicast group that children join for the results of this node (multicast results); 0: none
     group: int = 0
     #: a child is sent results by multicast only once it has answered a probe; otherwise from the start
     probe: bool = False
@@ -223,7 +223,7 @@ class NodePlan:
     version: int
     #: 64-bit secret of this membership epoch, for header tags
     key: int
-    #: contributing ranks over all hosts: R2's n
+    #: contributing ranks over all hosts: *n* of the number format
     ranks: int
     placements: tuple[Placement, ...] = ()
     #: fragments each neighbour may have in flight towards this node, so that it returns credit in time; 0: not known

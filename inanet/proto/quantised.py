@@ -1,4 +1,4 @@
-"""Sums of floats as integers under shared exponents (R1, R2): the format, and the proof of its error bound.
+"""Sums of floats as integers under shared exponents: the number format, and the proof of its error bound.
 
 A fragment is a block of 256 elements that share an exponent ``E`` with ``|x| < 2**e``, ``e = E - 126``. With
 ``n`` contributing ranks and ``L = ceil(log2 n)`` an element becomes ``q = rint(x * 2**s)``, ``s = 31 - L -
@@ -29,7 +29,7 @@ infinity: it contributes zeros and its result is NaN throughout. Under ``Exponen
 block that does not fit the factor is never one of zeros and denormals only, because factors are limited to
 ``2**100``. With the factor the bound is ``n * (1/2 + 2**-22) / factor`` plus rounding.
 
-**Misfits.** A block that does not fit its table entry (R1, carried and fixed) reports the exponent it needs,
+**Misfits.** A block that does not fit its table entry (carried and fixed exponents) reports the exponent it needs,
 which is never 0; 0 means that it fits. The largest exponent announced by any rank suits all of them: ranks
 that fitted are smaller.
 """
@@ -56,7 +56,7 @@ MAX_FACTOR = 2.0**100
 
 
 class FloatSum(Format):
-    """Sum or mean of floats, in blocks of 256 that share an exponent (R2)."""
+    """Sum or mean of floats, in blocks of 256 that share an exponent (number format)."""
 
     uses_exponents = True
 

@@ -1,7 +1,7 @@
 """Reliable, flow-controlled hops: XAgg's group acknowledgements (section IV-D), the same in both directions.
 
 A hop carries fragments of a shard from a *sender* to a *receiver*: contributions from child to parent, results from
-parent to child. Both sides think in index groups of 1024 fragments, but groups end in **emission order** (R6): the
+parent to child. Both sides think in index groups of 1024 fragments, but groups end in **emission order** (emission groups): the
 fragment that is the last of its group to leave carries GROUP_END, whatever its index.
 
 - On GROUP_END the receiver queues the group (the paper's Check Queue), waits one reorder window, looks at its slots, and
@@ -64,7 +64,7 @@ class Link:
     queued: set[tuple[int, int]] = field(default_factory=set)
     #: when what was sent again in running rounds has left
     repeated: dict[tuple[int, int], float] = field(default_factory=dict)
-    #: when fragments were last started again, for a later attempt in running rounds (R1)
+    #: when fragments were last started again, for a later attempt in running rounds (exponent agreement)
     restarted: dict[tuple[int, int], float] = field(default_factory=dict)
     #: packets sent again by this link; what nodes count outlives it
     retransmissions: int = 0
@@ -221,7 +221,7 @@ class Sender:
     #: since when SENT has gone unanswered
     asking_since: float | None = None
     done: bool = False
-    #: a fresh hop into a running round (R5): the neighbour has to say what it lacks first
+    #: a fresh hop into a running round (re-parenting): the neighbour has to say what it lacks first
     attach_due: float | None = None
     #: when bursts have left that may still be on their way, and from which position of the log on
     _bursts: deque[tuple[float, int]] = field(default_factory=deque)
@@ -242,7 +242,7 @@ class Receiver:
     """One shard's round on one incoming hop: which groups are complete, which have to be looked at, and when.
 
     ``spread`` gives numbers in [0, 1). What is sent to many is missed by many at once: with it they wait up to twice as
-    long before they look, and before they ask again, each for another time (R6).
+    long before they look, and before they ask again, each for another time (multicast results).
     """
 
     __slots__ = ("_complete", "_due", "_passed", "_spread", "_timing", "count", "done", "final", "groups")

@@ -1,4 +1,4 @@
-"""Rounds at a node: begun, opened in the slots, finished, confirmed, committed or failed (R4, R13)."""
+"""Rounds at a node: begun, opened in the slots, finished, confirmed, committed or failed (confirmed rounds, one outcome)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -73,7 +73,7 @@ class Rounds(Core):
         )
 
     def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
-        """Abandon a round everywhere on this node: its arrays are undefined, its late packets stale (R13)."""
+        """Abandon a round everywhere on this node: its arrays are undefined, its late packets stale (one outcome)."""
         job = self._jobs.get(job_id)
         if job is None:
             return
@@ -94,7 +94,7 @@ class Rounds(Core):
             self._start_waiting(job, tensor, now)
 
     def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
-        """Whether this root has every contribution to its parts of a round, or has seen the round through (R13).
+        """Whether this root has every contribution to its parts of a round, or has seen the round through (elastic rounds).
 
         ``tensors`` are those that the round may be of. True where the node is no root of any of their shards; False for
         tensors that it does not know.
@@ -188,7 +188,7 @@ class Rounds(Core):
         self._events.append(Refused(job.job, collective.round, collective.state.layout.tensor, rank, index))
 
     def _confirm(self, state: ShardState, now: float) -> None:
-        """Once a whole subtree has the results: the root commits, anybody else tells its parent (R4)."""
+        """Once a whole subtree has the results: the root commits, anybody else tells its parent (confirmed rounds)."""
         if state.confirmed or state.round is None or self._is_committed(state):
             return
         if int(self.memory.shards[state.row, ShardColumn.DOWN_LOGGED]) != state.shard.count:

@@ -99,8 +99,8 @@ class Sending(Rounds):
     def _see_end(self, state: ShardState, sender: Sender, now: float) -> None:
         """Start the SENT handshake when the last fragment of a round has left.
 
-        Exponents wait for data, which waits for exponents (R1): nobody would ask for one that is lost before their last
-        has left. So they say SENT for what there is when nothing has followed it for a while.
+        Exponents wait for data, which waits for exponents (exponent agreement): nobody would ask for one that is lost before
+        their last has left. So they say SENT for what there is when nothing has followed it for a while.
         """
         if sender.done or sender.sent_due is not None:
             return

@@ -30,7 +30,7 @@ MAX_SHARDS = 16384
 
 
 class State(IntEnum):
-    """Life of a slot (R4)."""
+    """Life of a slot (slot states)."""
 
     FREE = 0
     #: contributions are being folded
@@ -67,7 +67,7 @@ class TreeColumn(IntEnum):
     JOB = 0
     #: one-hot ids of live children, OR-ed
     LIVE = 1
-    #: one-hot ids that left the plan mid-round, OR-ed (R5)
+    #: one-hot ids that left the plan mid-round, OR-ed (re-parenting)
     RETIRED = 2
     #: this node's own one-hot id at its parent; 0 at a root
     BIT = 3

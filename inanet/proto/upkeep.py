@@ -41,7 +41,7 @@ class Upkeep(Hops):
         if state.ready_due is None or not state.waiting or state.tree.up is None:
             return
         if not state.confirmed and not self._is_committed(state):
-            # asking for a later round says that everything of this one is here (R4)
+            # asking for a later round says that everything of this one is here (confirmed rounds)
             return
         if state.ready_due <= now:
             self._say(

@@ -71,7 +71,7 @@ class EgressQueue:
         """Queue ``count`` fragments of ``size`` bytes each, in order. Returns how many of them pass and how many of
         the following pass marked; the rest is dropped.
 
-        A fragment is marked if at least ``ecn`` bytes stand before it: by its own place in the queue (R10).
+        A fragment is marked if at least ``ecn`` bytes stand before it: by its own place in the queue (faults per packet).
         """
         if self.rate is None:
             self._counts[PASSED] += count

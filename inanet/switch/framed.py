@@ -347,7 +347,7 @@ class FrameSwitch:
             self.pipeline.drops[Drop.EGRESS_FULL] += port.outbox.send(Frames(port.device, frames))
 
     def _cut(self, port: FramedPort, frames: FrameBatch, i: int, now: float) -> bool:
-        """Queue and send a super-frame of datagrams, each marked or dropped by its own place (R10). False: it is none."""
+        """Queue and send a super-frame of datagrams, each marked or dropped by its own place. False: it is none."""
         arena, at = frames.arena, int(frames.offsets[i])
         found = segments_of(arena, at, at + int(frames.lengths[i]), self._link)
         if found is None:

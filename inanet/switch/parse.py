@@ -172,8 +172,9 @@ def find_packets(
 
     ``link`` is the length of link headers (14 or 0). ``ports`` has rows (first, last, program), ``raw_program`` is whose
     frames of ethertype 0x0700 are, or -1. ``members`` has rows (program, endpoint, port it must come in at + 1 or 0):
-    others are refused (R7). ``places[i]`` becomes (:class:`Kind`, offset of the first packet, bytes of all its packets,
-    bytes per packet, program, flow). ``drops`` counts what is refused, in packets, by :class:`~inanet.wire.drops.Drop`.
+    others are refused (bound endpoints). ``places[i]`` becomes (:class:`Kind`, offset of the first packet, bytes of all its
+    packets, bytes per packet, program, flow). ``drops`` counts what is refused, in packets, by
+    :class:`~inanet.wire.drops.Drop`.
     """
     packets = np.int64(0)
     last = np.int64(-1)

@@ -17,10 +17,10 @@ class Registration:
     """A program and its packets.
 
     ``name`` is unique in the switch. Its packets are UDP datagrams to one of ``ports`` and, if ``raw``, frames with
-    ethertype :data:`RAW_ETHERTYPE`. They are taken from the endpoints in ``uplinks`` alone (R7); an uplink is where a
-    packet of that endpoint goes when the program lets it pass and the frame itself has no destination (ports over UDP),
-    or 0 if nowhere. ``groups`` are the endpoints of each group that the program may name. ``passes`` is how often its
-    packets go through the pipeline, ``share`` the most register bytes it may take.
+    ethertype :data:`RAW_ETHERTYPE`. They are taken from the endpoints in ``uplinks`` alone (bound endpoints); an uplink is
+    where a packet of that endpoint goes when the program lets it pass and the frame itself has no destination (ports over UDP),
+    or 0 if nowhere. ``groups`` are the endpoints of each group that the program may name. ``passes`` is how often its packets
+    go through the pipeline, ``share`` the most register bytes it may take.
     """
 
     name: str

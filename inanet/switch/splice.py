@@ -65,7 +65,7 @@ class Splice:
     """The program between the ports of a switch with these ``tables`` and link headers of ``link`` bytes (14, or 0 on TUN).
 
     ``rings`` are what it serves from the start. ``placed`` are the ports of hosts, by address, that speak from there alone: a
-    packet of a ring that comes in elsewhere is somebody else's (R7). Raises as
+    packet of a ring that comes in elsewhere is somebody else's (bound endpoints). Raises as
     :meth:`~inanet.proto.netreduce.program.NetReduceProgram.add_ring`.
     """
 

@@ -1,9 +1,9 @@
 """A switch without privileges: every worker and PS is a UDP endpoint, and its packets are the datagrams' payload.
 
 Each program listens on one UDP port of the switch, and each endpoint that may send to it is a port of its own: a
-connected socket, so that only its packets come in there (R7), into a buffer of its own, and a receiver that has stopped
-reading keeps back nobody else's packets. A packet that a program lets pass goes on to its endpoint's uplink. There is no
-IP header to mark: congestion shows in the INA header alone, where the program puts it.
+connected socket, so that only its packets come in there (bound endpoints), into a buffer of its own, and a receiver that has
+stopped reading keeps back nobody else's packets. A packet that a program lets pass goes on to its endpoint's uplink. There is
+no IP header to mark: congestion shows in the INA header alone, where the program puts it.
 """
 
 import time

@@ -187,7 +187,7 @@ class VirtualFabric:
             self._joined[name] = wanted
 
     def lose_aggregator(self, name: str) -> None:
-        """Kill an inner node in the middle of whatever it does; its children move to its parent (R5)."""
+        """Kill an inner node in the middle of whatever it does; its children move to its parent (re-parenting)."""
         parent = self.parents[name]
         assert parent is not None, "a root has no parent to take its children"
         self.kill(name)
@@ -204,7 +204,7 @@ class VirtualFabric:
         self.publish(attach=orphans)
 
     def restart_root(self, name: str) -> None:
-        """Kill the root and start it with empty memory at the same address (R4)."""
+        """Kill the root and start it with empty memory at the same address (root restart)."""
         self.start(name)
         self.version += 1
         self.since = dict.fromkeys(self.since, self.version)

@@ -19,7 +19,7 @@ offset size field      meaning (everything big-endian unless it says otherwise)
 On the wire the public programs put this behind an Ethernet header of type :data:`ETHERTYPE` and a fixed IPv4 header, 34 B
 together; the same bytes are carried as payload of UDP datagrams here.
 
-*Sequence numbers and the replay horizon* (R7). A job's fragments are numbered for all its life. The low 16 bits of the
+*Sequence numbers and the replay horizon*. A job's fragments are numbered for all its life. The low 16 bits of the
 number are ``seq`` and the next eight, the *generation*, are the high byte of ``app``, whose low byte is the job (1 to
 255). A number is understood as the one nearest to what is expected: a packet may be late by up to 2^23 fragments (2 GB of
 gradient) without being taken for another. There is no checksum: damage is what the FCS or UDP's checksum sees.

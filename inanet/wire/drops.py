@@ -53,7 +53,7 @@ class Drop(IntEnum):
     BAD_SLOT = 20
     #: sequence number older than what its slot, or its place in the PS's table, holds
     STALE_SEQUENCE = 21
-    #: partial sum that shares some workers, but not all of them, with what has been added already (R5)
+    #: partial sum that shares some workers, but not all of them, with what has been added already (leaf bitmaps)
     OVERLAP = 22
     #: answer or request for a slot that no longer holds that fragment
     UNMATCHED = 23
@@ -69,7 +69,7 @@ class Drop(IntEnum):
     TTL_EXPIRED = 28
     #: NetReduce: packet of a ring whose message is not known: the first packet of that was lost, or the switch's tables
     UNRESOLVED = 29
-    #: NetReduce: message older than the one that has taken over its place (R9), or not where its connection is by now
+    #: NetReduce: message older than the one that has taken over its place, or not where its connection is by now
     STALE_MSG = 30
     #: NetReduce: message with an INA header on a connection that carries plain ones, or the other way round
     OTHER_MODE = 31

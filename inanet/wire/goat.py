@@ -1,8 +1,8 @@
 """GOAT framing, version 1: fragments of 64 values, tagged with aggregation node, sub-model and fragment.
 
 The paper (section VI) names the tag and the 64 values, no bytes; the group's earlier public program has neither rounds nor a
-check of who has contributed. This framing keeps the tag and adds what R3 and R7 ask for. Everything is **big-endian**, as
-switch programs want it. The packet is the payload of a UDP datagram.
+check of who has contributed. This framing keeps the tag and adds a header tag, a linear checksum and a replay horizon.
+Everything is **big-endian**, as switch programs want it. The packet is the payload of a UDP datagram.
 
 ====== ==== ========== ==============================================================================================
 offset size field      meaning
@@ -13,15 +13,15 @@ offset size field      meaning
 3      1    asker      in a SUM that is sent again: 1 + index of the worker that asks for the result; else 0
 4      2    node       aggregation node that sums the fragment, 0 is the PS; in a SUM the node that it comes from
 6      2    submodel   sub-model, :data:`NO_SUBMODEL` for what no switch has slots for
-8      4    fragment   fragment of the sub-model; its slot is the node's base address for the sub-model plus this (R11)
+8      4    fragment   fragment of the sub-model; its slot is the node's base address for the sub-model plus this
 12     4    number     number of the fragment in the job's life, modulo 2^32: round and attempt in one
 16     4    bitmap     workers that are in the values; in a RESULT those that it is for
 20     4    tag        keyed mix of the five words before it (:func:`inanet.wire.xagg.header_tag`, over big-endian words)
 24     256  values     64 signed 32-bit integers
-280    4    checksum   linear checksum of the values (R3); switches add it up with them
+280    4    checksum   linear checksum of the values; switches add it up with them
 ====== ==== ========== ==============================================================================================
 
-*Replay horizon* (R7). A slot refuses what is older than what it holds: a packet may be late by up to 2^31 fragments of the
+*Replay horizon*. A slot refuses what is older than what it holds: a packet may be late by up to 2^31 fragments of the
 job (0.5 TB of gradient) without being taken for a new one.
 """
 
@@ -126,7 +126,7 @@ MARKS = 32 * VALUES
 
 
 def checksum(values: tuple[int, ...]) -> int:
-    """Linear checksum of a packet's values: sum of (2j + 1) * x_j mod 2^32 (R3)."""
+    """Linear checksum of a packet's values: sum of (2j + 1) * x_j mod 2^32."""
     return sum((2 * j + 1) * value for j, value in enumerate(values)) & 0xFFFFFFFF
 
 

@@ -20,7 +20,7 @@ byte   field      bits
 ====== ========== ==== ==================================================================================
 
 The paper's header has neither ``aggregated`` (without it a neighbour's raw gradient would pass for a sum while a switch
-does not know the ring) nor ``epoch``. With 24 bytes, values of 64 bits never lie across two packets.
+does not know the ring: marked sums) nor ``epoch``. With 24 bytes, values of 64 bits never lie across two packets.
 """
 
 from dataclasses import dataclass

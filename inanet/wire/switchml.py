@@ -15,7 +15,7 @@ The packet is the payload of a UDP datagram to one of the switch's ports :data:`
 :data:`WORKER_PORT` plus the number of their thread. There is neither a checksum nor a version: damage is what UDP's
 checksum and the FCS see.
 
-*Replay horizon* (R7). Public programs leave ``packet_id`` alone. Here it counts the packets of a job for all its life,
+*Replay horizon*. Public programs leave ``packet_id`` alone. Here it counts the packets of a job for all its life,
 modulo 2^32, and the switch refuses one that is older than what its slot holds: a packet may be late by up to 2^31 packets
 (2 TB of gradient at 256 values) without being taken for a new one.
 """

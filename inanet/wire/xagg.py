@@ -64,9 +64,9 @@ class Kind(IntEnum):
 
     #: child to parent: a contribution, or the sum of a whole subtree
     DATA = 1
-    #: child to parent instead of DATA: "my block needs this exponent"; payload word 0 holds it (R1, carried and fixed)
+    #: child to parent instead of DATA: "my block needs this exponent"; payload word 0 holds it (carried and fixed exponents)
     EXPONENT = 2
-    #: parent to children: the result of a fragment. With a host id: child to a root that lost its memory (R4)
+    #: parent to children: the result of a fragment. With a host id: child to a root that lost its memory (root restart)
     RESULT = 3
     #: parent to children: start this fragment again with the exponent in payload word 0 (0: the one before), as the attempt
     #: in the header
@@ -84,7 +84,7 @@ class Kind(IntEnum):
     #: receiver to sender: packets taken so far on this link, modulo 2^32 (flow control); word 0 is the tree, no shard
     CREDIT = 10
     #: parent to its multicast group (DOWN): whoever hears this, answer; child to parent: the answer, with the same count in
-    #: the gradient field; word 0 is the tree, no shard (R6)
+    #: the gradient field; word 0 is the tree, no shard (multicast results)
     PROBE = 11
 
 
@@ -92,7 +92,7 @@ class Flag(IntFlag):
     """High nibble of byte 1."""
 
     NONE = 0
-    #: last fragment of its index group to leave this sender in this round (R6: groups follow emission order)
+    #: last fragment of its index group to leave this sender in this round (emission groups)
     GROUP_END = 1
     #: control packet about results (parent to child direction) rather than about contributions
     DOWN = 2
@@ -124,7 +124,7 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 
 def header_tag(words: tuple[int, int, int, int, int], key: int) -> int:
-    """Keyed 32-bit mix of the first five header words (little-endian u32) with the job's 64-bit key (R3).
+    """Keyed 32-bit mix of the first five header words (little-endian u32) with the job's 64-bit key (header tag).
 
     Two rounds of a 64-bit multiply-xorshift per word and a final avalanche. It stops blind injection and finds damage;
     it is no protection against somebody who can read the traffic.
@@ -139,7 +139,7 @@ def header_tag(words: tuple[int, int, int, int, int], key: int) -> int:
 
 
 def checksum(payload: bytes) -> int:
-    """Linear checksum: sum of (2j + 1) * x_j mod 2^32 over the payload's little-endian 32-bit words (R3).
+    """Linear checksum: sum of (2j + 1) * x_j mod 2^32 over the payload's little-endian 32-bit words.
 
     The weights are odd, so a single flipped bit always changes it, and the checksum of a sum is the sum of checksums.
     """

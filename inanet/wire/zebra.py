@@ -2,8 +2,8 @@
 
 The released program carries Zebra inside TCP, with its type in TCP's reserved nibble; this framing keeps what the paper
 says about the packets (hot parameters by their rank, cold ones by their 64-bit key, a sequence number that a
-retransmission repeats) and adds what R3, R7 and R12 ask for. Everything is **big-endian**, as switch programs want it. The
-packet is the payload of a UDP datagram.
+retransmission repeats) and adds a header tag, a linear checksum and an iteration ledger. Everything is **big-endian**, as
+switch programs want it. The packet is the payload of a UDP datagram.
 
 ====== ==== ========== ==============================================================================================
 offset size field      meaning
@@ -25,16 +25,16 @@ offset size field      meaning
                        low nibble; the high nibble of an ACK is the kind of what is acknowledged
 20     4    tag        keyed mix of the five words before it (:func:`inanet.wire.xagg.header_tag`, over big-endian words)
 24     ...  entries    see below
-end-4  4    checksum   linear checksum of the entries' words (R3), as an unsigned big-endian number
+end-4  4    checksum   linear checksum of the entries' words, as an unsigned big-endian number
 ====== ==== ========== ==============================================================================================
 
 An entry is, for HOT, AGGREGATE and NEWS, a 4-byte rank and ``width`` values; for COLD an 8-byte key and ``width`` values; for
 PULL a key; for VALUES ``width`` values, in the order of the PULL with this sequence number. Values are IEEE float32, except
 in HOT and AGGREGATE without :attr:`Flag.FLOAT`: there they are signed integers.
 
-A stream ends with a packet with :attr:`Flag.END` and no entries, whose sequence number is how many came before it (R12: the
-paper's "empty" packet is the end of a stream without others). The END of NEWS has one word instead of entries: the version
-of the hot set that the next iteration uses.
+A stream ends with a packet with :attr:`Flag.END` and no entries, whose sequence number is how many came before it (iteration
+ledger: the paper's "empty" packet is the end of a stream without others). The END of NEWS has one word instead of entries: the
+version of the hot set that the next iteration uses.
 """
 
 from dataclasses import dataclass

@@ -7,7 +7,7 @@
 
 enum soundness { SOUND, DAMAGED_PACKET, DAMAGED_SLOT };
 
-/* The linear checksum (R3) from sums s and sums of prefix sums t of both halves, by additions only:
+/* The linear checksum from sums s and sums of prefix sums t of both halves, by additions only:
  * the sum of (2j + 1) x_j over n values is (2n + 1) s - 2t, and 2n more for every x_j of the second half.
  */
 static __always_inline __u32 linear(__u32 s0, __u32 t0, __u32 s1, __u32 t1)

@@ -159,9 +159,9 @@ struct route {
 	/* 0: not known */
 	__u32 parent_ifindex;
 	__u8 parent_mac[8];
-	/* what a retired id stands for, to the end of the chain (R5) */
+	/* what a retired id stands for, to the end of the chain (re-parenting) */
 	__u32 stands_for[MAX_CHILDREN];
-	/* bits of `held`: user space has still something to send, and the end of a group must not overtake it (R6) */
+	/* bits of `held`: user space has still something to send, and the end of a group must not overtake it (emission groups) */
 	__u32 ends_held;
 };
 

@@ -205,7 +205,7 @@ __noinline __u32 replaced(__u32 tree, __u32 bitmap)
 	return bitmap;
 }
 
-/* Bitmap with every retired id in it replaced by what it stands for (R5). */
+/* Bitmap with every retired id in it replaced by what it stands for (re-parenting). */
 static __always_inline __u32 effective(__u32 tree, __u32 bitmap)
 {
 	if (!((__u32)tables.trees[tree & (MAX_TREES - 1)][TREE_RETIRED] & bitmap))

@@ -67,7 +67,7 @@ class Routes:
                 route["parent_ifindex"] = hop["ifindex"]
 
     def _stands_for(self, tree: Tree) -> list[int]:
-        """For each id what it stands for if it has retired, to the end of the chain (R5)."""
+        """For each id what it stands for if it has retired, to the end of the chain (re-parenting)."""
         retired = int(self._memory.trees[tree.row, TreeColumn.RETIRED])
         closed = []
         for index in range(32):
@@ -133,7 +133,7 @@ class Routes:
 
     def _is_parent_behind(self, tree: Tree) -> bool:
         """Whether user space still has something to send to the parent: the end of a group must not overtake it, or the
-        parent would ask for what it has not got yet (R6).
+        parent would ask for what it has not got yet (emission groups).
         """
         offsets = np.empty(BURST, np.int64)
         for state in tree.lineup():

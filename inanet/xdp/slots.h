@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a packet does to its slot: opening of rounds (R4), contributions (Algorithm 1), results. */
+/* What a packet does to its slot: opening of rounds (confirmed rounds), contributions (Algorithm 1), results. */
 #ifndef INANET_XDP_SLOTS_H
 #define INANET_XDP_SLOTS_H
 
@@ -28,7 +28,7 @@ static long fill_group(__u32 index, void *context)
 	return 0;
 }
 
-/* Whether a shard takes packets of this round; a newer one opens it if the last one is committed (R4). Slots reset when
+/* Whether a shard takes packets of this round; a newer one opens it if the last is committed (confirmed rounds). Slots reset when
  * first touched. -1: user space has to look, as it must when it cannot be told: it does nothing for a round of which it
  * does not know. Only what is sound opens anything.
  */
@@ -303,7 +303,7 @@ static __always_inline int contribute(struct frame *f, struct xagg_row *packet)
 	return o.pass ? PASS : follow(f, &o, base, root);
 }
 
-/* A result from the parent takes the slot over and goes on downwards (R4). */
+/* A result from the parent takes the slot over and goes on downwards (slot states). */
 __noinline int adopt(struct frame *f, struct xagg_row *packet)
 {
 	struct concern *c;

@@ -239,7 +239,7 @@ class Chaos(Nodes):
             self.coordinator.receive(self.ids[name], answer, self.now)
 
     def _check_ids(self, parent: str, plan: NodePlan) -> None:
-        """An id changes hands only when all rounds begun before it was given up are over (R5)."""
+        """An id changes hands only when all rounds begun before it was given up are over (child ids)."""
         opened = {
             number
             for process in self.processes.values()

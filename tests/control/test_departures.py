@@ -1,4 +1,4 @@
-"""Workers that are lost end their job for all alike (R13), those that leave do not; jobs do not concern each other."""
+"""Workers that are lost end their job for all alike (one outcome), those that leave do not; jobs do not concern each other."""
 
 from inanet.control.events import JobOver
 from inanet.control.messages import (

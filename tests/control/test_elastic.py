@@ -1,4 +1,4 @@
-"""R13: a worker that dies in an elastic job. What is whole at the root is completed with it, the rest fails once on all
+"""Elastic rounds: a worker dies in an elastic job. What is whole at the root is completed with it, the rest fails once on all
 survivors, and the job goes on under another key with the ranks that are left."""
 
 import itertools
@@ -280,7 +280,7 @@ def test_a_worker_dies_at_every_phase_of_a_round(
         assert [one.round for one in failed] in ([], [2], [3])
         (job,) = whole.coordinator.jobs.values()
         assert (job.planner.ranks, len(job.collectives.ledger)) == (len(topology.workers) - 1, 0)
-    assert impair or outcomes == {True, False}, "both ways of R13 were seen"
+    assert impair or outcomes == {True, False}, "rounds were completed and rounds failed"
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -1,4 +1,4 @@
-"""Aggregators and the PS die at every phase: aggregators are routed around (R5), a lost PS ends the job."""
+"""Aggregators and the PS die at every phase: aggregators are routed around (re-parenting), a lost PS ends the job."""
 
 import pytest
 

@@ -94,7 +94,7 @@ class TestFailures:
 
 
 class TestResuming:
-    """A coordinator that starts again hears everything that still matters (R4)."""
+    """A coordinator that starts again hears everything that still matters (coordinator restart)."""
 
     def test_open_rounds_and_tensors_are_told(self, joined: Script) -> None:
         joined.begin(1)

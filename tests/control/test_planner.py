@@ -1,4 +1,4 @@
-"""Ids over plan versions (R5): whoever dies, whatever comes late or twice, every leaf counts exactly once."""
+"""Ids over plan versions (re-parenting): whoever dies, whatever comes late or twice, every leaf counts exactly once."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -157,7 +157,7 @@ class Packet:
 
 @dataclass
 class ModelNode:
-    """One slot of one round at one node, by the rules of R5 and nothing else."""
+    """One slot of one round at one node, by re-parenting's rules and nothing else."""
 
     name: str
     own: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A coordinator that dies and comes back (R4): members bring what they hold, stale ones disturb nobody."""
+"""A coordinator that dies and comes back (coordinator restart): members bring what they hold, stale ones disturb nobody."""
 
 import pytest
 from hypothesis import given, settings
@@ -256,7 +256,7 @@ def test_a_plan_that_only_some_had_seen_is_completed() -> None:
 
 
 def test_an_aggregator_that_had_been_given_up_does_not_slip_in_again() -> None:
-    """It was cut off, its children moved; the coordinator died before it could be told (R5)."""
+    """It was cut off, its children moved; the coordinator died before it could be told (re-parenting)."""
     nodes = Nodes(DEEP, resume=15.0)
     nodes.start()
     nodes.begin(1, SPEC)

@@ -1,4 +1,4 @@
-"""Aggregators that come back take their place again, and the holds that this takes (R5)."""
+"""Aggregators that come back take their place again, and the holds that this takes (quiet moment)."""
 
 import pytest
 

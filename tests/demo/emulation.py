@@ -1,4 +1,4 @@
-"""What a fabric does to gradients, in one process: number format R2 written down once more, independently
+"""What a fabric does to gradients, in one process: the number format written down once more, independently
 and exactly.
 
 Integers of any size, ``fractions`` where it matters: slow, obvious, and sharing no code with the package.

@@ -117,7 +117,7 @@ finite = st.floats(min_value=-(2.0**100), max_value=2.0**100, width=32)
     seed=st.integers(0, 2**16),
 )
 def test_the_bound_holds_for_any_numbers(n, rounds, carried, seed):
-    """R2: whatever the contributions and the rounds before were, against the exact mean in rationals."""
+    """Number format: whatever the contributions and the rounds before were, against the exact mean in rationals."""
     order = np.random.default_rng(seed)
     fabric = EmulatedFabric(carried)
     last = None

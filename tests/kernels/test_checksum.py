@@ -1,4 +1,4 @@
-"""R3: the checksum is linear, agrees with the framing's, and sees every flipped bit."""
+"""The linear checksum is linear, agrees with the framing's, and sees every flipped bit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Packets that are none of a node's business are counted under one reason and change nothing (R3, R4, R5, R7)."""
+"""Packets that are none of a node's business are counted under one reason and change nothing."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""R1 and R2 in whole rounds: exponents without a barrier, values of every size, restarts under stress, refusals."""
+"""Exponent agreement in whole rounds: no barrier, values of every size, restarts under stress, refusals."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Rounds that fail anywhere and anyhow, tensors and jobs that come and go, and a node that does not grow (R13)."""
+"""Rounds that fail anywhere and anyhow, tensors and jobs that come and go, and a node that does not grow (one outcome)."""
 
 import gc
 import random
@@ -84,7 +84,7 @@ def test_rounds_fail_at_any_point_and_in_any_order_of_nodes(parents, seed):
             # a host hears of the failure after it has begun the round: before that it has nothing to abandon
             able = [n for n in left if n not in owed or all(number != other[0] for other in owed[n])]
             if "ps" in left and number in committed(fabric):
-                # too late to fail (R13)
+                # too late to fail (one outcome)
                 good.append((number, spec, arrays, number))
                 left.clear()
             elif able:

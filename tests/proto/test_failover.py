@@ -1,4 +1,4 @@
-"""R4 and R5 in virtual time: killed aggregators and roots leave every bit as it was, and nothing is counted twice."""
+"""Killed aggregators and roots leave every bit as it was; nothing is counted twice (re-parenting, root restart)."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tensors of more groups than exponents run ahead of their data (R1): what is lost of them is asked for in time."""
+"""Tensors of more groups than exponents run ahead of their data (prologue): what is lost of them is asked for in time."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""R3: a bit that flips in a node's memory is found before it can reach a result, and what it spoilt is fetched again."""
+"""Linear checksum: a bit that flips in a node's memory is found before it reaches a result, and what it spoilt is fetched again."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""R6: results once for all children by multicast; who hears nothing or dies costs nobody a bit."""
+"""Multicast results leave once for all children; who hears nothing or dies costs nobody a bit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""R6: children that stall are left behind and catch up, slow ones are waited for."""
+"""Multicast results: children that stall are left behind and catch up, slow ones are waited for."""
 
 import pytest
 

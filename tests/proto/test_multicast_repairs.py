@@ -1,4 +1,4 @@
-"""R6: what is sent again and to whom, and who belongs to a group."""
+"""Multicast results: what is sent again and to whom, and who belongs to a group."""
 
 import itertools
 

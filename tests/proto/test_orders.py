@@ -58,7 +58,7 @@ def test_order_repetition_and_batching_do_not_matter(rng, root, children, fold):
     for destination in {s.destination for s in rows}:
         mine = [s.packet for s in rows if s.destination == destination]
         assert {packet.gradient for packet in mine} == set(range(COUNT))
-        # the last of its group to leave for the first time says so (R6)
+        # the last of its group to leave for the first time says so (emission groups)
         ended = {packet.gradient for packet in mine if packet.flags & Flag.GROUP_END}
         assert len(ended) == 1
         # an answer to a duplicate may overtake what has not left yet
@@ -171,7 +171,7 @@ def test_rounds_of_one_tensor_may_be_begun_before_the_last_is_over(parents):
 @pytest.mark.parametrize("slow", ["w0", "w3"])
 def test_workers_that_run_ahead_choose_the_same_exponents(slow):
     """One worker begins its second round when the first is over, the others before it has even begun: nobody may decide
-    by what it knows at that moment whether exponents are carried or agreed on first (R1)."""
+    by what it knows at that moment whether exponents are carried or agreed on first (exponent agreement)."""
     spec = spec_of(256 * 20)
     fabric = VirtualFabric(TREE, ONE_EACH)
     fast = [worker for worker in ONE_EACH if worker != slow]

@@ -1,4 +1,4 @@
-"""Sums and means of floats: the error bound, and everything that could break bit-identity (R1, R2)."""
+"""Sums and means of floats: the error bound, and everything that could break bit-identity (number format)."""
 
 from fractions import Fraction
 from itertools import pairwise
@@ -128,7 +128,7 @@ def test_error_bound_by_magnitude(magnitude: str, ranks: int) -> None:
 
 @pytest.mark.parametrize("ranks", [4, 128, 256, 512, 3, 255, 257])
 def test_the_largest_values_never_wrap(ranks: int) -> None:
-    """R2: with INT32_MAX/(n 2^e) rounded up, four values next to 2^e would sum to 2^31."""
+    """Number format: with INT32_MAX/(n 2^e) rounded up, four values next to 2^e would sum to 2^31."""
     for sign in (1, -1):
         value = sign * np.nextafter(np.float32(8.0), np.float32(0))
         arrays = [np.full(1, value, np.float32)] * ranks
@@ -151,7 +151,7 @@ def test_contributions_beyond_the_exponent_are_clamped_not_wrapped() -> None:
 
 @given(st.permutations(range(6)), st.lists(st.integers(1, 5), max_size=5))
 def test_order_and_placement_do_not_change_bits(order: list[int], cuts: list[int]) -> None:
-    """Ranks on one host sum quantised integers, so moving a rank between hosts changes nothing (R2)."""
+    """Ranks on one host sum quantised integers, so moving a rank between hosts changes nothing (number format)."""
     made = make_format(make_spec("f32", "mean", 300), 6)
     arrays = [random_array("f32", 300, seed) * np.float32(10.0) ** (seed - 3) for seed in range(6)]
     expected, rows = exchange(made, [[array] for array in arrays])

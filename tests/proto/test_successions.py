@@ -1,4 +1,4 @@
-"""R4 and R5 in every phase and order: several losses, plans that arrive late, jobs that share nodes, long chains."""
+"""Root restart and re-parenting in every phase and order: several losses, late plans, jobs that share nodes, long chains."""
 
 import random
 
@@ -333,7 +333,7 @@ def test_a_child_at_a_new_address_has_a_new_link():
 
 
 def test_an_inner_node_adopts_results_its_children_know_already():
-    """Its own row was damaged and its parent has forgotten: the round is not lost as long as somebody has the result (R4)."""
+    """Its own row was damaged and its parent has forgotten: the round is not lost as long as somebody has the result."""
     rig = Rig(count=1)
     values = integers(1)[0]
     rig.feed(rig.data(0, 0, values), rig.data(1, 0, values))

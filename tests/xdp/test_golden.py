@@ -251,7 +251,7 @@ def test_same_packets_same_memory(shared: Callable[..., SharedMemory], mode: Mod
             assert np.array_equal(getattr(memory, name), getattr(alone.memory, name)), (name, packet[:24])
         for ours, reference in zip(totals(mixed, memory), totals(alone, None), strict=True):
             assert ours.tolist() == reference.tolist(), packet[:24]
-    # the round is over, and a packet of a later one opens the slots for it (R4)
+    # the round is over, and a packet of a later one opens the slots for it (confirmed rounds)
     for side in (mixed, alone):
         side.memory.shards[side.row, ShardColumn.COMMITTED] = 1
     for round_, damage in ((41, 0), (43, 1), (43, 0), (43, 0), (41, 0), (42, 0), (44, 0)):

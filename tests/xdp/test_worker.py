@@ -121,7 +121,7 @@ def test_what_is_no_longer_the_jobs_passes(open_inbox: OpenInbox) -> None:
     assert len(everything(inbox)) == 2
     inbox.hear(frozenset())
     assert show(inbox, to_group) == PASS
-    # another parent, another key (R5)
+    # another parent, another key (re-parenting)
     moved = Placement(0, Parent("ps", CHILDREN[3], 2, 512, 0), (), (), 0, False)
     node.apply(NodePlan(JOB, 2, KEY ^ 5, 2, (moved,), 512), 1.0)
     assert show(inbox, arrived) == PASS

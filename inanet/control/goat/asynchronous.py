@@ -2,7 +2,7 @@
 
 The PS closes epoch t when K_t workers' gradients are in. Fewer workers make epochs shorter and more of them necessary;
 psi(K) says how many (Eq. (36)), the workers' past intervals say how long (Algorithm 2). A gradient that is late counts in a
-later epoch: its remaining interval is p'_w = p_w - h_t, in the search as in training. Only K-SGD discards it (R11).
+later epoch: its remaining interval is p'_w = p_w - h_t, in the search as in training. Only K-SGD discards it (late gradients).
 
 Pure functions; times in seconds.
 """

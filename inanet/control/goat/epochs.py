@@ -7,7 +7,7 @@ many of them send a sub-model to a node, is published to every node (Eq. (20), k
 Estimates can be wrong, and a node that waits for the wrong worker would hold everybody up. Workers say when they have sent a
 gradient (one small message): when K_t have, and they are others than was estimated, their numbers are published instead. So
 an epoch ends with the K_t-th gradient, as Eq. (19) has it, and no estimate can stop it. What has left a node by then counts,
-too: each sub-model's mean is over as many gradients as it really has (R11).
+too: each sub-model's mean is over as many gradients as it really has (actual counts).
 
 A worker takes part in the epoch in which the last sub-model of its gradient counts; the model is sent to those who took part
 and to nobody else.

@@ -1,7 +1,7 @@
 """KRGS from end to end: relax, round, repair, polish; and the schedule as the controller publishes it.
 
 Every stage is kept in the result: the fractional solution, the best rounding with the overshoot it had, and the cost
-after each step. Addresses are published (R11): a fragment of a sub-model lives at ``base + fragment`` on its switch, since
+after each step. Addresses are published: a fragment of a sub-model lives at ``base + fragment`` on its switch, since
 the paper's hash of <node, sub-model, fragment> would let 37 % of the fragments collide at load 1.
 """
 

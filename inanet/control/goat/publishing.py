@@ -1,7 +1,7 @@
 """A job's schedule as it is published: every tensor's sub-models, their nodes for each worker, and their addresses.
 
 A tensor is scheduled when it is first seen, because its size is known then, and once: KRGS over the memory that is left, on
-the tree of ways to the PS that the switches forward along. A sub-model's slots are its own from then on (R11).
+the tree of ways to the PS that the switches forward along. A sub-model's slots are its own from then on (published addresses).
 """
 
 from collections.abc import Mapping, Sequence

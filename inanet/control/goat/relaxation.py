@@ -1,4 +1,4 @@
-"""GINA as a sparse linear program, and as the exact program for instances small enough (R11).
+"""GINA as a sparse linear program, and as the exact program for instances small enough.
 
 Minimise  sum_g b(g) (sum_w sum_{s in S+PS} y D_w(s) + sum_s x D_s(PS))
 subject to  sum_s y = 1,  y <= x,  sum_g x f(g) <= B(s),  0 <= x, y <= 1.

@@ -1,4 +1,4 @@
-"""KRGS' randomized rounding (Algorithm 1), with the probabilities of its last step made whole (R11)."""
+"""KRGS' randomized rounding (Algorithm 1), with the probabilities of its last step made whole."""
 
 from dataclasses import dataclass
 
@@ -51,7 +51,7 @@ def choice(y: F64, x: F64, opened: Bools) -> F64:
     """Probabilities of one sub-model's nodes for each class of workers, float64[C, S + 1], the PS last.
 
     y / x for the switches that were opened. Their sum may exceed 1 (x = .6 .6 .4 .4, y = .6 .4 0 0 leaves the PS
-    -0.67): then the PS has none and the others are scaled down (R11).
+    -0.67): then the PS has none and the others are scaled down (rounded probabilities).
     """
     share = np.where(opened[None, :], y / np.where(x > TOLERANCE, x, 1.0)[None, :], 0.0)
     total = share.sum(axis=1, keepdims=True)

@@ -19,7 +19,7 @@ How a connection goes::
     worker -> Finished(round)         coordinator -> RoundFailed (instead, if the round cannot be had)
     worker -> Leave                   coordinator -> JobEnded (to aggregators and parameter servers)
 
-Ping and Pong go both ways. A node that comes back to a restarted coordinator says what it still holds (R4)::
+Ping and Pong go both ways. A node that comes back to a restarted coordinator says what it still holds (coordinator restart)::
 
     node -> Hello(resume=(Resume, ...)), then for each Resume: Known * layouts, Begin * open
     coordinator -> Welcome, Layout (for tensors it lacks), Plan(attach=...)

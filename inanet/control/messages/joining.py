@@ -32,7 +32,7 @@ PROTOCOL = 5
 
 
 class Resume(Frozen):
-    """What a node still holds of a job whose coordinator it lost (R4).
+    """What a node still holds of a job whose coordinator it lost (coordinator restart).
 
     ``layouts`` and ``open`` announce how many :class:`Known` and :class:`Begin` messages of this job follow
     the Hello; one message each, so that no job is too large for a frame. ``next_round`` is the first round

@@ -23,7 +23,7 @@ class Plan(Frozen):
     """A version of the plan as this node sees it.
 
     ``attach``: trees in which its parent knows nothing of the rounds that run, because it is another one
-    than before (R5) or has lost its memory (R4); announce them and resend what it lacks.
+    than before (re-parenting) or has lost its memory (root restart); announce them and resend what it lacks.
     """
 
     kind: Literal["plan"] = "plan"
@@ -86,7 +86,7 @@ class Held(Frozen):
 
 class PeerSilent(Frozen):
     """A neighbour on the data plane has not answered for ``seconds``; the coordinator decides what that
-    means (R5).
+    means (re-parenting).
     """
 
     kind: Literal["peer_silent"] = "peer_silent"

@@ -104,8 +104,8 @@ class JobEnded(Frozen):
 
 
 class Judge(Frozen):
-    """To a root, when a worker of an elastic job is lost (R13): does it have every contribution to this round, of one of
-    these tensors? If not, it gives the round up, so that it cannot be completed any more.
+    """To a root, when a worker of an elastic job is lost (elastic rounds): does it have every contribution to this round, of
+    one of these tensors? If not, it gives the round up, so that it cannot be completed any more.
     """
 
     kind: Literal["judge"] = "judge"

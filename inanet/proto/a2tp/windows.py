@@ -1,7 +1,7 @@
 """A2TP's two windows: equations 1 to 6 of the paper, as numbers in and numbers out.
 
 ACW bounds the fragments that use the switch's slots, LCW those that are in flight; ACW is part of LCW. Once per LCW of answers
-(about a round trip):
+(about a round trip; window updates):
 
 - (1) ``alpha <- (1 - w) alpha + w h``, *h* the share of the fragments within ACW that were marked Col;
 - (2) ``beta <- (1 - g) beta + g e``, *e* the share of those within LCW that were marked ECN (the paper prints an index too

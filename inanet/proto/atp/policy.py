@@ -391,7 +391,7 @@ def run(
     **_OPTIONS,
 )
 def expire(r: Registers, t: Bindings, v: Variant, s: Spill, slots: Any, counts: Any) -> None:
-    """Give slots up: their sums go to the PS with their bitmaps, nothing is discarded (R10)."""
+    """Give slots up: their sums go to the PS with their bitmaps, nothing is discarded (partial flushes)."""
     for k in range(slots.size):
         spill(r, t, slots[k], s, v)
         release(r, slots[k])

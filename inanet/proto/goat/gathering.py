@@ -1,9 +1,9 @@
 """Sums of asynchronous training (GOAT, section V): a node waits for a number of gradients, not for a set of workers.
 
 In epoch t a node sends on what it has of a sub-model once K_t^s gradients are in, whoever they are of. What comes later
-stays in the slots and counts in a later epoch: memory is the sub-model's own (R11), so nothing has to make room. More than
-K_t^s may be in when a smaller number is published: all of it leaves, and the sum says how many it is of, because whoever
-takes the mean has to scale by that.
+stays in the slots and counts in a later epoch: memory is the sub-model's own (published addresses), so nothing has to make
+room. More than K_t^s may be in when a smaller number is published: all of it leaves, and the sum says how many it is of,
+because whoever takes the mean has to scale by that.
 
 The PS is a node like the others, for the sub-models that no switch has. Messages may come twice and in any order: a gradient
 has its worker's serial number and is added once, a node sends a sub-model at most once in an epoch. Not bit-identical from run

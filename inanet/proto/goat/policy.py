@@ -1,17 +1,17 @@
 """GOAT's policy: a switch takes what its own number is in the tag of, and passes the rest on.
 
 resolve: node, sub-model and fragment; the slot is the base address that the controller has published plus the fragment
-(R11). Memory is a sub-model's own: nothing collides, and whoever is late finds the slot of its fragment. admit: the number
-of the fragment tells a new round, which takes the slot over, from a late packet, whose round is complete: the PS has its
-result, so it goes there as a sum of one. fold: add, checksum and all. complete: when the workers are in that the controller lets send here;
-the sum goes to the PS, which adds up what nodes and single workers send. A repeated contribution to a complete slot sends the
-sum again, with the number of the worker that asks, unless that has just been done. release: by the next round.
+(published addresses). Memory is a sub-model's own: nothing collides, and whoever is late finds the slot of its fragment. admit:
+the number of the fragment tells a new round, which takes the slot over, from a late packet, whose round is complete: the PS has
+its result, so it goes there as a sum of one. fold: add, checksum and all. complete: when the workers are in that the controller
+lets send here; the sum goes to the PS, which adds up what nodes and single workers send. A repeated contribution to a complete
+slot sends the sum again, with the number of the worker that asks, unless that has just been done. release: by the next round.
 
-A slot is checked when it is complete (R3): values that do not suit the checksum which was added up beside them are forgotten,
-and the workers send again.
+A slot is checked when it is complete (linear checksum): values that do not suit the checksum which was added up beside them are
+forgotten, and the workers send again.
 
 A packet is forwarded by its tag and by nothing else: a contribution towards its node, a sum to the PS, a result to the
-workers behind. It is taken only from the neighbour that such a packet has to come from (R7).
+workers behind. It is taken only from the neighbour that such a packet has to come from (bound endpoints).
 """
 
 from typing import Any, NamedTuple

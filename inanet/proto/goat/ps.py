@@ -1,8 +1,8 @@
 """GOAT's PS: adds up the nodes' sums and what workers send to it alone, and answers every fragment to all workers.
 
-Which workers are in is kept for every fragment (R5): a switch sends all it was to hear or nothing, and what it sends again
-is dropped here and answered, to the worker that asks. The result carries the sum of the checksums; a table entry whose values
-no longer suit it is forgotten, and its workers send again (R3).
+Which workers are in is kept for every fragment (leaf bitmaps): a switch sends all it was to hear or nothing, and what it sends
+again is dropped here and answered, to the worker that asks. The result carries the sum of the checksums; a table entry whose
+values no longer suit it is forgotten, and its workers send again (linear checksum).
 """
 
 from typing import Any

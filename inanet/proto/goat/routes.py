@@ -2,7 +2,7 @@
 
 Every node has one neighbour towards the PS. Packets between two nodes go up from one of them and down to the other, so what
 comes from a node at a switch always comes from the neighbour that the way to it leads to: that is how a switch tells whose
-packets are whose (R7).
+packets are whose (bound endpoints).
 """
 
 from collections.abc import Mapping, Sequence

@@ -2,8 +2,8 @@
 
 Only the first packet of a message has an INA header, so a row remembers the message that was last begun on its connection
 and the sequence number (PSN) it began at. All messages of a ring have the same number of packets, so a packet's PSN says
-which message it belongs to, as far as a window back (R9): go-back-N may start in the middle of a message after the next one
-has begun.
+which message it belongs to, as far as a window back (PSN window): go-back-N may start in the middle of a message after the next
+one has begun.
 """
 
 from enum import IntEnum

@@ -1,9 +1,9 @@
 """The flow-control module of a host (section 3.2): messages on a queue pair in a window of N, results from the predecessor.
 
 A message is sent when all results up to the one N before it are here, so that a switch with places for 2N messages never has
-to keep one that another takes (R9). In addition, the own writes up to there must be acknowledged: everybody's are then, two
-windows back, so nobody ever repeats a packet whose place has been taken over. Enqueueing is :meth:`MessageWindow.send`,
-dequeueing :meth:`MessageWindow.results`; everything else is the transport's.
+to keep one that another takes (message takeover). In addition, the own writes up to there must be acknowledged: everybody's are
+then, two windows back, so nobody ever repeats a packet whose place has been taken over. Enqueueing is
+:meth:`MessageWindow.send`, dequeueing :meth:`MessageWindow.results`; everything else is the transport's.
 """
 
 import numpy as np

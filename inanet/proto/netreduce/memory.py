@@ -1,8 +1,8 @@
 """The aggregator array of a ring (section 3.1): 2N messages, with a buffer for each rank's packet.
 
 Sums are idempotent because packets are kept and not accumulated: one that comes twice overwrites itself. A message's place
-is its MsgID modulo 2N; it is taken over by a newer message and freed by nothing else (R9). Packets of one place are summed
-in the order of ranks when all are there, so floats, too, come out the same whatever arrives first.
+is its MsgID modulo 2N; it is taken over by a newer message and freed by nothing else (message takeover). Packets of one place
+are summed in the order of ranks when all are there, so floats, too, come out the same whatever arrives first.
 """
 
 from enum import IntEnum

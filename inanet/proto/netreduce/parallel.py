@@ -17,7 +17,7 @@ flat-ring          one                         all ranks of all hosts    nothing
 ================== =========================== ======================== ==================================
 
 Only the first needs a switch that sums. Pieces are cut between blocks, so that exponents, and with them the bits of integers
-and of floats under block exponents, are the same in all of them (R2).
+and of floats under block exponents, are the same in all of them (number format).
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What a switch does with the packets of a ring: resolve, admit, fold, emit (R9).
+"""What a switch does with the packets of a ring: resolve, admit, fold, emit (stages, message takeover).
 
 *Resolve*: a first packet says which message it is; others are found by their PSN. *Admit*: a message newer than what holds
 its place takes that over, one older is stale. *Fold*: the packet goes into its rank's buffer; the last one makes the sum.

@@ -302,7 +302,7 @@ class NetReduceProgram:
     # ---------------------------------------------------------------- time, figures
 
     def timer(self) -> float | None:
-        """Never: places are taken over by newer messages and freed by nothing else (R9)."""
+        """Never: places are taken over by newer messages and freed by nothing else (message takeover)."""
         return None
 
     def on_timer(self, now: float) -> None:

@@ -18,13 +18,14 @@ Mode = Literal["auto", "switch", "ring"]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker's place. ``rank`` is its position on the ring of ``hosts``; ``ranks`` contribute over all of them (R2's n).
+    """A worker's place. ``rank`` is its position on the ring of ``hosts``; ``ranks`` contribute over all of them (*n* of the
+    number format).
 
     ``first`` is the MsgID that the ring begins with; MsgIDs go on for its life. ``mode`` is the same for all hosts. A peer
     may be ``skew`` seconds late: its neighbours' packets are held by the switch meanwhile, so acknowledgements must be
-    waited for that long (R9), by the queue pair alone or, with ``patient``, by connecting it again where it had got to when it
-    gives up, which network cards cannot. Raises ``ValueError`` for queue pairs that would give up earlier, and for ones
-    with packets of another size.
+    waited for that long (patient acknowledgements), by the queue pair alone or, with ``patient``, by connecting it again where
+    it had got to when it gives up, which network cards cannot. Raises ``ValueError`` for queue pairs that would give up
+    earlier, and for ones with packets of another size.
     """
 
     job: int

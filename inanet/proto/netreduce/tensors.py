@@ -1,8 +1,9 @@
 """Rounds of tensors as messages: what they carry, and where results go.
 
 Integers and floats under block exponents are the streams of the other switched systems, with a message for a fragment, so
-their bits are the same (R2). Exponents need no root here: a switch that keeps packets compares bytes as well as it adds, so
-they are messages of their own in front of the data. *Raw* floats are float32, added in the order of ranks, as the FPGA did.
+their bits are the same (number format). Exponents need no root here: a switch that keeps packets compares bytes as well as it
+adds, so they are messages of their own in front of the data. *Raw* floats are float32, added in the order of ranks, as the FPGA
+did.
 """
 
 from collections.abc import Sequence

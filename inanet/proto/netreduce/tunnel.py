@@ -2,7 +2,7 @@
 
 Whole IPv4 packets need raw sockets. A job that the coordinator puts on a switch gets a network of its own inside datagrams
 instead: addresses 10.number.0.rank + 1, queue pairs and keys that follow from number and rank. The packets themselves are
-what they are on a wire, ICRC and all; a packet is taken only from the endpoint that its inner sender has (R7).
+what they are on a wire, ICRC and all; a packet is taken only from the endpoint that its inner sender has (bound endpoints).
 
 A job has one ring or, if its switch offers that and its hosts have several ranks, one for each rank of a host, with a piece of
 every tensor each (:mod:`inanet.proto.netreduce.parallel`).

@@ -1,4 +1,4 @@
-"""Block exponents go to the root directly, where switches cannot compare (R1): a thousandth of the bytes.
+"""Exponents at the root: where switches cannot compare, they go there directly, a thousandth of the bytes.
 
 Every worker sends the exponents of its blocks, 1024 a packet, to the root, and the root sends the largest of each back to
 everybody. The packets are XAgg's (:mod:`inanet.wire.xagg`): DATA up, RESULT down, with the job's keyed tag and a checksum;

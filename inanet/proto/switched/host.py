@@ -22,8 +22,8 @@ from inanet.wire.drops import DROP_CODES, Drop
 
 
 class SwitchedHost:
-    """One job. ``endpoint`` is where it sends from and receives: the job's own, by which the switch knows it (R7). ``options``
-    are what this host has to say about workers of a system, by the system's name.
+    """One job. ``endpoint`` is where it sends from and receives: the job's own, by which the switch knows it (bound endpoints).
+    ``options`` are what this host has to say about workers of a system, by the system's name.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The table of a PS behind switches that pass incomplete sums on: which workers are in, and the sum so far (R5).
+"""The table of a PS behind switches that pass incomplete sums on: which workers are in, and the sum so far (leaf bitmaps).
 
 A switch sends what it has: a sum of all workers, of some, a lone contribution, the same one again. The table keeps the
 workers of every fragment as a bitmap and decides by it:

@@ -1,14 +1,14 @@
 """One round of one tensor at a worker, as a stream of fragments of the framing's width.
 
 The tensor is quantised into rows of 256 words (:mod:`inanet.proto.formats`); fragments are cut from the rows' payloads as if
-these lay end to end, so blocks and their exponents are the same for every framing and so are the bits (R2). The rows hold
-the contribution until a fragment's result comes, and the result from then on.
+these lay end to end, so blocks and their exponents are the same for every framing and so are the bits (number format). The rows
+hold the contribution until a fragment's result comes, and the result from then on.
 
-Exponents without a barrier (R1). In a tensor's first round (prologue) data of a group of 1024 blocks may leave when the
-group's exponents are agreed. Later (carried), and with a fixed factor, data leaves at once, under the exponents that
-everybody has, while every worker tells the root which blocks do not fit and what they need. When that is agreed, all
-workers know the same list of misfits, and it goes out again under the exponents it needs, as a *second pass* behind the
-tensor's own fragments. The list depends on values only, never on time; the first results of those blocks are ignored.
+Exponents without a barrier (exponent agreement). In a tensor's first round (prologue) data of a group of 1024 blocks may leave
+when the group's exponents are agreed. Later (carried), and with a fixed factor, data leaves at once, under the exponents that
+everybody has, while every worker tells the root which blocks do not fit and what they need. When that is agreed, all workers
+know the same list of misfits, and it goes out again under the exponents it needs, as a *second pass* behind the tensor's own
+fragments. The list depends on values only, never on time; the first results of those blocks are ignored.
 """
 
 import numpy as np
@@ -43,7 +43,7 @@ class _Pass:
 
 
 class Stream(Source):
-    """A round under block exponents (R2); ``width`` words make a fragment."""
+    """A round under block exponents (number format); ``width`` words make a fragment."""
 
     def __init__(self, tensor: Tensor, round_: int, arrays: Arrays, width: int) -> None:
         super().__init__(tensor, round_, arrays)

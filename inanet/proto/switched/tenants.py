@@ -1,8 +1,8 @@
 """Who may use a switch: jobs, the addresses that speak for their workers, and their part of the slots.
 
-Public framings prove nothing about their sender, so the control plane binds them (R7): a packet counts for a worker only
-when it comes from the address that the worker has, and for the PS only from the PS. Two jobs on the same slots are kept
-apart by the owner that every slot carries.
+Public framings prove nothing about their sender, so the control plane binds them (bound endpoints): a packet counts for a
+worker only when it comes from the address that the worker has, and for the PS only from the PS. Two jobs on the same slots are
+kept apart by the owner that every slot carries.
 """
 
 from collections.abc import Mapping

@@ -33,8 +33,8 @@ Mask = NDArray[np.bool_]
 class Membership:
     """A worker's place in a job. ``job`` is its number in the framing, ``index`` the worker's, 0 to 31, of ``workers``.
 
-    ``ranks`` contribute over all hosts (R2's n). ``switch`` is where contributions are sent to, ``results`` where answers
-    come from if that is somewhere else (the PS); ``root`` the address of the job's
+    ``ranks`` contribute over all hosts (*n* of the number format). ``switch`` is where contributions are sent to, ``results``
+    where answers come from if that is somewhere else (the PS); ``root`` the address of the job's
     :class:`~inanet.proto.switched.exponents.ExponentRoot` and ``key`` its secret, not needed for integers. ``first`` is the
     number of the first fragment, the same for all workers.
     """
@@ -368,7 +368,7 @@ class Worker:
 
     @property
     def successor(self) -> int:
-        """Where the numbers of a job with other members may begin (R13): beyond all that anybody has sent by now.
+        """Where the numbers of a job with other members may begin (elastic rounds): beyond all that anybody has sent by now.
 
         When a worker dies, the survivors' rounds fail; switch and PS forget the job and serve it anew, and new machines begin
         at the largest successor of the old ones. What is still under way from before is older then, and stale.

@@ -7,8 +7,8 @@ largest over the workers counts, and values are scaled by ``floor((2**31 - 1) / 
 ``(2**31 - 1) / (n 2**e)`` may wrap when every worker has the largest value.
 
 Exponents of packets depend on where packets begin and end: results are within ``n / 2 * 2**e / floor((2**31 - 1) / n)`` of
-the exact sum and the same on all workers, but not the bits of the other systems (R2). The second of the two exponents says
-that a fragment holds a NaN or infinity (1), so that all workers refuse it together.
+the exact sum and the same on all workers, but not the bits of the other systems (number format). The second of the two
+exponents says that a fragment holds a NaN or infinity (1), so that all workers refuse it together.
 """
 
 import numpy as np

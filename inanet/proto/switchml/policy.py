@@ -1,7 +1,7 @@
 """SwitchML's policy: pool index and version name a slot in the job's own share; a newer packet clears what was there.
 
-resolve: job, address (which says whose contribution it is), pool index. admit: the packet id (R7) tells a new fragment
-from a late one; a bit of the bitmap tells a duplicate; a contribution to one version takes the worker's bit out of the
+resolve: job, address (which says whose contribution it is), pool index. admit: the packet id (replay horizon) tells a new
+fragment from a late one; a bit of the bitmap tells a duplicate; a contribution to one version takes the worker's bit out of the
 other one, as the paper has it: the worker has its result. fold: add, and maxima of the two exponents. emit: the last
 contribution leaves with the sum, to all; a duplicate of a complete slot is answered to its sender alone.
 """

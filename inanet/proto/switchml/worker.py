@@ -21,9 +21,9 @@ from inanet.wire.switchml import DATA, FRAMES, MAX_SLOTS, SET_BIT, SIZES, VALUES
 class SwitchMLWorker(Worker):
     """``pool`` is the job's share of slots at the switch; ``values`` (64 or 256) what a packet carries.
 
-    Exponents of floats are those of R2's blocks, agreed with the root, so that the bits are those of every other system; the
-    packets' own two are 0. With ``packetwise`` they are the packets' own (:mod:`inanet.proto.switchml.packetwise`): float32
-    tensors only, no root.
+    Exponents of floats are those of the number format's blocks, agreed with the root, so that the bits are those of every other
+    system; the packets' own two are 0. With ``packetwise`` they are the packets' own (:mod:`inanet.proto.switchml.packetwise`):
+    float32 tensors only, no root.
     """
 
     def __init__(

@@ -152,7 +152,7 @@ class Outbox:
         host: int,
         exponent: int | None = None,
     ) -> None:
-        """Queue a copy of a slot's row under another header (RESULT to a root, R4), or a RESTART with ``exponent``."""
+        """Queue a copy of a slot's row under another header (RESULT to a root that restarted), or a RESTART with ``exponent``."""
         slot = int(tables.shards[row, 0]) + fragment
         saved = tables.rows[slot, :HEAD].copy()
         stamp(tables, row, fragment, int(kind), host)

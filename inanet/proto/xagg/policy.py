@@ -1,8 +1,8 @@
-"""XAgg's policy for the slot engine: Algorithm 1, with what rules R3 to R5 add to it.
+"""XAgg's policy for the slot engine: Algorithm 1, with the linear checksum, slot states and re-parenting.
 
 resolve: the fragment index, in a region as large as the tensor. admit: one bit per child; a duplicate is refused, a
 duplicate of a finished fragment is answered; retired ids stand for their replacements. A collision cannot happen.
-Also the receiving side of the downlink, where a result overwrites the partial sum (R4).
+Also the receiving side of the downlink, where a result overwrites the partial sum (slot states).
 """
 
 from typing import Any
@@ -151,7 +151,7 @@ def bit_index(host: int) -> Any:
     types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always"
 )
 def effective(t: Tables, tree: int, bitmap: int) -> Any:
-    """Bitmap with every retired id in it replaced by the ids it stands for (R5)."""
+    """Bitmap with every retired id in it replaced by the ids it stands for (re-parenting)."""
     retired = np.uint32(t.trees[tree, RETIRED])
     done = np.uint32(0)
     # a replacement may have retired as well: once more for what has come in
@@ -195,7 +195,7 @@ def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, pl
     inline="always",
 )
 def admit_round(t: Tables, row: int, round_: int, events: Any, used: Any) -> Any:
-    """Whether a shard takes packets of this round; a newer one opens it if the last one is committed (R4)."""
+    """Whether a shard takes packets of this round; a newer one opens it if the last one is committed (confirmed rounds)."""
     active = np.uint32(t.shards[row, ACTIVE])
     if not t.shards[row, COMMITTED]:
         if round_ == active:
@@ -268,7 +268,7 @@ def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts:
 def adopt(
     t: Tables, arena: Any, o: int, row: int, fragment: int, attempt: int, events: Any, used: Any, counts: Any
 ) -> Any:
-    """A result takes a slot over, whoever it comes from (R4).
+    """A result takes a slot over, whoever it comes from (slot states).
 
     One of an older attempt is the same, bit for bit, if this attempt has the exponent of the one before it.
     """
@@ -375,7 +375,7 @@ def take_contribution(
 def take_result(
     t: Tables, arena: Any, o: int, row: int, fragment: int, events: Any, used: Any, counts: Any
 ) -> Any:
-    """One result from the parent: it overwrites whatever the slot held and goes on downwards (R4)."""
+    """One result from the parent: it overwrites whatever the slot held and goes on downwards (slot states)."""
     shard = t.shards[row]
     round_ = np.uint32(arena[o + 3])
     active = np.uint32(shard[ACTIVE])

@@ -47,7 +47,7 @@ K_DATA, K_EXPONENT, K_RESULT = int(Kind.DATA), int(Kind.EXPONENT), int(Kind.RESU
 def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: Any, used: Any) -> None:
     """A worker's own fragments ``first`` to ``last - 1``, already encoded in their rows, enter the emission log.
 
-    ``misfit[i]`` other than 0 asks for that exponent instead of sending data (R1).
+    ``misfit[i]`` other than 0 asks for that exponent instead of sending data (exponent agreement).
     """
     shard = t.shards[row]
     round_ = np.uint32(shard[ACTIVE])
@@ -70,7 +70,7 @@ def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: 
     _nrt=False,
 )
 def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) -> None:
-    """Empty slots for a later attempt with a new exponent, 0: the same one (R1); nothing is in them any more."""
+    """Empty slots for a later attempt with a new exponent, 0: the same one; nothing is in them any more."""
     shard = t.shards[row]
     for i in range(len(fragments)):
         slot = shard[SLOT0] + fragments[i]
@@ -86,7 +86,7 @@ def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) 
 
 @numba.njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False)
 def restamp(t: Tables, row: int) -> None:
-    """New headers for everything not yet answered: this node has a new parent, id or plan version (R5)."""
+    """New headers for everything not yet answered: this node has a new parent, id or plan version (re-parenting)."""
     shard = t.shards[row]
     round_ = np.uint32(shard[ACTIVE])
     host = np.uint32(t.trees[shard[TREE], BIT])
@@ -100,7 +100,7 @@ def restamp(t: Tables, row: int) -> None:
 def ask_for_check(rows: Any, slot: int, key: int) -> None:
     """Mark a row as the last of its group, whatever follows: its receiver then looks at what is missing of the group.
 
-    A header that was damaged in memory keeps its wrong tag, or it would leave as a sound one (R3).
+    A header that was damaged in memory keeps its wrong tag, or it would leave as a sound one (header tag).
     """
     r = rows[slot]
     if np.uint32(r[5]) != tag_of(
@@ -115,8 +115,8 @@ def ask_for_check(rows: Any, slot: int, key: int) -> None:
 
 @numba.njit(types.int64(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
 def mend(t: Tables, row: int, fragment: int) -> Any:
-    """Check a row in memory before it is sent again (R3): 0 sound, 1 its header was damaged and is written anew, 2 its
-    payload is damaged. Only for slots that are SENT or RESULT.
+    """Check a row in memory before it is sent again (linear checksum): 0 sound, 1 its header was damaged and is written anew, 2
+    its payload is damaged. Only for slots that are SENT or RESULT.
     """
     shard = t.shards[row]
     slot = shard[SLOT0] + fragment

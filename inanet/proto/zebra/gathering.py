@@ -1,4 +1,4 @@
-"""The open iteration of a PS shard: gradients of the workers, sums of the switch, and of whom something is missing (R12)."""
+"""The open iteration of a PS shard: gradients of the workers, sums of the switch, and of whom something is missing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

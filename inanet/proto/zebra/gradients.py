@@ -45,7 +45,7 @@ def divided(job: Job, cache: HotCache, head: Head, keys: U64, values: F32) -> Di
 def _quantised(
     job: Job, cache: HotCache, values: F32, ranks: I64
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-    """Words of all values for the switch, and which keys' fit; those that do not go to the PS as they are (R1)."""
+    """Words of all values for the switch, and which keys' fit; those that do not go to the PS as they are."""
     if job.floats or not len(cache.hot):
         return values.view(np.uint32), np.ones(len(values), np.bool_)
     scaled = np.rint(values.astype(np.float64) * cache.hot.scale[ranks][:, None])

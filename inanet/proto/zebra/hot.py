@@ -69,7 +69,7 @@ def sample(count: int, rate: float, rng: np.random.Generator) -> I64:
 
 
 def stop_rule(ranked: Ranking, step: int = 1000, gain: float = 0.01) -> int:
-    """The paper's k: ``step`` parameters at a time, until that many more add less than ``gain`` of all updates."""
+    """The paper's k: ``step`` parameters at a time, until that many more add less than ``gain`` of all updates (hot-set size)."""
     k = 0
     while k < len(ranked.keys):
         more = ranked.counts[k : k + step].sum()

@@ -1,4 +1,4 @@
-"""Which packets of an iteration have arrived, from whom, and whether that is all (R12).
+"""Which packets of an iteration have arrived, from whom, and whether that is all (iteration ledger).
 
 Completion cannot be told key by key, since workers lack keys. So every source numbers its packets and ends with an END that
 says how many there were; an iteration is complete when every source's END and all numbers before it are in.

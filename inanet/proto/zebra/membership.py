@@ -67,7 +67,7 @@ class Job:
 
     @property
     def limit(self) -> int:
-        """Largest magnitude of a worker's integer with which no sum of all workers' can wrap (R2)."""
+        """Largest magnitude of a worker's integer with which no sum of all workers' can wrap (number format)."""
         return (2**31 - 1) // len(self.workers)
 
     def capacity(self, kind: Kind) -> int:
@@ -147,12 +147,12 @@ def forget(known: dict[int, Any], version: int) -> None:
 
 
 def fixed(version: int, keys: U64, shift: int = DEFAULT_SHIFT) -> HotSet:
-    """A hot set with one scale for all (R1, ``fixed``)."""
+    """A hot set with one scale for all (fixed exponents)."""
     return HotSet(version, np.asarray(keys, np.uint64), np.full(len(keys), shift, np.int16))
 
 
 def with_exponents(version: int, keys: U64, magnitudes: F32, workers: int, headroom: int = 1) -> HotSet:
-    """A hot set with a scale per key: gradients of up to ``magnitudes`` (float32[k]) times 2^headroom fit (R1, R2)."""
+    """A hot set with a scale per key: gradients of up to ``magnitudes`` (float32[k]) times 2^headroom fit (fixed exponents)."""
     exponents = np.frexp(np.maximum(magnitudes.astype(np.float64), 2.0**-100))[1] + headroom
     shifts = 31 - math.ceil(math.log2(workers)) - exponents
     return HotSet(version, np.asarray(keys, np.uint64), shifts.astype(np.int16))

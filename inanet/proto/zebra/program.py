@@ -2,8 +2,9 @@
 
 The four stages: *resolve* looks a gradient's rank up in the exact-match table and its sender up in the job; *admit* asks
 the ledger of (worker, sequence) whether the packet is new; *fold* adds each gradient to its register, one access per
-register and pass; *emit* comes when the ledger is complete (R12), not with a packet: all sums that were touched go to the
-switch's CPU, which sends them to their PS shards until these have them, and the registers are empty for the next iteration.
+register and pass; *emit* comes when the ledger is complete (iteration ledger), not with a packet: all sums that were touched go
+to the switch's CPU, which sends them to their PS shards until these have them, and the registers are empty for the next
+iteration.
 
 A gradient packet leaves as its own acknowledgement. One that is repeated is acknowledged again and changes nothing. NEWS of
 a PS are replicated to the job's group.

@@ -1,7 +1,7 @@
 """A PS shard: takes cold gradients from workers and sums of hot ones from the switch, finishes iterations, answers pulls.
 
-An iteration is finished when every worker's END and all its packets, and the switch's, are in (R12). Gradients are kept until
-then and added in the order of ranks and sequence numbers, in float64: what comes out does not depend on when packets
+An iteration is finished when every worker's END and all its packets, and the switch's, are in (iteration ledger). Gradients are
+kept until then and added in the order of ranks and sequence numbers, in float64: what comes out does not depend on when packets
 came. Then every worker gets the new values of hot parameters (NEWS), and its END: the iteration is over.
 
 With a journal (:mod:`~inanet.proto.zebra.state`) another life of the shard goes on where one has ended. It has finished what the

@@ -1,4 +1,4 @@
-"""What a switch has of one job: the hot set that its registers are laid out for, whose gradients are in them (R12), and its CPU."""
+"""What a switch has of one job: the hot set that its registers are laid out for, whose gradients are in them, and its CPU."""
 
 from collections.abc import Callable
 

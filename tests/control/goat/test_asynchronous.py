@@ -1,4 +1,4 @@
-"""Algorithm 2, and epochs in which late gradients count later (R11)."""
+"""Algorithm 2, and epochs in which late gradients count later."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The scheduler: R11's program, its rounding, and what a register file really holds."""
+"""The scheduler: the GINA program, its rounding, and what a register file really holds."""
 
 import statistics
 from dataclasses import replace

@@ -186,7 +186,7 @@ def test_a_place_is_taken_over_by_a_newer_message_only():
 
 
 def test_nothing_is_freed_on_arrival():
-    """What would deadlock if it was (R9): rank 0 sends message N while rank 1 still asks for message 0."""
+    """What would deadlock if it was (message takeover): rank 0 sends message N while rank 1 still asks for message 0."""
     rig = bench(window=2)
     for number in range(2):
         rig.give(itertools.chain(*all_of(number)))

@@ -85,7 +85,7 @@ def test_floats_have_the_bits_of_every_other_system(mode, serving):
 
 
 def summed_by_hand(what: TensorSpec, arrays: list[np.ndarray]) -> np.ndarray:
-    """One host with all ranks does the same arithmetic (R2)."""
+    """One host with all ranks does the same arithmetic (number format)."""
     form = make_format(what, len(arrays))
     copies = [array.copy() for array in arrays]
     table = form.initial_exponents()

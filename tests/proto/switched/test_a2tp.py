@@ -16,7 +16,7 @@ from inanet.wire.atp import Flag
 from tests.proto.switched.jobs import NOISE, Job, floats, ps_at, spec, worker_at
 from tests.proto.switched.judge import PS, SLOT_BYTES, SUM, A, B, data, judge, on_star, single, two_jobs
 
-# ---------------------------------------------------------------- R10: equations 1 to 6
+# ---------------------------------------------------------------- equations 1 to 6
 
 
 @pytest.mark.parametrize(

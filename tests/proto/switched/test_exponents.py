@@ -1,4 +1,4 @@
-"""R1: exponents go to the root directly, and are agreed whatever is lost."""
+"""Exponents at the root go there directly, and are agreed whatever is lost."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""R5 at a PS behind switches that pass incomplete sums on."""
+"""Leaf bitmaps: a PS behind switches that pass incomplete sums on."""
 
 import numpy as np
 import pytest

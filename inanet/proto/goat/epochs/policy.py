@@ -12,8 +12,8 @@ is lost, by the next gradient of a worker that is in it.
 What is published may complete sums without a packet of theirs coming in: a switch's control plane sends these, here they
 are *drawn* and leave beside the batch.
 
-A slot is checked when it is complete (R3), and when its sum is sent again. If its values do not suit their checksum, it is
-forgotten with all that are in it; their workers send again when the PS misses them.
+A slot is checked when it is complete (linear checksum), and when its sum is sent again. If its values do not suit their
+checksum, it is forgotten with all that are in it; their workers send again when the PS misses them.
 """
 
 from typing import Any, NamedTuple
@@ -336,7 +336,7 @@ def decide(
     refused = np.int64(-FOREIGN_HOST)
     if node >= _NODES:
         return np.int64(-NO_ROUTE), worker
-    # whoever speaks as a node, or for all that it has summed, is where the way to this node leads (R7)
+    # whoever speaks as a node, or for all that it has summed, is where the way to this node leads (bound endpoints)
     behind = t.to_ps[job] if node == _PS else t.to_node[job, node]
     if kind in (_SUM, _PASSED):
         return (refused if node == _PS or behind != source else np.int64(TO_PS)), worker

@@ -1,8 +1,9 @@
 """A job of asynchronous training at the PS: adds up what nodes and single workers send, closes epochs, sends the model to participants.
 
-Every gradient counts once (R5). A sum has its slot's number, and a slot's next sum leaves only when this one has been taken,
+Every gradient counts once. A sum has its slot's number, and a slot's next sum leaves only when this one has been taken,
 so a number that is not higher is a copy. A contribution has its worker's number, and the PS knows which fragments of it are
-in. Each fragment is scaled by the gradients that it is really of (R11). What comes later than its epoch counts in the next.
+in. Each fragment is scaled by the gradients that it is really of (actual counts). What comes later than its epoch counts in the
+next.
 
 An epoch ends when K_t workers' gradients are in, whole; whoever else's is in whole by then takes part as well. These get
 the model, nobody else does. What "the model" is here: the sum of all means so far, which a worker subtracts its last one from.
