@@ -1,4 +1,4 @@
-"""``ina plan``: priced candidates, the choice and why, also where the answer is a ring; and the README's example."""
+"""``ina plan``: priced candidates, the choice and why, also where the answer is a ring; and the example of docs/planning.md."""
 
 import json
 import re
@@ -12,7 +12,7 @@ from inanet.cli.main import main
 from inanet.control.config import PsConfig
 from inanet.control.costs import Costs, save
 
-README = Path(__file__).parents[2] / "README.md"
+PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 
 
 @pytest.fixture(autouse=True)
@@ -125,9 +125,9 @@ def test_mistakes_are_explained(arguments: list[str], text: str, capsys: pytest.
     assert text in capsys.readouterr().err
 
 
-def test_the_example_of_the_readme(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) -> None:
     [(command, shown)] = re.findall(
-        r"^```console\n\$ (ina plan [^\n]*)\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE
+        r"^```console\n\$ (ina plan [^\n]*)\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE
     )
     assert main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out == shown
