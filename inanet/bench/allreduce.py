@@ -6,7 +6,6 @@ Counters of all nodes are read between sizes.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -20,10 +19,10 @@ import inanet
 from inanet.bench.bounds import FRAGMENT
 from inanet.bench.counted import CountedFabric, Reading, in_network_share, per_gigabyte
 from inanet.bench.measure import Ticks, idle_share, median, short_of_cpu, ticks
-from inanet.bench.peers.rank import Team
+from inanet.bench.peers.rank import team
 from inanet.bench.samples import check, fill
 from inanet.client.job import Job
-from inanet.demo.fabric import python, python_environment
+from inanet.launch.process import python
 from inanet.proto.systems import TREES
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
 
@@ -66,34 +65,20 @@ def run(options: Options) -> dict[str, Any]:
     topology = [("ps", None), ("worker0", "ps")] if options.one_host else None
     rows = []
     with CountedFabric(options.workers, topology, options.system) as fabric, ExitStack() as stack:
-        team = _ranks(fabric, options)
-        stack.callback(team.close)
-        team.wait_ready(JOINING)
+        commands = [_command(fabric, options, rank) for rank in range(options.workers)]
+        ranks = stack.enter_context(team("inanet", fabric.directory, commands, JOINING))
         for size in options.sizes():
             before, ticks_before = fabric.read(), ticks()
-            answers = team.ask({"bytes": size}, MEASURING, f"all-reduces of {size} B")
+            answers = ranks.ask({"bytes": size}, MEASURING, f"all-reduces of {size} B")
             moved, idle = fabric.read().since(before), (ticks_before, ticks())
             rows.append(row(options, size, answers, moved, idle))
     ok = all(row["wrong"] == 0 for row in rows)
     return {"schema": SCHEMA, "ok": ok, **asdict(options), "rows": rows}
 
 
-def _ranks(fabric: CountedFabric, options: Options) -> Team:
-    processes = []
-    for rank in range(options.workers):
-        socket = str(fabric.worker_socket(0 if options.one_host else rank))
-        with (fabric.directory / f"rank{rank}.log").open("ab") as errors:
-            processes.append(
-                subprocess.Popen(
-                    python("inanet.bench.allreduce", json.dumps(asdict(options)), str(rank), socket),
-                    env=python_environment(),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=errors,
-                    text=True,
-                )
-            )
-    return Team("inanet", processes, logs=[fabric.directory / f"rank{n}.log" for n in range(options.workers)])
+def _command(fabric: CountedFabric, options: Options, rank: int) -> list[str]:
+    socket = str(fabric.worker_socket(0 if options.one_host else rank))
+    return python("inanet.bench.allreduce", json.dumps(asdict(options)), str(rank), socket)
 
 
 def row(

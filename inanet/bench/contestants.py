@@ -7,7 +7,7 @@ from inanet.bench.peers import openmpi
 from inanet.bench.peers.rank import Team
 from inanet.bench.registry import Peer, register
 from inanet.bench.stage import Place, Stage
-from inanet.demo.fabric import python
+from inanet.launch.process import python
 
 _TCP = "inanet.bench.peers.tcp"
 #: What a synchronous switch holds of every worker, bytes: a pool of the size that SwitchML has, and above what a

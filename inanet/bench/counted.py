@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inanet.bench.peers.rank import cpu_seconds
 from inanet.control.exits import Failure
-from inanet.demo.fabric import Fabric, daemon_command
-from inanet.demo.topology import NodeSpec
+from inanet.launch.fabric import Fabric, daemon_command
+from inanet.launch.topology import NodeSpec
 from inanet.proto.systems import TREES
 
 #: Seconds a node may take to answer.
@@ -63,7 +63,7 @@ class Reading:
 
 
 class CountedFabric(Fabric):
-    """A :class:`inanet.demo.fabric.Fabric` with a metrics endpoint for every node."""
+    """A :class:`inanet.launch.fabric.Fabric` with a metrics endpoint for every node."""
 
     def __init__(
         self, workers: int, topology: Sequence[tuple[str, str | None]] | None = None, system: str = TREES

@@ -7,11 +7,10 @@ times.
 """
 
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -19,12 +18,13 @@ import inanet
 from inanet.bench import memory
 from inanet.bench.marks import Mark, judge, lines
 from inanet.bench.measure import fit, idle_share, median, short_of_cpu, ticks
-from inanet.bench.peers.rank import Team
+from inanet.bench.peers.rank import Team, team
 from inanet.bench.samples import check, fill
 from inanet.client.job import Job
 from inanet.control.exits import Exit, Failure
 from inanet.control.units import show_bytes
-from inanet.demo.fabric import Fabric, python, python_environment
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import python
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -123,30 +123,15 @@ class Subject:
 def subject(workers: int) -> Iterator[Subject]:
     """Workers under an aggregator under a PS, and their ranks; everything is warm."""
     topology = [("ps", None), ("agg0", "ps"), *((f"worker{rank}", "agg0") for rank in range(workers))]
-    with Fabric(topology=topology) as fabric, ExitStack() as stack:
-        processes, logs = [], []
-        for rank in range(workers):
-            logs.append(fabric.directory / f"rank{rank}.log")
-            with logs[rank].open("ab") as errors:
-                command = python(
-                    "inanet.bench.growth", str(rank), str(workers), str(fabric.worker_socket(rank))
-                )
-                processes.append(
-                    subprocess.Popen(
-                        command,
-                        env=python_environment(),
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=errors,
-                        text=True,
-                    )
-                )
-        team = Team("inanet", processes, logs=logs)
-        stack.callback(team.close)
-        team.wait_ready(JOINING)
-        made = Subject(fabric, team)
-        made.reduce(WARM, 3)
-        yield made
+    with Fabric(topology=topology) as fabric:
+        commands = [
+            python("inanet.bench.growth", str(rank), str(workers), str(fabric.worker_socket(rank)))
+            for rank in range(workers)
+        ]
+        with team("inanet", fabric.directory, commands, JOINING) as ranks:
+            made = Subject(fabric, ranks)
+            made.reduce(WARM, 3)
+            yield made
 
 
 def run(options: Options) -> dict[str, Any]:

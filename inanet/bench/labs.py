@@ -12,11 +12,11 @@ from inanet.bench.registry import Peer, register
 from inanet.bench.stage import Agents, Place, Stage
 from inanet.control.exits import Failure
 from inanet.control.plans import Plan
-from inanet.demo.fabric import python_environment
 from inanet.lab.fabric import Daemons, rank_environment, ranks
 from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
+from inanet.launch.process import python_environment
 
 #: of coordinators
 _FIRST_PORT = 7410

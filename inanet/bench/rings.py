@@ -11,11 +11,12 @@ from inanet.bench.registry import Peer, register
 from inanet.bench.stage import Stage
 from inanet.client.ringhost import ring_of
 from inanet.control.exits import Failure
-from inanet.demo.fabric import python
+from inanet.lab.fabric import LabFabric
 from inanet.lab.library import topology as find_topology
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
-from inanet.lab.switches import Switches, ring_entry
+from inanet.lab.switches import ring_entry, switches
+from inanet.launch.process import python
 from inanet.proto.netreduce.ring import Mode
 
 #: numbers of the two rings in INA headers, and further addresses of hosts that each has
@@ -25,7 +26,7 @@ _RINGS: dict[Mode, int] = {"switch": 1, "ring": 2}
 class RingStage(LabStage):
     """A lab with ina-switches, of which ``switches`` are the running daemons."""
 
-    switches: Switches
+    switches: LabFabric
 
 
 @contextmanager
@@ -49,7 +50,7 @@ def ring_stage(topology: str | Topology) -> Iterator[RingStage]:
         rates = [host.link.sends for host in lab.topology.workers() if host.link.sends]
         # event loops know no shorter time
         rest = max(0.001, netreduce.pause(min(rates, default=None)))
-        stage.switches = stack.enter_context(Switches(lab, [entry], rest))
+        stage.switches = stack.enter_context(switches(lab, [entry], rest))
         yield stage
 
 

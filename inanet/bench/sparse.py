@@ -16,9 +16,9 @@ import numpy as np
 
 from inanet.bench.marks import Mark, judge, lines
 from inanet.client.sparse import sparse_group
-from inanet.demo.clicks import Samples
-from inanet.demo.datasets import load
-from inanet.demo.sparse_load import OA, SE, Load, generated, of_samples
+from inanet.data.clicks import Samples
+from inanet.data.datasets import load
+from inanet.data.key_batches import OA, SE, Load, generated, of_samples
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import SYSTEMS, Rack
 from inanet.sim.sparse import SparseRack
@@ -55,7 +55,7 @@ class Options:
 
 
 def loads(options: Options) -> list[Load]:
-    """What is pushed. Raises :class:`~inanet.demo.clicks.BadData`."""
+    """What is pushed. Raises :class:`~inanet.data.clicks.BadData`."""
     most = max(*options.workers, options.live)
     models = {model.name: model for model in (OA, SE)}
     found = []

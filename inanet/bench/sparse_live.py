@@ -4,7 +4,6 @@ import json
 import select
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,12 +14,12 @@ import numpy as np
 
 from inanet.client.sparse_process import join_sparse
 from inanet.control.exits import Failure
-from inanet.demo.sparse_load import Load
+from inanet.data.key_batches import Load
+from inanet.launch.process import child, end, python, python_environment
 from inanet.wire.batch import U64
 
 #: seconds within which all ranks must have come to their end
 PATIENCE = 280.0
-_MODULE = (sys.executable, "-m")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +53,12 @@ def measure(load: Load, workers: int, rate: float, *, zebra: bool) -> Live:
         file = _file(folder, workers + 1, rate, load.hot if zebra else None)
         served = ["shard0", *(["switch"] if zebra else [])]
         for machine in served:
-            _ready(_start(stack, folder, "inanet.cli.main", "zebra", "serve", str(file), machine), machine)
+            _ready(_start(stack, "inanet.cli.main", "zebra", "serve", str(file), machine), machine)
         ranks = []
         for rank in range(workers):
             stored = folder / f"{rank}.npz"
             np.savez(stored, **{str(i): keys[rank] for i, keys in enumerate(batches)})
-            ranks.append(_start(stack, folder, "inanet.bench.sparse_rank", str(file), str(rank), str(stored)))
+            ranks.append(_start(stack, "inanet.bench.sparse_rank", str(file), str(rank), str(stored)))
         with join_sparse(file, workers, timeout=PATIENCE) as member:
             for _ in batches:
                 member.job.push(nothing, nothing)
@@ -101,21 +100,13 @@ def _file(folder: Path, ranks: int, rate: float, hot: U64 | None) -> Path:
     return path
 
 
-def _start(stack: ExitStack, folder: Path, *command: str) -> "subprocess.Popen[str]":
+def _start(stack: ExitStack, *command: str) -> "subprocess.Popen[str]":
     """A process that is ended with the stack."""
-    process = subprocess.Popen(
-        [*_MODULE, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    process = child(
+        python(*command), python_environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    stack.callback(_end, process)
+    stack.callback(end, process)
     return process
-
-
-def _end(process: "subprocess.Popen[str]") -> None:
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-    if process.stdout is not None:
-        process.stdout.close()
 
 
 def _ready(process: "subprocess.Popen[str]", machine: str) -> None:

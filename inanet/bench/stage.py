@@ -14,8 +14,8 @@ from pathlib import Path
 
 from inanet.bench.peers import openmpi
 from inanet.control.exits import Failure
-from inanet.demo.fabric import Fabric, python_environment
-from inanet.demo.process import TAIL_LINES
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import child, end, python_environment, tail
 
 #: Seconds a peer may take to start, compiles included.
 START = 120.0
@@ -55,9 +55,7 @@ class Stage(ABC):
 
     def complaints(self) -> str:
         """The end of what they wrote there."""
-        if not self.errors.exists():
-            return ""
-        return "\n".join(self.errors.read_text(errors="replace").splitlines()[-TAIL_LINES:])
+        return tail(self.errors)
 
     @property
     @abstractmethod
@@ -138,16 +136,16 @@ class LocalStage(Stage):
     def spawn(self, host: str, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:
         """A child process that is gone when the stack closes."""
         with self.errors.open("ab") as errors:
-            child = subprocess.Popen(
+            process = child(
                 command,
-                env={**openmpi.environment(python_environment()), **env},
+                {**openmpi.environment(python_environment()), **env},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
             )
-        self.stack.callback(_end, child)
-        return child
+        self.stack.callback(end, process)
+        return process
 
     def agents(self, one_host: bool, downlink: str = "unicast") -> Agents:
         """A fabric of its own for every caller: nobody's buffers are warm from another's rounds."""
@@ -160,16 +158,3 @@ class LocalStage(Stage):
             [process.pid for name, process in fabric.processes.items() if name != "ps"],
             [fabric.processes["ps"].pid],
         )
-
-
-def _end(child: subprocess.Popen[str]) -> None:
-    if child.poll() is None:
-        child.terminate()
-    try:
-        child.wait(10)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-    for stream in (child.stdin, child.stdout):
-        if stream is not None:
-            stream.close()

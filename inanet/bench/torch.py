@@ -8,19 +8,20 @@ import importlib.util
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from inanet.bench.bounds import ring, tree
 from inanet.bench.marks import Mark, find
 from inanet.bench.measure import median
-from inanet.bench.peers.rank import Team
+from inanet.bench.peers.rank import Team, team
 from inanet.control.exits import Exit, Failure, extra
-from inanet.demo.fabric import Fabric, python, python_environment
 from inanet.lab.library import topology as packaged
 from inanet.lab.namespaces import Unprivileged, require_privileges
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import child, python, python_environment
 
 #: seconds that ranks may take to start (importing torch) and to answer
 _START = 120.0
@@ -34,7 +35,6 @@ _WAYS = ("alone", "gloo", "ina")
 MLP_BYTES = 4 * 4_349_962
 #: what a prediction may be off
 MOST_ERROR = 0.10
-_MODULE = "inanet.bench.peers.ddp"
 
 
 def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[str], None]) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[st
     result: dict[str, Any] = {"schema": 1, "ok": True, "rows": [], "skipped": [], "cores": os.cpu_count()}
     with tempfile.TemporaryDirectory(prefix="inanet-torch-") as name:
         digits = Path(name) / "digits.npz"
-        subprocess.run(python("inanet.demo.digits", str(digits)), env=python_environment(), check=True)
+        subprocess.run(python("inanet.data.digits", str(digits)), env=python_environment(), check=True)
         if "local" in places or not places:
             say("local: 4 ranks on this host")
             with _local(Path(name), digits) as team:
@@ -79,18 +79,20 @@ def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[st
 @contextmanager
 def _local(directory: Path, digits: Path) -> Iterator[Team]:
     """Four ranks at one agent."""
-    with Fabric(topology=[("ps", None), ("worker0", "ps")]) as fabric, ExitStack() as stack:
+    world = 4
+    with Fabric(topology=[("ps", None), ("worker0", "ps")]) as fabric:
         environment = python_environment() | {"INA_SOCKET": str(fabric.worker_socket(0))}
-        world = 4
-        processes = []
-        for rank in range(world):
-            command = python(_MODULE, str(rank), str(world), str(directory / "gloo"), str(digits))
-            processes.append(_spawn(subprocess.Popen, command, environment, directory / f"rank{rank}.log"))
-        logs = [directory / f"rank{rank}.log" for rank in range(world)]
-        team = Team("ddp", processes, logs=logs)
-        stack.callback(team.close)
-        team.wait_ready(_START)
-        yield team
+
+        def spawn(rank: int, command: Sequence[str], **options: Any) -> Any:
+            return child(command, environment, **options)
+
+        commands = [_rank(rank, world, directory / "gloo", digits) for rank in range(world)]
+        with team("ddp", directory, commands, _START, spawn) as ranks:
+            yield ranks
+
+
+def _rank(rank: int, world: int, rendezvous: Path, digits: Path) -> list[str]:
+    return python("inanet.bench.peers.ddp", str(rank), str(world), str(rendezvous), str(digits))
 
 
 def _missing_for_labs() -> Failure | None:
@@ -112,29 +114,16 @@ def _lab(digits: Path) -> Iterator[Team]:
     from inanet.lab.fabric import Daemons, ranks
     from inanet.lab.session import Lab
 
-    with Lab(TOPOLOGY) as lab, Daemons(lab, {"control": {"insecure": True}}) as daemons, ExitStack() as stack:
-        processes, logs = [], []
-        for rank in ranks(lab.topology):
-            numbers = (str(rank.rank), str(rank.world))
-            command = python(_MODULE, *numbers, str(lab.directory / "rendezvous"), str(digits))
-            environment = python_environment() | daemons.environment(rank)
-            logs.append(lab.directory / f"rank{rank.rank}.log")
+    with Lab(TOPOLOGY) as lab, Daemons(lab, {"control": {"insecure": True}}) as daemons:
+        places = ranks(lab.topology)
 
-            def start(arguments: list[str], host: str = rank.host, **options: Any) -> Any:
-                return lab.spawn(host, arguments, **options)
+        def spawn(rank: int, command: Sequence[str], **options: Any) -> Any:
+            environment = python_environment() | daemons.environment(places[rank])
+            return lab.spawn(places[rank].host, command, env=environment, **options)
 
-            processes.append(_spawn(start, command, environment, logs[-1]))
-        team = Team("ddp", processes, logs=logs)
-        stack.callback(team.close)
-        team.wait_ready(_START)
-        yield team
-
-
-def _spawn(start: Callable[..., Any], command: list[str], environment: dict[str, str], log: Path) -> Any:
-    with log.open("wb") as sink:
-        return start(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sink, text=True
-        )
+        commands = [_rank(one.rank, one.world, lab.directory / "rendezvous", digits) for one in places]
+        with team("ddp", lab.directory, commands, _START, spawn) as processes:
+            yield processes
 
 
 def _time(team: Team, place: str, repetitions: int, steps: int) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from inanet.bench.peers.rank import Team
 from inanet.bench.stage import Place, Stage
 from inanet.control.topology import Tree
-from inanet.demo.fabric import python
+from inanet.launch.process import python
 
 _TCP = "inanet.bench.peers.tcp"
 #: Bytes in a message, as TCP-Agg has them in labs.

@@ -46,7 +46,7 @@ def serve(file: str, name: str, **how: Any) -> None:
     """
     from inanet.client.sparse_process import SparseFile
     from inanet.client.sparse_process import serve as run
-    from inanet.demo.interrupts import Interrupted, Interrupts
+    from inanet.launch.interrupts import Interrupted, Interrupts
 
     try:
         with Interrupts() as interrupts:
@@ -102,9 +102,9 @@ def identify(
     batch: int = 64,
 ) -> tuple[dict[str, Any], Any]:
     """What ``--json`` prints, and the hot keys, hottest first. Raises click's errors for numbers out of range, and
-    :class:`~inanet.demo.clicks.BadData`.
+    :class:`~inanet.data.clicks.BadData`.
     """
-    from inanet.demo.datasets import load
+    from inanet.data.datasets import load
     from inanet.proto.zebra.hot import choose, kendall_tau, of_updates, precision, sample
 
     samples = load(dataset)

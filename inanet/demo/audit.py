@@ -27,10 +27,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.demo import model
-from inanet.demo.digits import Digits, load
-from inanet.demo.model import F32
-from inanet.demo.training import F64, Descent, Recipe, batches, digest, exact_mean, part_gradients
+from inanet.data.digits import Digits, load
+from inanet.training import classifier as model
+from inanet.training.classifier import F32
+from inanet.training.descent import F64, Descent, Recipe, batches, digest, exact_mean, part_gradients
 
 #: Elements that share an exponent (number format).
 BLOCK = 256

@@ -9,8 +9,8 @@ import click
 
 from inanet.control.exits import Exit, Failure, extra
 from inanet.demo import report
-from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.demo.run import Options, Outcome, run
+from inanet.launch.interrupts import Interrupted, Interrupts
 from inanet.proto.systems import NAMES, TREES
 
 #: The recorded gradients of a run take 77 kB a step.

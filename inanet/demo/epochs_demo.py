@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from inanet.demo.counters import Traffic, traffic
 from inanet.demo.epochs_trainer import Task
-from inanet.demo.fabric import Fabric
-from inanet.demo.processes import DemoError
 from inanet.demo.run import MEMORY, Options, Session, Show
-from inanet.demo.training import Recipe
+from inanet.launch.counters import Traffic, traffic
+from inanet.launch.fabric import Fabric
+from inanet.launch.reports import DemoError
+from inanet.training.descent import Recipe
 
 #: how much above the single process's loss still is its neighbourhood
 NEAR = 1.25

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 
 import inanet
-from inanet.demo import model
-from inanet.demo.digits import Digits, load
-from inanet.demo.model import F32
+from inanet.data.digits import Digits, load
 from inanet.demo.trainer import JOB, say
-from inanet.demo.training import Recipe, batches, digest, exact_mean, part_gradients
+from inanet.training import classifier as model
+from inanet.training.classifier import F32
+from inanet.training.descent import Recipe, batches, digest, exact_mean, part_gradients
 
 #: What gradients are multiplied by: 32 workers' fit 32 bits as long as each value is below 64.
 FACTOR = float(1 << 20)

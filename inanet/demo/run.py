@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from inanet.demo.audit import Verdict
-from inanet.demo.counters import Traffic, traffic
-from inanet.demo.fabric import Fabric
-from inanet.demo.processes import DemoError, Processes
-from inanet.demo.topology import SCHEDULED
 from inanet.demo.trainer import Task
-from inanet.demo.training import Recipe
+from inanet.launch.counters import Traffic, traffic
+from inanet.launch.fabric import Fabric
+from inanet.launch.reports import DemoError, Processes
+from inanet.launch.topology import SCHEDULED
 from inanet.proto.systems import TREES
+from inanet.training.descent import Recipe
 
 AGGREGATORS = 2
 #: Registers of each switch where the default would be more than there is to show: no switch has room for the gradient, so
@@ -92,7 +92,7 @@ def judge(verdict: Verdict, digests: list[str]) -> list[str]:
 def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     """Run the demo. ``check`` is called at least every :data:`GLANCE` seconds and may raise to give up.
 
-    Raises :class:`DemoError` or :class:`inanet.demo.fabric.FabricError`; whatever happens, no process and no
+    Raises :class:`DemoError` or :class:`inanet.launch.nodes.FabricError`; whatever happens, no process and no
     file is left.
     """
     started = time.monotonic()
@@ -154,7 +154,7 @@ class Session(Processes):
 
     def prepare(self) -> None:
         """Have the data set in a file."""
-        process = self.spawn("digits", "inanet.demo.digits", self.digits)
+        process = self.spawn("digits", "inanet.data.digits", self.digits)
         for _ in self.lines([process]):
             raise DemoError("reading the digits printed something")
 

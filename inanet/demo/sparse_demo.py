@@ -14,14 +14,14 @@ from typing import Any, Literal
 import numpy as np
 
 from inanet.client.sparse import sparse_group
-from inanet.demo.clicks import CORPUS, BadData, Samples
-from inanet.demo.datasets import load
+from inanet.data.clicks import CORPUS, BadData, Samples
+from inanet.data.datasets import load
 from inanet.demo.sparse_fabric import SYSTEM, Told, Training
 from inanet.demo.sparse_fabric import train as train_live
-from inanet.demo.sparse_models import MODELS, Model
-from inanet.demo.sparse_training import Step, Trained, hot_by_sampling, train
 from inanet.proto.plan import Online
 from inanet.proto.zebra.program import DEFAULT_BUDGET
+from inanet.training.sparse import Step, Trained, hot_by_sampling, train
+from inanet.training.sparse_models import MODELS, Model
 from inanet.wire.batch import U64
 
 SCHEMA = 1
@@ -43,8 +43,8 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """As on the command line. ``model`` is one of :data:`~inanet.demo.sparse_models.MODELS`, ``data`` a name or a file of
-    :func:`~inanet.demo.datasets.load`, ``hot`` how hot parameters are found.
+    """As on the command line. ``model`` is one of :data:`~inanet.training.sparse_models.MODELS`, ``data`` a name or a file of
+    :func:`~inanet.data.datasets.load`, ``hot`` how hot parameters are found.
     """
 
     workers: int = 4
@@ -78,7 +78,7 @@ def run(
     """The three trainings and what came of them, as ``--json`` prints it. ``say`` is told what is being done; ``check`` is called
     all the time and may raise.
 
-    Raises :class:`~inanet.demo.clicks.BadData` for data that cannot be read or are too few, and as
+    Raises :class:`~inanet.data.clicks.BadData` for data that cannot be read or are too few, and as
     :func:`inanet.demo.sparse_fabric.train`.
     """
     plan = _plan(options, (samples or load(options.data)).shuffled(options.seed))

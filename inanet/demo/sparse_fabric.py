@@ -9,15 +9,15 @@ import numpy as np
 
 from inanet.control.config_file import validate, write_toml
 from inanet.control.config_sparse import FabricSparseConfig
-from inanet.demo.clicks import Samples
-from inanet.demo.fabric import Fabric
-from inanet.demo.processes import DemoError, Processes
-from inanet.demo.sparse_models import Model
+from inanet.data.clicks import Samples
 from inanet.demo.sparse_trainer import Task, save
-from inanet.demo.sparse_training import Step, Trained
-from inanet.demo.topology import keyed
+from inanet.launch.fabric import Fabric
+from inanet.launch.reports import DemoError, Processes
+from inanet.launch.topology import keyed
 from inanet.proto.plan import Online
 from inanet.proto.zebra.store import Adagrad, Ftrl, Uniform
+from inanet.training.sparse import Step, Trained
+from inanet.training.sparse_models import Model
 from inanet.wire.batch import U64
 
 SYSTEM = "zebra"
@@ -62,7 +62,7 @@ def train(
     """Start daemons, train, end them. ``tell`` hears of every step when all ranks have taken it, ``say`` what is being done.
     ``check`` is called ten times a second and may raise.
 
-    Raises :class:`~inanet.demo.processes.DemoError` and :class:`~inanet.demo.fabric.FabricError`; whatever happens, no process and
+    Raises :class:`~inanet.launch.reports.DemoError` and :class:`~inanet.launch.nodes.FabricError`; whatever happens, no process and
     no file is left.
     """
     say(f"starting {training.shards} ina-ps and 1 ina-switch ({SYSTEM}) on 127.0.0.1")

@@ -1,7 +1,7 @@
 """A rank of zebra's demo: what a user's own script would be, with its progress on standard output.
 
 ``python -m inanet.demo.sparse_trainer TASK``, TASK being a :class:`Task` as JSON. One JSON object a line goes to standard
-output: a :class:`~inanet.demo.sparse_training.Step` of this rank alone after each, ``{"stats", "seconds"}`` at the end. Rank 0 says
+output: a :class:`~inanet.training.sparse.Step` of this rank alone after each, ``{"stats", "seconds"}`` at the end. Rank 0 says
 ``loss`` and ``auc`` on the samples that were held out as well, and keeps the model.
 """
 
@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import inanet
-from inanet.demo.clicks import Samples
-from inanet.demo.sparse_models import MODELS, Batch
-from inanet.demo.sparse_training import Step, evaluate, lesson
+from inanet.data.clicks import Samples
+from inanet.training.sparse import Step, evaluate, lesson
+from inanet.training.sparse_models import MODELS, Batch
 
 #: seconds that the others may take for a step, on a machine with too much to do
 PATIENCE = 120.0
@@ -26,7 +26,7 @@ _ARRAYS = ("start", "keys", "values", "labels")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What one rank is to do: train ``model``, one of :data:`~inanet.demo.sparse_models.MODELS`, with every ``ranks``-th batch of
+    """What one rank is to do: train ``model``, one of :data:`~inanet.training.sparse_models.MODELS`, with every ``ranks``-th batch of
     ``size`` samples in the file ``data`` of :func:`save`, as a rank of the job in the file ``job``. Rank 0 keeps the ``result``, an
     npz file: keys uint64[n], values float32[n, width].
     """

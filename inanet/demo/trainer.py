@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 import inanet
-from inanet.demo.digits import load
-from inanet.demo.model import F32, parameters
-from inanet.demo.training import Recipe, digest, train_worker
+from inanet.data.digits import load
 from inanet.proto.systems import TREES
+from inanet.training.classifier import F32, parameters
+from inanet.training.descent import Recipe, digest, train_worker
 
 #: Least seconds between two progress lines.
 REPORT_EVERY = 0.1
@@ -34,7 +34,7 @@ class Task:
     socket: str
     """Unix socket of its worker daemon"""
     digits: str
-    """file written by :func:`inanet.demo.digits.save`"""
+    """file written by :func:`inanet.data.digits.save`"""
     system: str = TREES
     averages: str | None = None
     """where to keep every step's averaged gradient for the audit, an npy file float32[steps, parameters]"""

@@ -11,13 +11,13 @@ import click
 
 from inanet.control import units
 from inanet.control.exits import Exit, Failure
-from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.lab import build, library, namespaces
 from inanet.lab.fabric import Daemons, ranks
 from inanet.lab.layout import addresses, namespace, switch_addresses
 from inanet.lab.model import Topology, check_lab_name
 from inanet.lab.run import run as run_command
 from inanet.lab.session import Lab
+from inanet.launch.interrupts import Interrupted, Interrupts
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -153,9 +153,9 @@ def run(
         if switch_addresses(chosen.topology):
             click.echo(f"# lab {chosen.name} is up; starting its ina-switches", err=True)
             # brings arrays along, which most commands of this file do without
-            from inanet.lab.switches import Switches
+            from inanet.lab.switches import switches
 
-            stack.enter_context(Switches(chosen, check=interrupts.check))
+            stack.enter_context(switches(chosen, check=interrupts.check))
         daemons = None
         if not network_only:
             click.echo(f"# lab {chosen.name} is up; starting its daemons", err=True)

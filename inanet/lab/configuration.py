@@ -13,11 +13,10 @@ from inanet.control.plans import Plan
 from inanet.lab.credentials import section
 from inanet.lab.layout import addresses
 from inanet.lab.model import Host, Topology
+from inanet.launch.configuration import worker_socket
 
 #: How long a daemon may finish what runs after SIGTERM; by then the commands of a lab have ended.
 _DRAIN_TIMEOUT = "3 s"
-#: Module of the daemon, by the role in its configuration.
-MODULES: Mapping[Role, str] = {"worker": "daemons.worker", "agg": "daemons.aggregator", "ps": "daemons.ps"}
 
 #: Keys of [control] that only the coordinator has, e.g. ``downlink``.
 _COORDINATORS = CoordinatorControl.model_fields.keys() - ClientControl.model_fields.keys()
@@ -54,11 +53,6 @@ def daemons(topology: Topology, plan: Plan | None = None) -> dict[str, Place]:
     for index, node in enumerate(plan.servers):
         found[node] = Place("agg" if index else "ps", plan.host(node))
     return found
-
-
-def worker_socket(directory: Path, host: str) -> Path:
-    """Where the worker daemon of a host serves its ranks."""
-    return directory / f"{host}.sock"
 
 
 def is_insecure(overrides: Overrides | None) -> bool:

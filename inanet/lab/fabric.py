@@ -1,17 +1,18 @@
 """The daemons of a lab, each on its host, and the environment of the ranks beside them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from inanet.control.config import MODELS, Role
 from inanet.control.config_fields import COORDINATOR_PORT
+from inanet.control.config_file import validate, write_toml
 from inanet.control.exits import Exit, Failure
 from inanet.control.plans import Plan
 from inanet.lab import credentials
 from inanet.lab.configuration import (
-    MODULES,
     Overrides,
     configurations,
     daemons,
@@ -20,8 +21,8 @@ from inanet.lab.configuration import (
 )
 from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.model import Topology
-from inanet.lab.nodes import Nodes
 from inanet.lab.session import Lab
+from inanet.launch.topology import ROLES
 
 #: Where ranks may meet by TCP, as torch's launchers do.
 _MASTER_PORT = 29500
@@ -52,12 +53,99 @@ def ranks(topology: Topology) -> list[Rank]:
     return [Rank(host.name, number, local, host.ranks, world) for number, (host, local) in enumerate(places)]
 
 
-class Daemons(Nodes):
-    """The daemons of a lab while the ``with`` block lasts; inside the block all are ready.
+class LabFabric:
+    """Daemons on the hosts and switches of a lab while the ``with`` block lasts; inside the block all are ready.
 
-    ``processes`` maps nodes to running daemons, ``log(node)`` is where each writes. A node bears its host's name,
-    unless a plan has put it beside a worker.
+    ``processes`` maps nodes to running daemons, ``log(node)`` is where each writes.
     """
+
+    def __init__(
+        self,
+        lab: Lab,
+        roles: Mapping[str, Role],
+        configurations: Callable[[Path], Mapping[str, str]],
+        *,
+        places: Mapping[str, str] | None = None,
+        directory: Path | None = None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``roles`` by node; ``configurations(directory)`` are TOML by node, called when the block begins. Nodes are on the hosts and
+        switches of their names or where ``places`` says. ``check`` is called at least every
+        :data:`~inanet.launch.nodes.GLANCE` seconds while this waits, and may raise to give up.
+        """
+        self.lab = lab
+        self.roles = roles
+        self.directory = directory or lab.directory
+        self._configurations = configurations
+        self._nodes = lab.nodes(places or {name: name for name in roles}, self.directory, check)
+        self.processes = self._nodes.processes
+        self.log = self._nodes.log
+        self.require_alive = self._nodes.require_alive
+
+    def socket_path(self, host: str) -> Path:
+        """The Unix socket on which a host's worker daemon serves ranks."""
+        return worker_socket(self.directory, host)
+
+    def __enter__(self) -> Self:
+        for name, text in self._configurations(self.directory).items():
+            self._nodes.config(name).write_text(text)
+        # the coordinator first and alone: it is where the others report
+        first = next((name for name, role in self.roles.items() if role == "ps"), None)
+        try:
+            for names in ([first] if first else [], [name for name in self.roles if name != first]):
+                self._nodes.start({name: self._nodes.daemon(name, self.roles[name]) for name in names})
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the daemons, workers first, so that each can finish; kill those that take too long."""
+        for role in ROLES:
+            self._nodes.end(name for name, its in self.roles.items() if its == role)
+
+    def stats(self) -> dict[str, dict[str, Any]]:
+        """What each daemon counted, by node; complete after :meth:`stop`, without daemons that were killed."""
+        return self._nodes.stats_of(self.roles)
+
+
+def unix_configurations(
+    lab: Lab,
+    directory: Path,
+    roles: Mapping[str, Role],
+    sections: Callable[[str, Role], Mapping[str, Mapping[str, Any]]],
+) -> dict[str, str]:
+    """TOML by node for daemons whose control plane is a Unix socket in ``directory``, data on the hosts' lab addresses: it needs no
+    TLS and no wire. ``sections(node, role)`` is added. :func:`inanet.lab.credentials.prepare` must have been there.
+    """
+    texts = {}
+    for name, role in roles.items():
+        whole: dict[str, dict[str, Any]] = {
+            "node": {"name": name}
+            if role == "switch"
+            else {"name": name, "listen": f"{lab.address(name)}:0"},
+            "log": {"format": "plain"},
+            "control": {
+                **credentials.section(directory, name, insecure=True),
+                "listen" if role == "ps" else "coordinator": f"unix:{directory / 'control.sock'}",
+                "drain_timeout": "1 s",
+            },
+        }
+        if role == "worker":
+            whole["local"] = {"socket": str(worker_socket(directory, name))}
+        for section, keys in sections(name, role).items():
+            whole.setdefault(section, {}).update(keys)
+        texts[name] = write_toml(validate(MODELS[role], whole, directory / f"{name}.toml"))
+    return texts
+
+
+class Daemons(LabFabric):
+    """The daemons of a lab's topology. A node bears its host's name, unless a plan has put it beside a worker."""
 
     def __init__(
         self,
@@ -71,7 +159,7 @@ class Daemons(Nodes):
     ) -> None:
         """``overrides`` replace keys of all daemons' configurations (``{"node": {"memory": "2 GiB"}}``). ``plan``
         replaces the trees and servers of the topology; ``negotiate``: with negotiated rates. A lab's
-        second set has a ``directory`` for its files and a coordinator's ``port`` of its own. ``check`` is called at least every :data:`GLANCE` seconds while this waits, and may raise to give up.
+        second set has a ``directory`` for its files and a coordinator's ``port`` of its own.
         Raises :class:`NoFabric` for a topology without ps.
         """
         if plan is None and not lab.topology.roots():
@@ -79,56 +167,19 @@ class Daemons(Nodes):
                 f"topology {lab.topology.name!r} has no host with the role 'ps', so there are no daemons to "
                 "run: use --network-only"
             )
-        super().__init__(lab, directory or lab.directory, check)
-        self._port = port
-        self._overrides = overrides
-        self._plan = plan
-        self._negotiate = negotiate
-        self._places = daemons(lab.topology, plan)
+        places = daemons(lab.topology, plan)
+        roles = {name: place.role for name, place in places.items()}
 
-    def socket_path(self, host: str) -> Path:
-        """The Unix socket on which a host's worker daemon serves ranks."""
-        return worker_socket(self._directory, host)
+        def texts(directory: Path) -> Mapping[str, str]:
+            credentials.prepare(directory, roles, insecure=is_insecure(overrides))
+            return configurations(lab.topology, directory, overrides, plan, negotiate, port)
+
+        hosts = {name: place.host for name, place in places.items()}
+        super().__init__(lab, roles, texts, places=hosts, directory=directory, check=check)
 
     def environment(self, rank: Rank) -> dict[str, str]:
         """What a rank needs in its environment, beside what it inherits."""
         return {**rank_environment(self.lab, rank), "INA_SOCKET": str(self.socket_path(rank.host))}
-
-    def __enter__(self) -> Self:
-        roles = {name: place.role for name, place in self._places.items()}
-        credentials.prepare(self._directory, roles, insecure=is_insecure(self._overrides))
-        texts = configurations(
-            self.lab.topology, self._directory, self._overrides, self._plan, self._negotiate, self._port
-        )
-        for host, text in texts.items():
-            (self._directory / f"{host}.toml").write_text(text)
-        (coordinator,) = [name for name, place in self._places.items() if place.role == "ps"]
-        try:
-            # The PS first and alone: it is where the others report, and if the kernels' cache is cold it
-            # fills it for them.
-            self._start([coordinator])
-            self._start([host for host in texts if host != coordinator])
-        except BaseException:
-            self.stop()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End the daemons, workers first, so that each can finish; kill those that take too long."""
-        for role in ("worker", "agg", "ps"):
-            self.end([name for name in self.processes if self._places[name].role == role])
-
-    def stats(self) -> dict[str, dict[str, Any]]:
-        """What each daemon counted, by host; complete after :meth:`stop`, without daemons that were killed."""
-        return self.stats_of(self._places)
-
-    def _start(self, names: list[str]) -> None:
-        self.start([(name, self._places[name].host, MODULES[self._places[name].role]) for name in names])
 
 
 def rank_environment(lab: Lab, rank: Rank) -> dict[str, str]:

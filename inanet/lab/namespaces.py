@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from inanet.control.exits import Exit, Failure
 from inanet.lab import remains
-from inanet.lab.enter import enter
 from inanet.lab.layout import PREFIX
+from inanet.launch.child import enter
 
 T = TypeVar("T")
 

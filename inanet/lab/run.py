@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 from inanet.lab.fabric import Daemons, Rank, rank_environment, ranks
-from inanet.lab.nodes import GLANCE
 from inanet.lab.session import Lab
+from inanet.launch.nodes import GLANCE
 
 #: Seconds that the other ranks have to end by themselves after one has failed. A rank that waits for a lost
 #: one hears of it in less, and then its own message is worth having.
@@ -40,9 +40,9 @@ def run(
     """Run ``command`` once per rank, on its host, until all have ended; the greatest exit status of all.
 
     Output, standard and error alike, goes to ``show`` line by line. After a failure the others have
-    :data:`FAILURE_PATIENCE` seconds. ``check`` is called every :data:`inanet.lab.nodes.GLANCE` seconds or
+    :data:`FAILURE_PATIENCE` seconds. ``check`` is called every :data:`inanet.launch.nodes.GLANCE` seconds or
     more often and may raise to give up; processes then end with the lab. Raises
-    :class:`inanet.lab.nodes.FabricError` when a daemon ends meanwhile.
+    :class:`inanet.launch.nodes.FabricError` when a daemon ends meanwhile.
     """
     children: dict[str, subprocess.Popen[Any]] = {}
     for rank in ranks(lab.topology):

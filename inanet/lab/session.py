@@ -10,22 +10,18 @@ import os
 import secrets
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from inanet.control.addresses import SOCKET_PATH_BYTES
-from inanet.demo.process import script
 from inanet.lab import build, namespaces, remains
 from inanet.lab.layout import HOST_INTERFACE, addresses, alias, namespace, operations
 from inanet.lab.library import topology as find_topology
 from inanet.lab.model import Host, Topology
+from inanet.launch.nodes import Nodes
+from inanet.launch.process import Process, child, runtime_directory, watch
 
-#: Room for the longest file name in a lab's directory.
-_LONGEST_NAME = 24
-_ENTER = Path(__file__).with_name("enter.py")
 _REMAINS = Path(__file__).with_name("remains.py")
 
 
@@ -51,7 +47,7 @@ class Lab:
         self._check = check
         self._addresses = addresses(self.topology)
         self._children: list[subprocess.Popen[Any]] = []
-        self._guardian: subprocess.Popen[bytes] | None = None
+        self._guardian: subprocess.Popen[str] | None = None
         self._directory: Path | None = None
 
     @property
@@ -82,16 +78,10 @@ class Lab:
 
     def __enter__(self) -> Self:
         namespaces.require_privileges()
-        self._directory = _directory()
+        self._directory = runtime_directory("inanet-lab-")
         try:
             # before the first namespace: from here on a kill at any point leaves nothing
-            self._guardian = subprocess.Popen(
-                script(_REMAINS, str(self._directory), *self.namespaces),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                process_group=0,
-            )
+            self._guardian = watch(_REMAINS, str(self._directory), *self.namespaces)
             build.build(self.topology, self.name, self._check)
         except BaseException:
             self._close()
@@ -112,15 +102,24 @@ class Lab:
         unless given, and Ctrl-C on the terminal does not reach it. Raises ``KeyError`` for unknown names. A
         command that does not exist ends with status 127, as in a shell.
         """
-        if host not in self._switches:
-            self._addresses[host]
-        place = namespaces.path(self.namespace(host))
-        options = {"stdin": subprocess.DEVNULL, "process_group": 0, **options}
-        child = subprocess.Popen(
-            script(_ENTER, str(os.getpid()), str(place), *argv), env={**os.environ, **(env or {})}, **options
-        )
-        self._children.append(child)
-        return child
+        process = child(argv, {**os.environ, **(env or {})}, namespace=self.place(host), **options)
+        self._children.append(process)
+        return process
+
+    def place(self, node: str) -> str:
+        """Path of the network namespace of a host or switch. Raises ``KeyError`` for unknown names."""
+        if node not in self._switches:
+            self._addresses[node]
+        return str(namespaces.path(self.namespace(node)))
+
+    def nodes(self, places: Mapping[str, str], directory: Path, check: Callable[[], None]) -> Nodes:
+        """For daemons in this lab: ``places`` has the host or switch of every node, and ``directory`` their files."""
+
+        def spawn(name: str, command: Sequence[str], environment: Mapping[str, str]) -> Process:
+            place = self.place(places[name])
+            return Process(name, command, directory / f"{name}.log", environment, namespace=place)
+
+        return Nodes(directory, spawn, check)
 
     def uplink(self, host: str) -> build.Shape | None:
         """The shaper from a host to its switch, with what it has carried; ``None``: not limited."""
@@ -138,17 +137,17 @@ class Lab:
             return
         # Children that never reached their namespace are ended one by one, everything else by where it is,
         # grandchildren included.
-        for child in self._children:
-            if child.poll() is None:
-                child.terminate()
+        for process in self._children:
+            if process.poll() is None:
+                process.terminate()
         remains.dismantle(namespaces.labs().get(self.name, []))
-        for child in self._children:
+        for process in self._children:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(remains.GRACE)
-            if child.poll() is None:
-                child.kill()
-                child.wait()
-            for stream in (child.stdin, child.stdout, child.stderr):
+                process.wait(remains.GRACE)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
         assert self._guardian.stdin is not None
@@ -156,11 +155,3 @@ class Lab:
         self._guardian.wait()
         self._guardian = None
         self._directory = None
-
-
-def _directory() -> Path:
-    """A new private directory whose path is short enough for Unix sockets inside it."""
-    base = tempfile.gettempdir()
-    if len(os.fsencode(base)) + len("/inanet-lab-12345678/") + _LONGEST_NAME > SOCKET_PATH_BYTES:
-        base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="inanet-lab-", dir=base))

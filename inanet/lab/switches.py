@@ -4,24 +4,22 @@ In a topology with one such switch, that serves all hosts of a ring: it is in th
 into are leaves, and one above them that none is plugged into is the spine (NetReduce, section 3.3).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import IPv4Address
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
-from inanet.control.config import MODELS
+from inanet.control.config import MODELS, Role
 from inanet.control.config_file import validate, write_toml
 from inanet.control.config_rings import RingEntry
 from inanet.control.exits import Exit, Failure
 from inanet.control.units import show_duration
+from inanet.lab.fabric import LabFabric
 from inanet.lab.layout import ports, switch_addresses
 from inanet.lab.model import Topology
-from inanet.lab.nodes import Nodes
 from inanet.lab.session import Lab
 from inanet.proto.netreduce.plan import Connection, Sizes
 
-_MODULE = "daemons.switch"
 #: room for eight messages in flight of eight hosts, and more
 _MEMORY = "64 MB"
 
@@ -99,44 +97,19 @@ def configurations(topology: Topology, rings: Sequence[RingEntry] = (), pause: f
     return texts
 
 
-class Switches(Nodes):
-    """The ina-switches of a lab while the ``with`` block lasts; inside the block all are ready.
-
-    Each serves ``rings``, of which its own part follows from its address; ``pause`` is that of ``[switch]``, seconds.
+def switches(
+    lab: Lab,
+    rings: Sequence[RingEntry] = (),
+    pause: float = 0.0,
+    directory: Path | None = None,
+    **options: Any,
+) -> LabFabric:
+    """The ina-switches of a lab: each serves ``rings``, of which its own part follows from its address; ``pause`` is that of
+    ``[switch]``, seconds. ``options`` are those of :class:`~inanet.lab.fabric.LabFabric`.
     """
 
-    def __init__(
-        self,
-        lab: Lab,
-        rings: Sequence[RingEntry] = (),
-        pause: float = 0.0,
-        directory: Path | None = None,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
-        super().__init__(lab, directory or lab.directory, check)
-        self._pause = pause
-        self._figures: dict[str, dict[str, Any]] = {}
-        self._rings = rings
+    def texts(directory: Path) -> Mapping[str, str]:
+        return configurations(lab.topology, rings, pause)
 
-    def __enter__(self) -> Self:
-        texts = configurations(self.lab.topology, self._rings, self._pause)
-        for name, text in texts.items():
-            (self._directory / f"{name}.toml").write_text(text)
-        try:
-            # one first: if the kernels' cache is cold it fills it for the others
-            for names in (list(texts)[:1], list(texts)[1:]):
-                self.start([(name, name, _MODULE) for name in names])
-        except BaseException:
-            self.end(list(texts))
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.end(list(self.processes))
-        self._figures = self.stats_of(switch_addresses(self.lab.topology))
-
-    def stats(self) -> dict[str, dict[str, Any]]:
-        """What each switch counted, by name, after the block."""
-        return self._figures
+    roles: dict[str, Role] = dict.fromkeys(switch_addresses(lab.topology), "switch")
+    return LabFabric(lab, roles, texts, directory=directory, **options)

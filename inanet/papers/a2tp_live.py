@@ -23,14 +23,13 @@ from typing import Any, Self
 
 from inanet.bench.measure import idle_share, ticks
 from inanet.bench.peers.rank import cpu_seconds
-from inanet.control.config import MODELS, Role
-from inanet.control.config_file import validate, write_toml
-from inanet.demo.fabric import python, python_environment
+from inanet.control.config import Role
 from inanet.lab import credentials, namespaces
+from inanet.lab.fabric import LabFabric, unix_configurations
 from inanet.lab.layout import ports, switch_addresses
 from inanet.lab.model import Host, HostLink, Switch, Topology
-from inanet.lab.nodes import Nodes
 from inanet.lab.session import Lab
+from inanet.launch.process import python, python_environment
 from inanet.papers.a2tp_testbed import HOST, LINE, STRAGGLER, WORKERS, A, B
 
 #: Bits per second that a host's link carries, headers counted: the first at which processors still have time to spare.
@@ -85,43 +84,28 @@ def topology(rate: int = RATES[0], workers: int = WORKERS) -> Topology:
     )
 
 
-class Testbed(Nodes):
+class Testbed(LabFabric):
     """The daemons in a lab of :func:`topology` while the ``with`` block lasts.
 
     The control plane is a Unix socket: the switch has no address of its own on the wires, and its frames are the data's.
     """
 
     def __init__(self, lab: Lab, system: str, rate: int = RATES[0]) -> None:
-        super().__init__(lab, lab.directory)
         self.system = system
         self._rate = rate
-        self._roles: dict[str, Role] = {
-            host.name: "ps" if host.role == "ps" else "worker" for host in lab.topology.hosts()
-        }
+        roles: dict[str, Role] = {"ps": "ps", "s0": "switch"}
+        roles |= dict.fromkeys((host.name for host in lab.topology.workers()), "worker")
+
+        def texts(directory: Path) -> dict[str, str]:
+            credentials.prepare(directory, roles, insecure=True)
+            return unix_configurations(lab, directory, roles, self._sections)
+
+        super().__init__(lab, roles, texts)
 
     def __enter__(self) -> Self:
-        directory = self._directory
-        credentials.prepare(directory, self._roles, insecure=True)
-        for name, role in {**self._roles, "s0": "switch"}.items():
-            file = directory / f"{name}.toml"
-            file.write_text(write_toml(validate(MODELS[role], self._sections(name, role), file)))
-        try:
-            # the PS coordinates; if the kernels' cache is cold it fills it for the others
-            self.start([("ps", "ps", "daemons.ps")])
-            self.start([("s0", "s0", "daemons.switch")])
-            self.start(
-                [(name, name, "daemons.worker") for name, role in self._roles.items() if role == "worker"]
-            )
-        except BaseException:
-            self.__exit__()
-            raise
+        super().__enter__()
         self._introduce()
         return self
-
-    def __exit__(self, *_: object) -> None:
-        for role in ("worker", "ps"):
-            self.end([name for name, its in self._roles.items() if its == role])
-        self.end(["s0"])
 
     def _introduce(self) -> None:
         """Have every host send a packet to the PS and the PS to it, so that the switch knows where all of them are."""
@@ -130,35 +114,17 @@ class Testbed(Nodes):
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
                 channel.sendto(b"", (address, _DISCARD))
 
-        for name, role in self._roles.items():
+        for name, role in self.roles.items():
             if role == "worker":
                 for here, there in ((name, "ps"), ("ps", name)):
                     namespaces.inside(self.lab.namespace(here), partial(greet, self.lab.address(there)))
 
-    def socket(self, host: str) -> Path:
-        """Where the worker daemon of a host serves its rank."""
-        return self._directory / f"{host}.sock"
-
     def _sections(self, name: str, role: Role) -> dict[str, dict[str, Any]]:
-        control = f"unix:{self._directory / 'control.sock'}"
-        sections: dict[str, dict[str, Any]] = {
-            "node": {"name": name},
-            "log": {"format": "plain"},
-            "control": {
-                **credentials.section(self._directory, name, insecure=True),
-                "listen" if role == "ps" else "coordinator": control,
-                "drain_timeout": "1 s",
-            },
-        }
         if role == "switch":
-            return sections | {"switch": self._switch()}
-        sections["node"]["listen"] = f"{self.lab.address(name)}:0"
+            return {"switch": self._switch()}
         if role == "worker":
-            sections["node"]["receive_buffer"] = BUFFER
-            sections["local"] = {"socket": str(self.socket(name))}
-        else:
-            sections["topology"] = {**self.lab.topology.trees(), "switches": ["s0"]}
-        return sections
+            return {"node": {"receive_buffer": BUFFER}}
+        return {"topology": {**self.lab.topology.trees(), "switches": ["s0"]}}
 
     def _switch(self) -> dict[str, Any]:
         own = self.system == "switchml"
@@ -192,7 +158,7 @@ class Ranks:
                 testbed.lab.spawn(
                     host,
                     python("inanet.papers.a2tp_rank", *map(str, words)),
-                    env={**python_environment(), "INA_SOCKET": str(testbed.socket(host))},
+                    env={**python_environment(), "INA_SOCKET": str(testbed.socket_path(host))},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -297,7 +263,7 @@ def measure(
     elements: int | None = None,
 ) -> Run:
     """A alone, beside B, and alone again, for so many seconds each. Needs root; raises
-    :class:`~inanet.lab.namespaces.Unprivileged`, or :class:`~inanet.lab.nodes.FabricError` when a daemon ends.
+    :class:`~inanet.lab.namespaces.Unprivileged`, or :class:`~inanet.launch.nodes.FabricError` when a daemon ends.
     """
     (alone, both, after), elements = phases, elements or elements_of(rate)
     with Lab(topology(rate, workers)) as lab:
@@ -313,7 +279,7 @@ def measure(
             times = {B: second.stop()}
             time.sleep(after)
             times[A] = first.stop()
-        figures = testbed.stats_of(["s0"])["s0"]
+        figures = testbed.stats()["s0"]
     counters = figures["programs"][system]
     return Run(began, times, _held(figures, system), counters, 4 * elements, rate, busy, idle)
 

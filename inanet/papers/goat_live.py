@@ -14,17 +14,16 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from inanet.control.config import MODELS, Role
-from inanet.control.config_file import validate, write_toml
+from inanet.control.config import Role
 from inanet.control.goat.fabric import upwards, ways
 from inanet.control.goat.publishing import SLOT_BYTES, Memory, Publisher
-from inanet.demo.fabric import python, python_environment
 from inanet.lab import credentials
+from inanet.lab.fabric import LabFabric, unix_configurations
 from inanet.lab.model import Host, HostLink, Link, Switch, Topology, Trunk
-from inanet.lab.nodes import Nodes
 from inanet.lab.session import Lab
+from inanet.launch.process import python, python_environment
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Outcome, Table
 from inanet.wire import atp, goat
@@ -72,60 +71,31 @@ def links(lab: Topology) -> list[list[str]]:
     return pairs + [[beside[host.switch], host.name] for host in lab.workers()]
 
 
-class Testbed(Nodes):
+class Testbed(LabFabric):
     """The daemons in a lab of :func:`topology` while the ``with`` block lasts; ``memory`` bytes of registers each."""
 
     def __init__(self, lab: Lab, system: str, memory: int) -> None:
-        super().__init__(lab, lab.directory)
         self.system, self.memory = system, memory
-        self._roles: dict[str, Role] = {"ps": "ps"}
         # ATP's and ESA's jobs have one switch
         self.switches = list(PLUGS) if system == "goat" else ["x1"]
-        self._roles |= dict.fromkeys(self.switches, "switch")
-        self._roles |= {host.name: "worker" for host in lab.topology.workers()}
+        roles: dict[str, Role] = {"ps": "ps", **dict.fromkeys(self.switches, "switch")}
+        roles |= dict.fromkeys((host.name for host in lab.topology.workers()), "worker")
 
-    def __enter__(self) -> Self:
-        credentials.prepare(self._directory, self._roles, insecure=True)
-        for name, role in self._roles.items():
-            file = self._directory / f"{name}.toml"
-            file.write_text(write_toml(validate(MODELS[role], self._sections(name, role), file)))
-        modules = {"ps": "daemons.ps", "switch": "daemons.switch", "worker": "daemons.worker"}
-        try:
-            # the PS coordinates; if the kernels' cache is cold it fills it for the others
-            for role in modules:
-                self.start([(name, name, modules[role]) for name, its in self._roles.items() if its == role])
-        except BaseException:
-            self.__exit__()
-            raise
-        return self
+        def texts(directory: Path) -> dict[str, str]:
+            credentials.prepare(directory, roles, insecure=True)
+            return unix_configurations(lab, directory, roles, self._sections)
 
-    def __exit__(self, *_: object) -> None:
-        for role in ("worker", "switch", "ps"):
-            self.end([name for name, its in self._roles.items() if its == role])
-
-    def socket(self, host: str) -> Path:
-        """Where the worker daemon of a host serves its rank."""
-        return self._directory / f"{host}.sock"
+        super().__init__(lab, roles, texts)
 
     def _sections(self, name: str, role: Role) -> dict[str, dict[str, Any]]:
-        sections: dict[str, dict[str, Any]] = {
-            "node": {"name": name},
-            "log": {"format": "plain"},
-            "control": {
-                **credentials.section(self._directory, name, insecure=True),
-                "listen" if role == "ps" else "coordinator": f"unix:{self._directory / 'control.sock'}",
-                "drain_timeout": "1 s",
-            },
-        }
         if role == "switch":
             program = {"system": self.system, "memory": self.memory, "udp_ports": "0"}
-            return sections | {"switch": {"address": self.lab.address(name), "programs": [program]}}
-        sections["node"]["listen"] = f"{self.lab.address(name)}:0"
+            return {"switch": {"address": self.lab.address(name), "programs": [program]}}
         if role == "worker":
-            return sections | {"local": {"socket": str(self.socket(name))}}
+            return {}
         its = self.lab.topology
         trees = {**its.trees(), "switches": self.switches}
-        return sections | {"topology": trees | ({"links": links(its)} if self.system == "goat" else {})}
+        return {"topology": trees | ({"links": links(its)} if self.system == "goat" else {})}
 
     def run(self, rounds: int, elements: int) -> list[float]:
         """So many rounds on all workers; seconds of each at rank 0. Raises ``RuntimeError`` if a rank failed."""
@@ -136,7 +106,7 @@ class Testbed(Nodes):
                 python(
                     "inanet.papers.goat_rank", *map(str, (rank, len(hosts), self.system, rounds, elements))
                 ),
-                env={**python_environment(), "INA_SOCKET": str(self.socket(host))},
+                env={**python_environment(), "INA_SOCKET": str(self.socket_path(host))},
                 stdout=subprocess.PIPE,
                 text=True,
             )
@@ -172,13 +142,13 @@ def measure(
     elements: int = ELEMENTS,
 ) -> Run:
     """So many rounds. Needs root; raises :class:`~inanet.lab.namespaces.Unprivileged`, or
-    :class:`~inanet.lab.nodes.FabricError` when a daemon ends.
+    :class:`~inanet.launch.nodes.FabricError` when a daemon ends.
     """
     memory = 1024 if scheme == "Geryon" else round(SHARE * elements / 64) * SLOT_BYTES
     with Lab(topology(rate, workers)) as lab:
         with Testbed(lab, SCHEMES[scheme], memory) as testbed:
             times = testbed.run(rounds, elements)
-        figures = testbed.stats_of(["ps", *testbed.switches, *(host.name for host in lab.topology.workers())])
+        figures = testbed.stats()
     sent = sum(its.get("rows_sent", 0) for name, its in figures.items() if name.startswith("w"))
     again = sum(its.get("retransmissions", 0) for name, its in figures.items() if name.startswith("w"))
     return Run(

@@ -17,7 +17,8 @@ from inanet.bench.peers.rank import Team
 from inanet.bench.registry import Peer, peers
 from inanet.bench.runs import Run, interleaved, started
 from inanet.bench.stage import LocalStage, Place, Stage
-from inanet.demo.fabric import Fabric, python
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import python
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Table
 

@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.control.exits import Exit, Failure, extra
-from inanet.demo import model
-from inanet.demo.digits import Digits, fetch
-from inanet.demo.training import Descent, Recipe, batches
+from inanet.data.digits import Digits, fetch
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.proto.netreduce.ring import Member, Mode
 from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.testing.netreduce import RingFabric
+from inanet.training import classifier as model
+from inanet.training.descent import Descent, Recipe, batches
 
 HOSTS, STEPS, SEED = 4, 200, 1
 #: per cent; the paper: usually below 0.2, for ResNet50 occasionally 1.5

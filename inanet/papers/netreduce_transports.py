@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from inanet.demo.fabric import python, python_environment
+from inanet.launch.process import child, end, python, python_environment
 from inanet.papers.claims import Claim, ratio
 from inanet.papers.netreduce_ends import MESSAGE, SMALL, WAYS, End, open_end
 from inanet.papers.outcome import Outcome, Table
@@ -40,12 +40,12 @@ class _Pair:
 
     def __init__(self, way: str, net: int) -> None:
         self._near: End = open_end(way, net)
-        self._far = subprocess.Popen(
+        self._far = child(
             python("inanet.papers.netreduce_ends", way, str(self._near.port), str(net)),
+            python_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=python_environment(),
         )
         try:
             self._near.join(int(self._hear()["port"]))
@@ -86,15 +86,7 @@ class _Pair:
 
     def close(self) -> None:
         """End the other process."""
-        assert self._far.stdin is not None
-        self._far.stdin.close()
-        try:
-            self._far.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._far.kill()
-            self._far.wait()
-        if self._far.stdout is not None:
-            self._far.stdout.close()
+        end(self._far, 5.0, ask=False)
         self._near.close()
 
 

@@ -1,8 +1,8 @@
 """Zebra's Fig. 4, Fig. 9 and Table II: how unevenly parameters are updated, and how well the hot ones are found.
 
-Real data are what every machine has: the sources of Python's standard library (:func:`inanet.demo.clicks.corpus`), with pairs
+Real data are what every machine has: the sources of Python's standard library (:func:`inanet.data.clicks.corpus`), with pairs
 of neighbouring words and words alone; with its tests, and with the packages that this one needs, to see what the size of the
-data does; and which words occur in which files (:func:`inanet.demo.interactions.interactions`), as users and items of NCF. Two
+data does; and which words occur in which files (:func:`inanet.data.interactions.interactions`), as users and items of NCF. Two
 generated ones have the shares that the paper gives for its industrial models: the
 hottest 30,000 parameters have 50 % (OA) and 70 % (SE) of the updates. Their updates are Poisson, ranks follow r^-s with the s
 that gives the share; only the :data:`HEAD` hottest are drawn one by one, the rest is one mass that nobody mistakes for hot.
@@ -15,8 +15,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.demo.clicks import Samples, corpus
-from inanet.demo.interactions import interactions
+from inanet.data.clicks import Samples, corpus
+from inanet.data.interactions import interactions
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.proto.zebra.hot import Ranking, kendall_tau, of_updates, precision, ranking, sample, stop_rule

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inanet.demo.clicks import Samples, corpus
+from inanet.data.clicks import Samples, corpus
 from inanet.papers.claims import Claim, ratio
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.papers.zebra_hot import OA, SE, Generated

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Sequence
 
 from inanet.bench.sparse_live import Live, compared
-from inanet.demo.sparse_load import OA, SE, generated
+from inanet.data.key_batches import OA, SE, generated
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Panel, Table
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.bench.sparse import dense_goodput
-from inanet.demo.sparse_load import OA, SCALE, SE, Load, Model
+from inanet.data.key_batches import OA, SCALE, SE, Load, Model
 from inanet.papers.claims import Claim, ratio
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.papers.zebra_throughput import ITERATIONS, RATE, TIMING

@@ -4,7 +4,7 @@ Workers, a PS and a switch on one rack in virtual time, with Zebra's own machine
 anything hot: sparse push and pull, as PS-lite does it, over the same packets, windows and acknowledgements. An iteration is
 a push and a pull of the same keys by every worker.
 
-Models have the hot sets and shares of section III-A, divided by ten (:mod:`inanet.demo.sparse_load`); a batch has 4,000 keys, of
+Models have the hot sets and shares of section III-A, divided by ten (:mod:`inanet.data.key_batches`); a batch has 4,000 keys, of
 which the model's share is hot, the hotter the likelier (a key is in a batch at most once, so 30,000 hot keys with half of all
 updates leave room for 60,000 keys in a batch; here it is two thirds of that). SwitchML sends whole models: its goodput comes
 from the rack of the switch systems, with the slots that its share of the memory holds; the time is the model over that.
@@ -16,8 +16,8 @@ from dataclasses import replace
 import numpy as np
 
 from inanet.bench.sparse import dense_goodput
-from inanet.demo.clicks import corpus
-from inanet.demo.sparse_load import DEEP_LIGHT, OA, SCALE, SE, Load, generated, of_samples
+from inanet.data.clicks import corpus
+from inanet.data.key_batches import DEEP_LIGHT, OA, SCALE, SE, Load, generated, of_samples
 from inanet.papers.claims import Claim, ratio
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.proto.zebra.stream import Timing

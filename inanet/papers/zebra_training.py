@@ -1,9 +1,9 @@
 """Zebra's Fig. 12: time to train a model to a threshold, with Zebra and with a PS alone.
 
 Models are trained, for real, by Zebra's machines on a rack in virtual time: logistic regression on the standard library's
-sources, and an embedding model with a network (:class:`~inanet.demo.sparse_models.NeuralFactorisation`) on which words occur in
+sources, and an embedding model with a network (:class:`~inanet.training.sparse_models.NeuralFactorisation`) on which words occur in
 which files. Of the paper's industrial models there are only sizes and shares; click logs of their shape, divided by ten, are drawn
-(:mod:`inanet.demo.sparse_clicks`), and logistic regression is trained on those. Both systems train until the model ranks held-out
+(:mod:`inanet.data.drawn_clicks`), and logistic regression is trained on those. Both systems train until the model ranks held-out
 samples well enough. They train the same model but for what integers of the switch round off, so that a step more or less is
 chance: what is compared is the time of a step, and how many steps each took is a claim of its own.
 
@@ -17,11 +17,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inanet.demo.clicks import Samples, corpus
-from inanet.demo.interactions import interactions
-from inanet.demo.sparse_clicks import SAMPLES, drawn
-from inanet.demo.sparse_load import OA, SE, Load, generated
-from inanet.demo.sparse_models import (
+from inanet.data.clicks import Samples, corpus
+from inanet.data.drawn_clicks import SAMPLES, drawn
+from inanet.data.interactions import interactions
+from inanet.data.key_batches import OA, SE, Load, generated
+from inanet.papers.claims import Claim, ratio
+from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.papers.zebra_throughput import ITERATIONS, RATE, TIMING, measure
+from inanet.sim.link import LinkSpec
+from inanet.sim.sparse import SparseRack
+from inanet.training.sparse import hot_by_sampling
+from inanet.training.sparse_models import (
     Batch,
     LogisticRegression,
     Model,
@@ -29,12 +35,6 @@ from inanet.demo.sparse_models import (
     area_under_curve,
     error_of,
 )
-from inanet.demo.sparse_training import hot_by_sampling
-from inanet.papers.claims import Claim, ratio
-from inanet.papers.outcome import Outcome, Panel, Table
-from inanet.papers.zebra_throughput import ITERATIONS, RATE, TIMING, measure
-from inanet.sim.link import LinkSpec
-from inanet.sim.sparse import SparseRack
 from inanet.wire.batch import U64
 
 WORKERS = 16

@@ -15,7 +15,7 @@ from inanet.bench.counted import Reading, _with_metrics, in_network_share, metri
 from inanet.bench.measure import Ticks
 from inanet.bench.samples import BLOCK, check, exact, fill, source, tolerance
 from inanet.control.exits import Failure
-from inanet.demo.topology import NodeSpec
+from inanet.launch.topology import NodeSpec
 
 #: 60 % idle
 PERIOD = (Ticks(0, 0), Ticks(100, 60))

@@ -7,7 +7,7 @@ import pytest
 
 from inanet.bench import sparse
 from inanet.bench.sparse import Options, dense_goodput, run, table
-from inanet.demo.sparse_load import Model, generated
+from inanet.data.key_batches import Model, generated
 
 
 @pytest.fixture

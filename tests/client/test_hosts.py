@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from inanet.demo.fabric import Fabric, python_environment
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import python_environment
 
 SCRIPT = """
 import json, sys

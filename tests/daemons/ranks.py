@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import inanet
-from inanet.demo.fabric import Fabric, python_environment
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import python_environment
 from inanet.sparse.joining import FabricMember
 from tests.client.agent import run_all
 from tests.client.test_sparse import KEYS

@@ -21,7 +21,8 @@ import inanet
 from inanet.cli import figures
 from inanet.cli.coordinators import Target
 from inanet.control.errors import InaError
-from inanet.demo.fabric import Fabric, python_environment
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import python_environment
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
 from tests.client.agent import run_all

@@ -11,9 +11,9 @@ import pytest
 
 import inanet
 from inanet.control.errors import WorkerLostError
-from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
-from inanet.demo.process import Process
-from inanet.demo.topology import NodeSpec
+from inanet.launch.fabric import Fabric, daemon_command
+from inanet.launch.process import Process, python, python_environment
+from inanet.launch.topology import NodeSpec
 from tests.client.agent import run_all
 from tests.daemons.test_fabric import (
     LARGE,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.demo.fabric import Fabric
+from inanet.launch.fabric import Fabric
 from inanet.wire.xagg import ROW_BYTES
 from tests.client.agent import run_all
 from tests.daemons.test_fabric import Expected

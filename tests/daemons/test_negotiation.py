@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.demo.fabric import Fabric, daemon_command
-from inanet.demo.topology import NodeSpec
+from inanet.launch.fabric import Fabric, daemon_command
+from inanet.launch.topology import NodeSpec
 from tests.client.agent import run_all
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

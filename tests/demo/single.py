@@ -2,11 +2,11 @@
 
 from threadpoolctl import threadpool_limits
 
-from inanet.demo.digits import Digits
-from inanet.demo.model import parameters
-from inanet.demo.training import Descent, Recipe, batches, digest, part_gradients
+from inanet.data.digits import Digits
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.training.classifier import parameters
+from inanet.training.descent import Descent, Recipe, batches, digest, part_gradients
 
 MODES = {"prologue": ExponentMode.PROLOGUE, "carried": ExponentMode.CARRIED}
 

@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inanet.demo import audit, training
-from inanet.demo.digits import Digits, fetch
-from inanet.demo.training import Recipe
+from inanet.data.digits import Digits, fetch
+from inanet.demo import audit
 from inanet.kernels import exponents
+from inanet.training import descent as training
+from inanet.training.descent import Recipe
 from tests.demo.emulation import EmulatedFabric
 
 RECIPE = Recipe(parts=4, steps=20, seed=3, units=32)

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from inanet.data.digits import fetch
 from inanet.demo import report
-from inanet.demo.counters import total
-from inanet.demo.digits import fetch
-from inanet.demo.fabric import Fabric, python, python_environment
-from inanet.demo.interrupts import Interrupted, Interrupts
 from inanet.demo.run import Options, Session, judge, run
-from inanet.demo.training import Recipe
+from inanet.launch.counters import total
+from inanet.launch.fabric import Fabric
+from inanet.launch.interrupts import Interrupted, Interrupts
+from inanet.launch.process import python, python_environment
+from inanet.training.descent import Recipe
 from tests.demo.single import MODES, trained
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

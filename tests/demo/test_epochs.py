@@ -8,7 +8,7 @@ import pytest
 
 from inanet.demo import report
 from inanet.demo.epochs_demo import Step, judge
-from inanet.demo.fabric import python, python_environment
+from inanet.launch.process import python, python_environment
 
 
 def steps_of(*epochs: tuple[int, tuple[int, ...]], awaited: int = 2) -> list[Step]:

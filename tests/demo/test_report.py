@@ -8,10 +8,10 @@ from click.testing import CliRunner
 from inanet.control.exits import Exit
 from inanet.demo import cli, report
 from inanet.demo.audit import Verdict
-from inanet.demo.counters import Counters, Traffic, traffic
-from inanet.demo.interrupts import Interrupted
-from inanet.demo.processes import DemoError
 from inanet.demo.run import Options, Outcome, judge
+from inanet.launch.counters import Counters, Traffic, traffic
+from inanet.launch.interrupts import Interrupted
+from inanet.launch.reports import DemoError
 
 VERDICT = Verdict(
     weights="ab" * 32,

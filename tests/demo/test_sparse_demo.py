@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from inanet.data.clicks import BadData
 from inanet.demo.cli import demo
-from inanet.demo.clicks import BadData
 from inanet.demo.sparse_demo import Options, line, run, table
-from inanet.demo.sparse_training import Step
+from inanet.training.sparse import Step
 
 from .test_sparse_training import made_up
 

@@ -4,8 +4,11 @@ import numpy as np
 import pytest
 
 from inanet.client.sparse import sparse_group
-from inanet.demo.clicks import Samples
-from inanet.demo.sparse_models import (
+from inanet.data.clicks import Samples
+from inanet.proto.plan import Online
+from inanet.proto.zebra.stream import Timing
+from inanet.training.sparse import hot_by_sampling, train
+from inanet.training.sparse_models import (
     BIAS,
     Batch,
     FactorisationMachine,
@@ -16,9 +19,6 @@ from inanet.demo.sparse_models import (
     error_of,
     loss_of,
 )
-from inanet.demo.sparse_training import hot_by_sampling, train
-from inanet.proto.plan import Online
-from inanet.proto.zebra.stream import Timing
 
 
 def made_up(count: int, seed: int = 0) -> Samples:

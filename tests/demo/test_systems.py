@@ -5,10 +5,10 @@ import subprocess
 
 import pytest
 
+from inanet.data.digits import fetch
 from inanet.demo import report
-from inanet.demo.digits import fetch
-from inanet.demo.fabric import python, python_environment
-from inanet.demo.training import Recipe
+from inanet.launch.process import python, python_environment
+from inanet.training.descent import Recipe
 from tests.demo.single import trained
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 import inanet
+from inanet.data.digits import fetch, save
 from inanet.demo import audit, trainer
-from inanet.demo.digits import fetch, save
 from inanet.demo.trainer import Task
-from inanet.demo.training import Recipe
+from inanet.training.descent import Recipe
 from tests.demo.emulation import EmulatedFabric
 
 RECIPE = Recipe(parts=3, steps=6, seed=4, units=8)

@@ -3,9 +3,10 @@ import hashlib
 import numpy as np
 import pytest
 
-from inanet.demo import model, training
-from inanet.demo.digits import CLASSES, HELD_OUT, PIXELS, Digits, fetch, load, save, split
-from inanet.demo.training import Recipe
+from inanet.data.digits import CLASSES, HELD_OUT, PIXELS, Digits, fetch, load, save, split
+from inanet.training import classifier as model
+from inanet.training import descent as training
+from inanet.training.descent import Recipe
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from inanet.demo.configuration import NodeSpec
-from inanet.demo.digits import load
-from inanet.demo.fabric import Fabric, daemon_command, python, python_environment
+from inanet.data.digits import load
 from inanet.demo.run import Session
-from inanet.demo.training import Recipe
+from inanet.launch.configuration import NodeSpec
+from inanet.launch.fabric import Fabric, daemon_command
+from inanet.launch.process import python, python_environment
+from inanet.training.descent import Recipe
 from tests.demo.single import trained
 from tests.demo.test_end_to_end import Watch
 from tests.phy.conftest import lacking
@@ -69,7 +70,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if os.geteuid() != 0:
         lacking("raw sockets, TUN interfaces and namespaces need root")
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
-    subprocess.run(python("inanet.demo.digits", str(path)), env=python_environment(), check=True)
+    subprocess.run(python("inanet.data.digits", str(path)), env=python_environment(), check=True)
     return path
 
 

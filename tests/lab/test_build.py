@@ -16,6 +16,7 @@ from pyroute2.netlink.rtnl import TC_H_ROOT
 from inanet.lab import build, namespaces, remains
 from inanet.lab.layout import BRIDGE, namespace
 from inanet.lab.model import Topology
+from inanet.launch import child
 
 pytestmark = pytest.mark.privileged("network namespaces")
 Parse = Callable[[str], Topology]
@@ -202,15 +203,24 @@ def test_a_killed_build_is_completed_or_removed(
 
 def test_removal_ends_the_processes_inside_also_the_deaf(built: str) -> None:
     deaf = "import signal, sys; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); sys.stdin.read()"
-    enter = Path(build.__file__).with_name("enter.py")
     place = str(namespaces.path(namespace(built, "w0")))
-    command = [sys.executable, "-I", "-S", str(enter), str(os.getpid()), place, sys.executable, "-c", deaf]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        assert child.stdout.readline() == b"deaf\n"
-        assert remains.inhabitants([namespace(built, "w0")]) == [child.pid]
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(child.__file__),
+        str(os.getpid()),
+        place,
+        sys.executable,
+        "-c",
+        deaf,
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"deaf\n"
+        assert remains.inhabitants([namespace(built, "w0")]) == [process.pid]
         build.remove(built, grace=0.0)
-        assert child.wait(DEADLINE) == -signal.SIGKILL
+        assert process.wait(DEADLINE) == -signal.SIGKILL
     assert built not in namespaces.labs()
 
 

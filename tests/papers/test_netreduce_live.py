@@ -11,7 +11,7 @@ import pytest
 from inanet.bench.peers.rank import Sample, Team
 from inanet.bench.registry import Peer
 from inanet.bench.runs import Run
-from inanet.demo.counters import Counters
+from inanet.launch.counters import Counters
 from inanet.papers import netreduce_live
 from inanet.papers.netreduce_live import Found, measure, table6
 

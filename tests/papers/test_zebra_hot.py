@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.demo.clicks import of_words
+from inanet.data.clicks import of_words
 from inanet.papers import zebra_hot
 from inanet.papers.zebra_hot import OA, SE
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.demo.sparse_load import Load, Model
+from inanet.data.key_batches import Load, Model
 from inanet.papers import zebra_memory
 from inanet.papers.zebra_memory import hot_counts, memory_cap, skewed
 

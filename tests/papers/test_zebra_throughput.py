@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.demo.sparse_load import Load, Model, generated
+from inanet.data.key_batches import Load, Model, generated
 from inanet.papers import zebra_throughput
 from inanet.papers.zebra_throughput import judge, measure
 from inanet.sim.link import LinkSpec

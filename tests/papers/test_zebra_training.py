@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from inanet.demo.sparse_clicks import drawn
-from inanet.demo.sparse_load import OA, Model, generated
-from inanet.demo.sparse_models import LogisticRegression
+from inanet.data.drawn_clicks import drawn
+from inanet.data.key_batches import OA, Model, generated
 from inanet.papers import zebra_training
 from inanet.papers.zebra_training import Task, _Data, judge, trained, whole
+from inanet.training.sparse_models import LogisticRegression
 from tests.demo.test_sparse_training import made_up
 
 

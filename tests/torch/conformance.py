@@ -13,7 +13,7 @@ import unittest
 from collections import Counter
 from typing import Any
 
-from inanet.demo.fabric import Fabric
+from inanet.launch.fabric import Fabric
 from tests.torch.conftest import HOSTS
 
 #: cases that cannot pass, and why

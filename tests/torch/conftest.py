@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from inanet.demo.fabric import Fabric
+from inanet.launch.fabric import Fabric
 from tests.torch.ranks import Ranks
 
 #: which host a rank is on

@@ -9,7 +9,7 @@ import torch.distributed.optim
 import torch.nn.parallel
 
 import inanet.bench.peers.ddp
-import inanet.demo.fabric
+import inanet.launch.fabric
 
 __all__ = ["inanet", "pytest", "torch"]
 

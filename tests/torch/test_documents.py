@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: pip install 'inanet[torch]'")
 
-from inanet.demo.fabric import Fabric
+from inanet.launch.fabric import Fabric
 from tests.torch.launch import output, torchrun
 from tests.torch.ranks import Ranks
 

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'inanet[torch]'")
 pytest.importorskip("pyroute2", reason="pyroute2 is not installed: pip install 'inanet[net]'")
 
-from inanet.demo.fabric import python, python_environment
 from inanet.lab import namespaces, remains
+from inanet.launch.process import python, python_environment
 
 pytestmark = [pytest.mark.processes, pytest.mark.privileged("network namespaces"), pytest.mark.timeout(240)]
 

@@ -15,7 +15,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed: pip install 'inanet[torch]'")
 
 
-from inanet.demo.fabric import Fabric, python_environment
+from inanet.launch.fabric import Fabric
+from inanet.launch.process import python_environment
 from tests.torch.launch import output, torchrun
 from tests.torch.ranks import Ranks
 

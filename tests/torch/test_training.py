@@ -11,8 +11,8 @@ pytest.importorskip("torch", reason="torch is not installed: pip install 'inanet
 
 from inanet.bench.peers import ddp
 from inanet.bench.torch import MLP_BYTES, loss_difference
-from inanet.demo.digits import load
-from inanet.demo.fabric import python, python_environment
+from inanet.data.digits import load
+from inanet.launch.process import python, python_environment
 from inanet.torch import Options
 from tests.torch.ranks import Rank, Ranks
 
@@ -32,7 +32,7 @@ STEPS = 33
 @pytest.fixture(scope="module")
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("digits") / "digits.npz"
-    subprocess.run(python("inanet.demo.digits", str(path)), env=python_environment(), check=True)
+    subprocess.run(python("inanet.data.digits", str(path)), env=python_environment(), check=True)
     return path
 
 

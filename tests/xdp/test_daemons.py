@@ -15,10 +15,10 @@ import pytest
 from numpy.typing import NDArray
 
 import inanet
-from inanet.demo import fabric as demo
-from inanet.demo.fabric import Fabric, daemon_command
-from inanet.demo.topology import NodeSpec
-from inanet.lab import enter
+from inanet.launch import child
+from inanet.launch import fabric as demo
+from inanet.launch.fabric import Fabric, daemon_command
+from inanet.launch.topology import NodeSpec
 from inanet.proto.local import LocalTensor
 from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.xdp.libbpf import attached_program
@@ -56,7 +56,7 @@ def build(spaces: tuple[Space, Space], monkeypatch: pytest.MonkeyPatch, tmp_path
     def command(node: NodeSpec, config: Path) -> Sequence[str]:
         space = spaces[0] if node.role == "agg" else spaces[1]
         where = f"/proc/{os.getpid()}/fd/{space.fd}"
-        inside = [sys.executable, "-I", "-S", str(enter.__file__), str(os.getpid()), where]
+        inside = [sys.executable, "-I", "-S", str(child.__file__), str(os.getpid()), where]
         return [*inside, *daemon_command(node, config)]
 
     with ExitStack() as stack:

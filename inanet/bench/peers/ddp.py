@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import inanet.torch
-from inanet.demo.digits import CLASSES, PIXELS, Digits, load
+from inanet.data.digits import CLASSES, PIXELS, Digits, load
 
 #: images of a step, per rank
 BATCH = 32

@@ -23,9 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from inanet.demo import process
-from inanet.demo.fabric import python
-from inanet.demo.process import script
+from inanet.launch.process import child, python
 
 #: Where one algorithm gives way to the other, and the segment of the latter, bytes.
 _LARGE = 1 << 20
@@ -104,9 +102,8 @@ def _front(directory: Path, world: int, command: Sequence[str]) -> int:
             # opened for both, so that opening does not wait for the rank
             handle = os.open(_pipe(directory, rank), os.O_RDWR | os.O_CLOEXEC)
             pipes.append(stack.enter_context(open(handle, "wb", buffering=0)))
-        launch = script(Path(process.__file__).with_name("launch.py"), str(os.getpid()), *command)
-        child = subprocess.Popen(launch, stdin=subprocess.DEVNULL)
-        ended = stack.enter_context(open(os.pidfd_open(child.pid), "rb", buffering=0))
+        mpirun = child(command, os.environ, process_group=None)
+        ended = stack.enter_context(open(os.pidfd_open(mpirun.pid), "rb", buffering=0))
         while True:
             ready, _, _ = select.select([0, ended.fileno()], [], [])
             asked = os.read(0, 1 << 16) if ended.fileno() not in ready else b""
@@ -115,10 +112,10 @@ def _front(directory: Path, world: int, command: Sequence[str]) -> int:
             for pipe in pipes:
                 pipe.write(asked)
     try:
-        return child.wait(_GRACE)
+        return mpirun.wait(_GRACE)
     except subprocess.TimeoutExpired:
-        child.terminate()
-        return child.wait()
+        mpirun.terminate()
+        return mpirun.wait()
 
 
 def _serve(directory: Path) -> None:

@@ -6,7 +6,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.control.exits import Failure
-from inanet.demo.process import TAIL_LINES
+from inanet.launch.process import child, end, python_environment, tail
 
 #: Elements that are compared at once: of a large tensor, intermediate arrays would be larger than it is.
 _CHECKED = 1 << 20
@@ -149,8 +149,7 @@ class Team:
     def _last_words(self, rank: int) -> str:
         if not self.logs:
             return ""
-        lines = self.logs[rank].read_text(errors="replace").splitlines()
-        return "; its log ends with:\n" + "\n".join(lines[-TAIL_LINES:])
+        return f"; its log ends with:\n{tail(self.logs[rank])}"
 
     def _missing(self, answers: dict[int, Any]) -> int:
         return next(rank for rank in range(len(self.processes)) if rank not in answers)
@@ -159,17 +158,36 @@ class Team:
         """End all ranks."""
         for process in self.processes:
             if process.stdin is not None:
-                # what was never read goes with a process that has ended
+                # all at once; what was never read goes with a process that has ended
                 with contextlib.suppress(BrokenPipeError):
                     process.stdin.close()
         for process in self.processes:
-            try:
-                process.wait(10)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+            end(process, ask=False)
+
+
+@contextlib.contextmanager
+def team(
+    name: str,
+    directory: Path,
+    commands: Sequence[Sequence[str]],
+    patience: float,
+    spawn: Callable[..., subprocess.Popen[Any]] = lambda rank, command, **options: child(
+        command, python_environment(), **options
+    ),
+) -> Iterator[Team]:
+    """A process for each command, their logs ``rank0.log`` and so on in a directory: ready within ``patience`` seconds when the
+    block begins, closed at its end. ``spawn(rank, command, **options)`` starts one somewhere else; ``options`` are Popen's.
+    """
+    its = Team(name, [], logs=[directory / f"rank{rank}.log" for rank in range(len(commands))])
+    try:
+        for rank, command in enumerate(commands):
+            with its.logs[rank].open("ab") as log:
+                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+                its.processes.append(spawn(rank, command, **pipes))
+        its.wait_ready(patience)
+        yield its
+    finally:
+        its.close()
 
 
 def cpu_seconds(pid: int) -> float:

@@ -8,7 +8,7 @@ in nearly every file, and most in a few.
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.demo.clicks import BadData, Samples, sources
+from inanet.data.clicks import BadData, Samples, sources
 
 #: files that a word must be in to be an item
 LEAST = 1
@@ -20,7 +20,7 @@ _SEED = 17
 def interactions() -> Samples:
     """Files and words: a sample has two features, its user and its item, and is positive if they met.
 
-    Raises :class:`~inanet.demo.clicks.BadData` without sources.
+    Raises :class:`~inanet.data.clicks.BadData` without sources.
     """
     words, _, files = sources()
     return of_pairs(files, words)
@@ -29,7 +29,7 @@ def interactions() -> Samples:
 def of_pairs(users: NDArray[np.int64], items: NDArray[np.uint64], least: int = LEAST) -> Samples:
     """Samples of meetings, int64[n] and uint64[n], in an order that is drawn. An item that fewer than ``least`` users met is
     left out. Items of negative samples are drawn alike from all, and may turn out to be ones that the user met: those are
-    left out too. Raises :class:`~inanet.demo.clicks.BadData` when nothing is left.
+    left out too. Raises :class:`~inanet.data.clicks.BadData` when nothing is left.
     """
     _, item = np.unique(items, return_inverse=True)
     met = np.unique(users << 32 | item)

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from inanet.demo import patience
+from inanet.launch import patience
 
 
 @pytest.mark.parametrize(

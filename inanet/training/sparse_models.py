@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.demo.clicks import Samples
+from inanet.data.clicks import Samples
 from inanet.proto.zebra.store import Adagrad, Ftrl, Initial, Optimiser, Uniform, zeros
 from inanet.wire.batch import U64
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.demo.digits import CLASSES, PIXELS
+from inanet.data.digits import CLASSES, PIXELS
 
 F32 = NDArray[np.float32]
 Labels = NDArray[np.int64]

@@ -1,9 +1,10 @@
-"""Run a command in a network namespace, ended by the kernel when its parent ends. Standard library only.
+"""Run a command that the kernel ends when its parent ends, in a network namespace if one is named. Standard library only.
 
-``python -I -S enter.py PARENT NAMESPACE COMMAND...`` asks for SIGTERM on the death of the parent, moves into
-the network namespace (that alone: ``ip netns exec`` also changes mounts and so hides /sys/fs/bpf), and becomes
-the command. Done in a program rather than between fork and exec, where a parent with threads must not run
-Python. The kernel means the *thread* that started the child: start children from one that lives as long.
+``python -I -S child.py PARENT NAMESPACE COMMAND...`` (``-``: the parent's namespace) asks for SIGTERM on the parent's death,
+moves into the network namespace (that alone: ``ip netns exec`` also changes mounts and so hides /sys/fs/bpf), and becomes the
+command, which needs to know nothing of it and shows up under its own name. Done in a program rather than between fork and exec,
+where a parent with threads must not run Python. The kernel means the *thread* that started the child: start children from a
+thread that lives as long as they may.
 """
 
 import ctypes
@@ -13,6 +14,8 @@ import sys
 
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000
+#: stands for the parent's own namespace
+HERE = "-"
 
 
 def enter(namespace: str | os.PathLike[str]) -> None:
@@ -36,7 +39,8 @@ def main() -> None:
     if os.getppid() != int(parent):
         # the parent ended before the request was made: nobody would ever end this process
         sys.exit(f"the process that started {command[0]} has ended")
-    enter(namespace)
+    if namespace != HERE:
+        enter(namespace)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inanet.demo import clicks, datasets
-from inanet.demo.clicks import BadData, _hashed, corpus, load, of_words
-from inanet.demo.interactions import of_pairs
+from inanet.data import clicks, datasets
+from inanet.data.clicks import BadData, _hashed, corpus, load, of_words
+from inanet.data.interactions import of_pairs
 
 
 def test_libsvm_files(tmp_path: Path) -> None:

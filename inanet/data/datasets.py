@@ -1,8 +1,8 @@
 """Sparse data by name: corpora and interactions, which are on every machine, or a file."""
 
-from inanet.demo.clicks import CORPORA, Samples
-from inanet.demo.clicks import load as read
-from inanet.demo.interactions import interactions
+from inanet.data.clicks import CORPORA, Samples
+from inanet.data.clicks import load as read
+from inanet.data.interactions import interactions
 
 INTERACTIONS = "interactions"
 #: names that need no file
@@ -10,8 +10,8 @@ NAMES = (*CORPORA, INTERACTIONS)
 
 
 def load(source: str) -> Samples:
-    """One of :data:`NAMES`, or the file of that name; see :func:`inanet.demo.clicks.load`.
+    """One of :data:`NAMES`, or the file of that name; see :func:`inanet.data.clicks.load`.
 
-    Raises :class:`~inanet.demo.clicks.BadData`.
+    Raises :class:`~inanet.data.clicks.BadData`.
     """
     return interactions() if source == INTERACTIONS else read(source)

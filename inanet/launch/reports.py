@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from inanet.control.exits import Failure
-from inanet.demo.fabric import GLANCE, Fabric, python, python_environment
-from inanet.demo.patience import patient
-from inanet.demo.process import Process
+from inanet.launch.fabric import Fabric
+from inanet.launch.nodes import GLANCE
+from inanet.launch.patience import patient
+from inanet.launch.process import Process, python, python_environment
 
 #: Seconds without a line from any training process after which the run is given up, if the machine is not busy.
 STALL = 60.0
@@ -21,7 +22,7 @@ class DemoError(Failure):
 
 
 class Processes:
-    """Of one fabric. ``check`` is called at least every :data:`~inanet.demo.fabric.GLANCE` seconds and may raise to give up."""
+    """Of one fabric. ``check`` is called at least every :data:`~inanet.launch.nodes.GLANCE` seconds and may raise to give up."""
 
     def __init__(self, fabric: Fabric, check: Callable[[], None]) -> None:
         self.fabric = fabric

@@ -6,7 +6,7 @@ from typing import Any
 
 from inanet.control.config import MODELS, Role
 from inanet.control.config_file import validate, write_toml
-from inanet.demo.topology import NodeSpec, section
+from inanet.launch.topology import NodeSpec, section
 from inanet.proto.plan import Sparse
 from inanet.proto.systems import SPARSE, TREES
 

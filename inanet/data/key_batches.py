@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inanet.demo.clicks import Samples
+from inanet.data.clicks import Samples
 from inanet.proto.zebra.hot import ranking, stop_rule
 from inanet.wire.batch import U64
 

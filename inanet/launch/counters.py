@@ -87,7 +87,7 @@ class Traffic:
 
 
 def traffic(stats: Mapping[str, Counters]) -> Traffic:
-    """Traffic of a fabric from ``{node name: counters}``, names as in :mod:`inanet.demo.topology`."""
+    """Traffic of a fabric from ``{node name: counters}``, names as in :mod:`inanet.launch.topology`."""
     workers = total(counters for name, counters in stats.items() if name.startswith("worker"))
     ps = total(counters for name, counters in stats.items() if name.startswith("ps"))
     everybody = total(stats.values())

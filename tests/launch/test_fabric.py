@@ -14,13 +14,20 @@ from types import SimpleNamespace
 import pytest
 
 from inanet.control.config import MODELS, load
-from inanet.demo import fabric as fabric_module
-from inanet.demo import guardian, process
-from inanet.demo.configuration import configurations
-from inanet.demo.fabric import Fabric, FabricError, python, python_environment, runtime_directory
-from inanet.demo.process import Process, end_all, script
-from inanet.demo.topology import NodeSpec, keyed, topology, two_level
-from tests.demo.owner import STANDIN, command
+from inanet.launch import guardian, nodes, process
+from inanet.launch.configuration import configurations
+from inanet.launch.fabric import Fabric
+from inanet.launch.nodes import FabricError
+from inanet.launch.process import (
+    Process,
+    end_all,
+    python,
+    python_environment,
+    runtime_directory,
+    script,
+)
+from inanet.launch.topology import NodeSpec, keyed, topology, two_level
+from tests.launch.owner import STANDIN, command
 
 standins = functools.partial(command, "")
 OWNER = Path(__file__).with_name("owner.py")
@@ -129,7 +136,7 @@ def test_a_daemon_that_never_becomes_ready_is_named(tmp_path, monkeypatch):
     def run_out_of_time_once_it_runs():
         logs = list(tmp_path.glob("*/agg0.log"))
         if logs and logs[0].read_text():
-            monkeypatch.setattr(fabric_module, "time", SimpleNamespace(monotonic=lambda: float("inf")))
+            monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: float("inf")))
 
     with (
         pytest.raises(FabricError, match=r"(?s)not ready: agg0.*, after \d+ s\n.*agg0 dies with signal"),
@@ -144,7 +151,7 @@ def test_a_daemon_that_compiles_kernels_too_long_is_to_be_started_again(monkeypa
 
     def run_out_of_time():
         told.append("compiling")
-        monkeypatch.setattr(fabric_module, "time", SimpleNamespace(monotonic=lambda: float("inf")))
+        monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: float("inf")))
 
     behaviour = functools.partial(command, "compiling")
     with (
@@ -160,7 +167,7 @@ def test_a_daemon_that_compiles_kernels_too_long_is_to_be_started_again(monkeypa
 def test_a_daemon_that_does_not_end_is_killed_and_named(monkeypatch):
     with Fabric(1, 1, command=functools.partial(command, "deaf")) as fabric:
         assert end_all([fabric.processes["worker0"], fabric.processes["ps"]], 30) == []
-        monkeypatch.setattr(fabric_module, "STOP_PATIENCE", 0.2)
+        monkeypatch.setattr(nodes, "STOP_PATIENCE", 0.2)
         assert fabric.shutdown() == ["agg0"]
         assert fabric.processes["agg0"].poll() == -signal.SIGKILL
         assert "agg0" not in fabric.stats()
@@ -186,7 +193,7 @@ def test_the_caller_may_give_up_while_the_fabric_starts(tmp_path):
 def own(tmp_path, *arguments):
     """The owner program, once it waits, and what it announced."""
     owner = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tests.demo.owner", str(tmp_path), *arguments],
+        [sys.executable, "-P", "-m", "tests.launch.owner", str(tmp_path), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -232,7 +239,7 @@ def test_a_failed_start_is_reported_as_json_too(tmp_path):
 
 def test_a_process_is_not_started_for_a_parent_that_has_ended():
     arguments = script(
-        process._LAUNCH, "1" if os.getpid() != 1 else "2", sys.executable, "-c", "print('alive')"
+        process._CHILD, "1" if os.getpid() != 1 else "2", "-", sys.executable, "-c", "print('alive')"
     )
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,7 +1,7 @@
 """Click logs that are drawn, with the shape of the paper's industrial models, and with something to learn in them.
 
 What the paper says of those models is how many parameters they have and which share of all updates the hot ones have (section
-III-A); the logs themselves are a company's. Here batches are as :func:`~inanet.demo.sparse_load.generated` draws them: a parameter is
+III-A); the logs themselves are a company's. Here batches are as :func:`~inanet.data.key_batches.generated` draws them: a parameter is
 in a batch once, hot ones the likelier the hotter. Every key has a true weight, and a click is as likely as the logistic function
 of the weights' sum says.
 """
@@ -9,8 +9,8 @@ of the weights' sum says.
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.demo.clicks import Samples
-from inanet.demo.sparse_load import PAIRS, SCALE, Model, generated
+from inanet.data.clicks import Samples
+from inanet.data.key_batches import PAIRS, SCALE, Model, generated
 from inanet.proto.zebra.store import Uniform
 
 #: samples of a batch; its keys are dealt to them

@@ -62,7 +62,7 @@ def load(path: Path) -> Digits:
 
 
 def main() -> None:
-    """``python -m inanet.demo.digits PATH``: fetch and save."""
+    """``python -m inanet.data.digits PATH``: fetch and save."""
     save(fetch(), Path(sys.argv[1]))
 
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.client.sparse import SparseGroup
-from inanet.demo.clicks import Samples
-from inanet.demo.sparse_models import F32, F64, Batch, Model, area_under_curve, error_of, loss_of
+from inanet.data.clicks import Samples
 from inanet.proto.zebra.hot import choose, of_updates, sample
+from inanet.training.sparse_models import F32, F64, Batch, Model, area_under_curve, error_of, loss_of
 from inanet.wire.batch import U64
 
 

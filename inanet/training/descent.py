@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.demo import model
-from inanet.demo.digits import Digits
-from inanet.demo.model import F32
+from inanet.data.digits import Digits
+from inanet.training import classifier as model
+from inanet.training.classifier import F32
 
 F64 = NDArray[np.float64]
 Indices = NDArray[np.int64]

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from inanet.demo import cli, run
-from inanet.demo.fabric import Fabric
+from inanet.launch.fabric import Fabric
 
 STANDIN = Path(__file__).with_name("standin.py")
 
@@ -42,10 +42,15 @@ def own():
 class Announcing(Fabric):
     """Announces once every process has been started, while some are not ready yet."""
 
-    def _wait_ready(self, waiting, deadline):
-        if len(self.processes) == len(self.nodes):
-            announce(self)
-        super()._wait_ready(waiting, deadline)
+    def __init__(self, *arguments, check, **options):
+        def announce_once():
+            if len(self.processes) == len(self.nodes) and not self.announced:
+                self.announced = True
+                announce(self)
+            check()
+
+        self.announced = False
+        super().__init__(*arguments, check=announce_once, **options)
 
 
 if __name__ == "__main__":
