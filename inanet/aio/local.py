@@ -85,7 +85,8 @@ class LocalServer:
     """Serves training processes on a Unix socket at ``path`` with the file mode ``mode``.
 
     Processes of this process's own user may connect, and those of ``users`` (numeric ids). ``report`` is the
-    pace, in seconds, of reports to those who wait; ``system`` what jobs use that do not choose one.
+    pace, in seconds, of reports to those who wait; ``system`` what jobs use that do not choose one; ``shares``: the ranks of a
+    job that has no others reduce small tensors in memory of their own, where the agent is not asked.
     """
 
     def __init__(
@@ -97,9 +98,11 @@ class LocalServer:
         users: Collection[int] = (),
         report: float = REPORT_SECONDS,
         system: str = TREES,
+        shares: bool = True,
     ) -> None:
         self.path = path
         self._system = system
+        self._shares = shares
         self._backend = backend
         self._listener = Listener(path, mode, users, self._accepted)
         self._report = report
@@ -172,7 +175,8 @@ class LocalServer:
         group = self._groups.get(name)
         if group is None or group.state is State.OVER:
             refused = partial(self._refused, name)
-            group = Group(name, world, local_world, self._backend, self._over, system, refused)
+            shares = self._shares and 1 < world == local_world
+            group = Group(name, world, local_world, self._backend, self._over, system, refused, shares)
         if group.system != system:
             raise JoinRefused(
                 f"rank {rank} chooses system {system}, others on this host {group.system}; choose the same on all"

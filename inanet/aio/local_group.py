@@ -1,6 +1,7 @@
 """The local ranks of one job: the k-th collective of each is round k, which starts with the last of them."""
 
 import asyncio
+import os
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 from numpy.typing import NDArray
 
+from inanet.control import segments
 from inanet.control.errors import FabricError, InaError, JoinRefused, MismatchError, WorkerLostError
 from inanet.proto.events import Participation
-from inanet.proto.plan import TensorSpec
+from inanet.proto.plan import TensorSpec, difference
 from inanet.proto.systems import TREES
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class _Round:
 class Group:
     """The sessions of one job on this host. ``over`` is called once if it ends after it began to join, and sees to it that
     :meth:`tell` is, unless :attr:`told` says that there is no need; ``refused()`` says who would have been of it and was
-    turned away.
+    turned away. ``shares``: all ranks of the job are here and get memory for small collectives (:mod:`inanet.client.exchange`).
     """
 
     def __init__(
@@ -57,10 +59,13 @@ class Group:
         over: "Callable[[Group, str], None]",
         system: str = TREES,
         refused: Callable[[], Collection[str]] = tuple,
+        shares: bool = False,
     ) -> None:
         self.job = job
         #: what carries its rounds
         self.system = system
+        #: its ranks reduce small tensors in memory that they share
+        self.shares = shares
         self.world = world
         self.local_world = local_world
         self.state = State.FORMING
@@ -114,8 +119,18 @@ class Group:
         """All ranks of the job are there."""
         if self.state is State.JOINING:
             self.state = State.JOINED
-            for session in self.sessions.values():
-                session.welcome()
+            ranks = sorted(self.sessions)
+            if not self.shares:
+                for session in self.sessions.values():
+                    session.welcome(None)
+                return
+            size = segments.exchange_bytes(len(ranks))
+            fd, _ = segments.create(size)
+            try:
+                for session in self.sessions.values():
+                    session.welcome((fd, size, ranks))
+            finally:
+                os.close(fd)
 
     # ------------------------------------------------------------ rounds
 
@@ -281,22 +296,6 @@ class Group:
                     self.sessions[rank].result(number, error)
         for session in self.sessions.values():
             session.fail(error)
-
-
-def difference(first: TensorSpec, second: TensorSpec) -> tuple[str, str, str] | None:
-    """The first field in which two collectives differ, with both values in words; None if they agree."""
-    if first is second or first == second:
-        return None
-    for name in ("name", "dtype", "shape", "op", "mode", "factor", "propagate"):
-        one, other = getattr(first, name), getattr(second, name)
-        if one != other:
-            return name, _word(one), _word(other)
-    raise AssertionError("specs differ in a field that is not compared")
-
-
-def _word(value: Any) -> str:
-    name = getattr(value, "name", None)
-    return name.lower() if name is not None else repr(value)
 
 
 def _show(ranks: set[int]) -> str:

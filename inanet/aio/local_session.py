@@ -12,18 +12,17 @@ import structlog
 from numpy.typing import NDArray
 
 from inanet.control import segments
-from inanet.control.errors import FabricError, InaError, cause_of
+from inanet.control.errors import FabricError, InaError, cause_of, error_of
 from inanet.control.fields import check_spec
 from inanet.control.session import MOST_AHEAD, MOST_IDS, MOST_SEGMENTS, SessionError, Unpacker, pack
 from inanet.control.session import field as get
 from inanet.proto.events import Participation
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.plan import TensorSpec, tensor_spec
 
 if TYPE_CHECKING:
     from inanet.aio.local import LocalServer
     from inanet.aio.local_group import Group
 
-_MODES = {"carried": ExponentMode.CARRIED, "prologue": ExponentMode.PROLOGUE, "fixed": ExponentMode.FIXED}
 #: dtype of the views handed to the backend
 _DTYPES = {name: np.dtype(kind) for name, kind in [
     ("f32", np.float32), ("f16", np.float16), ("bf16", np.uint16), ("i32", np.int32), ("i64", np.int64)
@@ -117,6 +116,8 @@ class Session:
             self._adopt(message)
         elif kind == "release":
             self._release(get(message, "id", int))
+        elif kind == "fail":
+            self._give_up(message)
         elif kind == "stats":
             self.send(pack("stats", figures=self._server.figures()))
         elif kind == "hello" and self.group is None:
@@ -162,13 +163,28 @@ class Session:
 
     def _call(self, message: dict[str, Any], spec: TensorSpec, view: NDArray[Any]) -> None:
         assert self.group is not None
-        if get(message, "seq", int) != self.rounds + 1:
-            raise SessionError(f"collective {message['seq']} does not follow {self.rounds}")
+        seq = get(message, "seq", int)
+        # numbers between are of collectives in the memory that the ranks share
+        if seq != self.rounds + 1 and not (self.group.shares and seq > self.rounds):
+            raise SessionError(f"collective {seq} does not follow {self.rounds}")
         if self._unanswered >= MOST_AHEAD:
             raise SessionError(f"more than {MOST_AHEAD} collectives on their way")
-        self.rounds += 1
+        self.rounds = seq
         self._unanswered += 1
         self.group.call(self, spec, view)
+
+    def _give_up(self, message: dict[str, Any]) -> None:
+        """Ranks that share memory have lost each other there: the job is over."""
+        assert self.group is not None
+        error = error_of(
+            get(message, "cause", str),
+            get(message, "message", str),
+            job="",
+            rank=-1,
+            round=get(message, "round", int, low=0),
+            ranks=tuple(get(message, "ranks", list)),
+        )
+        self.group.end(error, error.reason)
 
     def _view(self, message: dict[str, Any], spec: TensorSpec) -> NDArray[Any]:
         """The 1-D view of shared memory that a reduce message speaks of."""
@@ -195,9 +211,22 @@ class Session:
             }
         self.send(pack("result", seq=seq, **fields))
 
-    def welcome(self) -> None:
-        """The job is complete."""
-        self.send(pack("welcome"))
+    def welcome(self, shared: tuple[int, int, list[int]] | None) -> None:
+        """The job is complete. ``shared``: descriptor and size of the memory that its ranks share, and the ranks."""
+        if shared is None:
+            self.send(pack("welcome"))
+            return
+        fd, size, ranks = shared
+        frame = pack("welcome", shared=size, ranks=ranks)
+        try:
+            if socket.send_fds(self._socket, [frame], [fd], socket.MSG_NOSIGNAL) != len(frame):
+                raise BlockingIOError
+        except OSError as error:
+            # a process that joins reads; not at once: the caller is in the middle of the group
+            why = (
+                f"process {self.pid} did not take the memory that its ranks share: {error.strerror or error}"
+            )
+            self._loop.call_soon(self.close, why)
 
     def waiting(self, seq: int, text: str, ranks: tuple[int, ...]) -> None:
         """Tell who is waited for in a collective, or to join (``seq`` 0)."""
@@ -281,29 +310,17 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
 
 def _spec_of(message: dict[str, Any]) -> TensorSpec:
     mode, shape = get(message, "mode", str), get(message, "shape", list)
-    if mode not in _MODES or any(type(extent) is not int for extent in shape):
-        raise SessionError(f"impossible mode {mode!r} or shape {shape}")
+    if any(type(extent) is not int for extent in shape):
+        raise SessionError(f"impossible shape {shape}")
     name, dtype, op = (get(message, field, str) for field in ("name", "dtype", "op"))
     factor, propagate = get(message, "factor", float), get(message, "propagate", bool)
     try:
-        return _make_spec(name, dtype, tuple(shape), op, mode, factor, propagate)
+        return _checked_spec(name, dtype, tuple(shape), op, mode, factor, propagate)
     except ValueError as error:
         raise SessionError(str(error)) from None
 
 
 @lru_cache(1024)
-def _make_spec(
-    name: str, dtype: str, shape: tuple[int, ...], op: str, mode: str, factor: float, propagate: bool
-) -> TensorSpec:
+def _checked_spec(*what: Any) -> TensorSpec:
     """Checked once: a training process asks for the same few tensors in every step, all ranks for the same ones."""
-    exact = dtype in ("i32", "i64") or op in ("max", "min")
-    spec = TensorSpec(
-        name=name,
-        dtype=dtype,
-        shape=shape,
-        op=op,
-        mode=ExponentMode.NONE if exact else _MODES[mode],
-        factor=0.0 if exact else factor,
-        propagate=propagate,
-    )
-    return check_spec(spec)
+    return check_spec(tensor_spec(*what))

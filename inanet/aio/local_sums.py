@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
-from inanet.control.errors import FabricError, InaError, OverflowRefused, error_of
+from inanet.control.errors import FabricError, refusal_error
 from inanet.proto.events import Participation
 from inanet.proto.local import LocalTensor, Refusal
 from inanet.proto.plan import TensorSpec
@@ -146,15 +146,7 @@ class LocalSums:
         if refusal is None:
             queued.future.set_result(None)
         else:
-            queued.future.set_exception(self._error(queued.number, refusal))
-
-    def _error(self, number: int, refusal: Refusal) -> InaError:
-        if refusal.position < 0:
-            return OverflowRefused(f"{refusal.text} (tensor {refusal.tensor!r})", round=number)
-        rank = self._ranks[refusal.position]
-        details = {"tensor": refusal.tensor, "index": refusal.index}
-        text = f"rank {rank} {refusal.text}"
-        return error_of("nonfinite", text, job="", rank=-1, round=number, ranks=(rank,), details=details)
+            queued.future.set_exception(refusal_error(refusal, self._ranks, queued.number))
 
     async def close(self) -> None:
         """Give up what waits, and what is under way with the parts that threads are at; returns when nothing writes into the

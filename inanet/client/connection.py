@@ -30,6 +30,8 @@ class Connection:
             self._socket.close()
             raise
         self._unpacker = Unpacker()
+        #: descriptors that came with messages and that nobody has taken yet
+        self._fds: list[int] = []
         self._readable, self._writable = select.poll(), select.poll()
         self._readable.register(self._socket, select.POLLIN)
         self._writable.register(self._socket, select.POLLOUT)
@@ -60,15 +62,20 @@ class Connection:
         if seconds > 0 and not self._readable.poll(seconds * 1000):
             return []
         try:
-            data = self._socket.recv(_READ_BYTES)
+            data, fds, _, _ = socket.recv_fds(self._socket, _READ_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return []
+        self._fds += fds
         if not data:
             raise ConnectionError("it closed the connection")
         try:
             return self._unpacker.feed(data)
         except SessionError as error:
             raise ConnectionError(f"it does not speak this version's language: {error}") from None
+
+    def take_fd(self) -> int | None:
+        """The descriptor that came with a message, which the caller closes."""
+        return self._fds.pop(0) if self._fds else None
 
     def shut(self) -> None:
         """Wake whoever sends or receives; nothing can be sent or received any more."""
@@ -80,4 +87,7 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket; nobody may be sending or receiving."""
+        for fd in self._fds:
+            os.close(fd)
+        self._fds.clear()
         self._socket.close()

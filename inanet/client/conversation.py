@@ -11,11 +11,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inanet.client.connection import Connection
-from inanet.control.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, error_of
+from inanet.control import segments
+from inanet.control.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, cause_of, error_of
 from inanet.control.session import MOST_AHEAD, MOST_IDS, SessionError, pack
 from inanet.control.session import field as get
 
@@ -73,6 +75,8 @@ class Conversation:
         self.rank = rank
         self.broken: InaError | None = None
         self.joined = False
+        #: memory that the ranks of this job share, all of them on this host, and the ranks; None if there is none
+        self.shared: tuple[Any, tuple[int, ...]] | None = None
         self.awaited = ""
         self.awaited_ranks: tuple[int, ...] = ()
         self.figures: dict[str, int] = {}
@@ -126,6 +130,20 @@ class Conversation:
                 self.check()
                 self._pending[seq] = outcome
             self._send(frame, None)
+
+    def exchange(self, outcome: Outcome, post: Callable[[], None]) -> None:
+        """A collective that does not go through the agent: number it, and ``post`` it in the order of the calls."""
+        with self._sending:
+            self.check()
+            outcome.seq = self._seq + 1
+            post()
+            self._seq = outcome.seq
+
+    def watch(self, outcome: Outcome) -> None:
+        """For who waits for a collective that does not go through the agent: raise if the job is over, log who is late."""
+        self.poll()
+        self.check()
+        self._log_late(outcome.seq, outcome.awaited)
 
     def _frame(self, seq: int, call: Call) -> bytes:
         """The whole call the first time, then only its id; the agent has long checked the rest."""
@@ -230,6 +248,7 @@ class Conversation:
         elif kind == "waiting":
             self._note(get(message, "seq", int), get(message, "text", str), _ranks(message))
         elif kind == "welcome":
+            self._adopt(message)
             self.joined = True
         elif kind == "stats":
             self.figures = get(message, "figures", dict)
@@ -239,12 +258,27 @@ class Conversation:
         else:
             raise SessionError(f"unknown message {kind!r}")
 
+    def _adopt(self, message: dict[str, Any]) -> None:
+        """The memory that comes with a welcome, if all ranks of the job are on this host."""
+        if "shared" not in message:
+            return
+        fd = self._connection.take_fd()
+        if fd is None:
+            raise SessionError("shared memory without a file descriptor")
+        try:
+            self.shared = segments.adopt(fd, get(message, "shared", int, low=1)), _ranks(message)
+        finally:
+            os.close(fd)
+
     def _note(self, seq: int, text: str, ranks: tuple[int, ...]) -> None:
         outcome = self._pending.get(seq)
         if outcome is not None:
             outcome.awaited, outcome.awaited_ranks = text, ranks
         elif seq == 0:
             self.awaited, self.awaited_ranks = text, ranks
+        self._log_late(seq, text)
+
+    def _log_late(self, seq: int, text: str) -> None:
         now = time.monotonic()
         if now - self._logged >= _LOG_SECONDS:
             self._logged = now
@@ -279,6 +313,19 @@ class Conversation:
         self.end(self._gone(error))
         assert self.broken is not None
         return self.broken.at(job=self.job, rank=self.rank)
+
+    def fail(self, error: InaError) -> None:
+        """As :meth:`end`, for all ranks of the job: the agent tells the others."""
+        if self.broken is None:
+            with suppress(InaError):
+                self.say(
+                    "fail",
+                    cause=cause_of(error),
+                    message=error.reason,
+                    round=error.round,
+                    ranks=[*error.ranks],
+                )
+        self.end(error)
 
     def end(self, error: InaError) -> None:
         """The job is over for this process: everything that waits, and everything later, gets this error."""

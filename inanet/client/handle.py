@@ -1,6 +1,7 @@
 """A collective that is on its way."""
 
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,8 +9,10 @@ from numpy.typing import NDArray
 
 from inanet.client.conversation import Conversation, Outcome
 from inanet.client.memory import Memory, Piece
+from inanet.control.errors import InaError
 
 if TYPE_CHECKING:
+    from inanet.client.exchange import Exchange
     from inanet.proto.events import Participation
 
 
@@ -28,6 +31,7 @@ class Handle:
         view: NDArray[Any],
         staged: tuple[Memory, Piece] | None,
         timeout: float,
+        exchange: "Exchange | None" = None,
     ) -> None:
         self._conversation = conversation
         self._outcome = outcome
@@ -35,6 +39,8 @@ class Handle:
         self._view = view
         self._staged = staged
         self._timeout = timeout
+        #: where the collective is reduced, if not by the agent
+        self._exchange = exchange
         self._lock = threading.Lock()
 
     @property
@@ -55,7 +61,11 @@ class Handle:
         """Whether :meth:`wait` would return, or raise, at once. Does not wait."""
         if not self._outcome.finished:
             self._conversation.poll()
-        return self._outcome.finished
+            if self._exchange is not None:
+                self._exchange.poll(self._outcome)
+        return self._outcome.finished or (
+            self._exchange is not None and self._conversation.broken is not None
+        )
 
     def wait(self, timeout: float | None = None) -> Any:
         """Wait for the result and return the array that was passed in, which now holds it.
@@ -66,7 +76,7 @@ class Handle:
         """
         seconds = self._timeout if timeout is None else timeout
         outcome = self._outcome
-        if not outcome.finished and not self._conversation.wait_for(lambda: outcome.finished, seconds):
+        if not outcome.finished and not self._settle(seconds):
             self._conversation.check()
             raise self._conversation.late(outcome, seconds)
         with self._lock:
@@ -81,3 +91,17 @@ class Handle:
                 job=self._conversation.job, rank=self._conversation.rank, round=outcome.seq
             )
         return self._returned
+
+    def _settle(self, seconds: float) -> bool:
+        """Wait until the collective is finished; False if it is not after ``seconds`` or when the job is over."""
+        if self._exchange is None:
+            return self._conversation.wait_for(lambda: self._outcome.finished, seconds)
+        try:
+            self._exchange.finish(self._outcome, time.monotonic() + seconds)
+        except TimeoutError:
+            return False
+        except InaError as error:
+            # ranks that have lost each other here cannot find each other again
+            self._conversation.fail(error)
+            return False
+        return True

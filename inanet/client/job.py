@@ -4,7 +4,7 @@ import os
 from collections.abc import Sequence
 from math import isfinite
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -17,6 +17,9 @@ from inanet.client.handle import Handle
 from inanet.client.memory import Memory, Piece
 from inanet.control.errors import AgentUnavailable, FabricError, JoinTimeout
 from inanet.control.session import MOST_SEGMENTS, PROTOCOL
+
+if TYPE_CHECKING:
+    from inanet.client.exchange import Exchange
 
 OPS = ("sum", "mean", "max", "min")
 MODES = ("carried", "prologue", "fixed")
@@ -100,6 +103,7 @@ class Job:
                 system=system,
             )
             self._join()
+            self._exchange = self._make_exchange()
         except BaseException:
             self._conversation.close()
             raise
@@ -115,6 +119,17 @@ class Job:
             rank=self.rank,
             ranks=talk.awaited_ranks,
         )
+
+    def _make_exchange(self) -> "Exchange | None":
+        """Where small collectives are reduced if all ranks are on this host."""
+        talk = self._conversation
+        if talk.shared is None:
+            return None
+        # number formats: of no use to processes whose agent does all sums
+        from inanet.client.exchange import Exchange
+
+        memory, ranks = talk.shared
+        return Exchange(memory, ranks, self.rank, talk.watch)
 
     # ------------------------------------------------------------ collectives
 
@@ -171,23 +186,25 @@ class Job:
         view, dtype = as_array(array)
         if op == "mean" and dtype not in _FLOATS:
             raise ValueError(f"the mean of {view.dtype} is no {view.dtype}; reduce with op='sum' and divide")
+        factor = float(factor) if mode == "fixed" else 0.0
+        what = (name, dtype, view.shape, op, mode, factor, nan == "propagate")
+        title = name or f"{dtype}{list(view.shape)}"
         talk = self._conversation
         talk.check()
+        exchange = self._exchange
+        if exchange is not None and exchange.fits(view):
+            outcome = Outcome(title, view)
+            try:
+                talk.exchange(outcome, lambda: exchange.post(what, view, outcome, self.timeout))
+            except TimeoutError:
+                raise talk.late(outcome, self.timeout) from None
+            return Handle(talk, outcome, array, view, None, self.timeout, exchange)
         self._release_dead()
         place, offset, staged = self._place(view)
-        outcome = Outcome(name or f"{dtype}{list(view.shape)}", staged or view)
-        call = Call(
-            name,
-            dtype,
-            view.shape,
-            op,
-            mode,
-            float(factor) if mode == "fixed" else 0.0,
-            nan == "propagate",
-            place,
-            offset,
-        )
-        talk.reduce(outcome, self.timeout, call)
+        outcome = Outcome(title, staged or view)
+        talk.reduce(outcome, self.timeout, Call(*what, place, offset))
+        if exchange is not None:
+            exchange.called(outcome.seq)
         kept = (self._memory, staged) if staged is not None else None
         return Handle(talk, outcome, array, view, kept, self.timeout)
 
@@ -284,6 +301,8 @@ class Job:
 
     def close(self) -> None:
         """Leave the job; collectives that are on their way end with an error. Closing twice is fine."""
+        if self._exchange is not None and self._conversation.broken is None:
+            self._exchange.close()
         self._conversation.close()
 
     def __repr__(self) -> str:

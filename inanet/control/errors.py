@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from inanet.proto.local import Refusal
 
 
 def _rest(message: str, job: str, round: int) -> str:
@@ -153,3 +156,13 @@ def error_of(
 def cause_of(error: InaError) -> str:
     """The inverse of :func:`error_of`; ``fabric`` for errors that have no cause of their own."""
     return next((cause for cause, kind in BY_CAUSE.items() if type(error) is kind), "fabric")
+
+
+def refusal_error(refusal: "Refusal", ranks: Sequence[int], round: int) -> InaError:
+    """Why a collective of the ranks ``ranks``, all of one host, has no result."""
+    if refusal.position < 0:
+        return OverflowRefused(f"{refusal.text} (tensor {refusal.tensor!r})", round=round)
+    rank = ranks[refusal.position]
+    return NonFiniteError(
+        f"rank {rank} {refusal.text}", tensor=refusal.tensor, index=refusal.index, round=round, ranks=(rank,)
+    )

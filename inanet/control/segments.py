@@ -13,6 +13,16 @@ from typing import Any
 
 from inanet.control.session import SessionError
 
+#: collectives that a rank may have on their way in the memory that the ranks of a job on one host share
+DEPTH = 16
+#: largest tensor that is reduced there, in bytes; larger ones are faster through the agent, whose threads share the work
+MOST_BYTES = 32 << 10
+#: where the tensor begins in an entry, behind the description of the call
+DATA_OFFSET = 4096
+ENTRY_BYTES = DATA_OFFSET + MOST_BYTES
+#: a rank's counters
+LINE_BYTES = 64
+
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK = 1, 2
 _MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
@@ -24,6 +34,11 @@ _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ct
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+
+
+def exchange_bytes(ranks: int) -> int:
+    """Size of the memory that ``ranks`` ranks share, see :mod:`inanet.client.exchange`; untouched pages cost nothing."""
+    return ranks * (LINE_BYTES + DEPTH * ENTRY_BYTES)
 
 
 def create(size: int) -> tuple[int, Any]:

@@ -8,15 +8,17 @@ one file descriptor (SCM_RIGHTS). Tensors never travel: both sides map the memfd
 ``t``       direction other keys
 =========== ========= ========================================================================================
 ``hello``   to agent  protocol, job, rank, world, local_world, system (or ""): the first frame
-``welcome`` from      (none): the job has all its ranks
+``welcome`` from      the job has all its ranks; if all are on this host also shared (bytes), ranks, and a file descriptor:
+                      memory for small collectives (:mod:`inanet.client.exchange`), which the agent does not hear of
 ``waiting`` from      text, ranks, seq: who is waited for, in collective ``seq`` or, if that is 0, to join
 ``memory``  to agent  id, size (bytes), and the file descriptor of a memfd sealed against shrinking
 ``release`` to agent  id: the process does not use this memory any more
-``reduce``  to agent  seq (1, 2, ...), name, dtype, shape, op, mode, factor, propagate, memory (id),
+``reduce``  to agent  seq (1, 2, ..., with gaps for small collectives in shared memory), name, dtype, shape, op, mode, factor, propagate, memory (id),
                       offset (bytes); perhaps id, under which the agent remembers all but seq
 ``again``   to agent  seq, id: as the last ``reduce`` of this id; not after its memory was released
 ``result``  from      seq; if it failed also cause, message, round, ranks, details; if it took part in an epoch also epoch,
                       workers, awaited, staleness
+``fail``    to agent  cause, message, round, ranks: the ranks have lost each other in shared memory, the job is over
 ``failed``  from      cause, message, round, ranks, details: the job is over for this process
 ``stats``   both      to agent: (none); from: figures
 ``bye``     to agent  (none): the process leaves in good order
@@ -31,7 +33,7 @@ from typing import Any
 import msgpack
 
 #: version of this conversation
-PROTOCOL = 1
+PROTOCOL = 2
 #: longest frame either side accepts
 FRAME_LIMIT = 64 << 10
 #: collectives that one process may have on their way, and pieces of memory that it may share

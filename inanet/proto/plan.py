@@ -7,6 +7,7 @@ one tree; a job may use several trees at once, one per root.
 
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import Any
 
 
 class Fold(IntEnum):
@@ -270,6 +271,36 @@ class TensorSpec:
         for extent in self.shape:
             total *= extent
         return total
+
+
+def tensor_spec(
+    name: str, dtype: str, shape: tuple[int, ...], op: str, mode: str, factor: float, propagate: bool
+) -> TensorSpec:
+    """What a rank calls for: ``mode`` (``prologue carried fixed``) and ``factor`` count only where sums are rounded.
+
+    Raises ``ValueError`` for other modes.
+    """
+    if mode not in ("prologue", "carried", "fixed"):
+        raise ValueError(f"there is no exponent mode {mode!r}")
+    exact = dtype in ("i32", "i64") or op in ("max", "min")
+    kind = ExponentMode.NONE if exact else ExponentMode[mode.upper()]
+    return TensorSpec(name, dtype, shape, op, kind, 0.0 if exact else factor, propagate)
+
+
+def difference(first: TensorSpec, second: TensorSpec) -> tuple[str, str, str] | None:
+    """The first field in which two collectives differ, with both values in words; None if they agree."""
+    if first is second or first == second:
+        return None
+    for name in ("name", "dtype", "shape", "op", "mode", "factor", "propagate"):
+        one, other = getattr(first, name), getattr(second, name)
+        if one != other:
+            return name, _word(one), _word(other)
+    raise AssertionError("specs differ in a field that is not compared")
+
+
+def _word(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return name.lower() if name is not None else repr(value)
 
 
 @dataclass(frozen=True, slots=True)

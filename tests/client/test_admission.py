@@ -30,7 +30,7 @@ from inanet.aio.local import LocalServer
 from tests.client.agent import LoopbackBackend
 
 async def main():
-    server = LocalServer(Path(sys.argv[1]), LoopbackBackend())
+    server = LocalServer(Path(sys.argv[1]), LoopbackBackend(), shares=False)
     await server.start()
     used = len(__import__("os").listdir("/proc/self/fd")) - 1
     resource.setrlimit(resource.RLIMIT_NOFILE, (used + int(sys.argv[2]), used + 100))

@@ -172,7 +172,7 @@ from tests.client.agent import LoopbackBackend
 async def main():
     backend = LoopbackBackend()
     backend.held = True
-    await LocalServer(Path(sys.argv[1]), backend).start()
+    await LocalServer(Path(sys.argv[1]), backend, shares=False).start()
     print("ready", flush=True)
     await asyncio.Event().wait()
 
