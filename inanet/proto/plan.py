@@ -281,7 +281,7 @@ def tensor_spec(
     Raises ``ValueError`` for other modes.
     """
     if mode not in ("prologue", "carried", "fixed"):
-        raise ValueError(f"there is no exponent mode {mode!r}")
+        raise ValueError(f"impossible mode {mode!r}")
     exact = dtype in ("i32", "i64") or op in ("max", "min")
     kind = ExponentMode.NONE if exact else ExponentMode[mode.upper()]
     return TensorSpec(name, dtype, shape, op, kind, 0.0 if exact else factor, propagate)

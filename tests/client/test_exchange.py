@@ -134,7 +134,9 @@ def test_integers_that_overflow_are_refused(jobs: list[inanet.Job]) -> None:
     assert {type(error) for error in run_all(call, WORLD)} == {inanet.OverflowRefused}
 
 
-def test_different_tensors_are_refused_on_all_ranks_with_the_field_that_differs(jobs: list[inanet.Job]) -> None:
+def test_different_tensors_are_refused_on_all_ranks_with_the_field_that_differs(
+    jobs: list[inanet.Job],
+) -> None:
     def call(rank: int) -> inanet.InaError:
         return error_from(lambda: jobs[rank].all_reduce(np.ones(2 if rank == 2 else 3, np.float32)))
 
