@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from inanet.control.about import bug_hint, version
-from inanet.control.exits import Exit, explain
+from inanet.about import bug_hint, version
+from inanet.service.exits import Exit, explain
 
 if TYPE_CHECKING:
     from daemons._lifecycle import LoopName, Serve
-    from inanet.control.config import DaemonFile, Role
+    from inanet.config.daemons import DaemonFile, Role
 
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("auto", "pretty", "json", "plain")
@@ -47,7 +47,7 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
 
     ``serve(config, context)`` is awaited inside the event loop; it sets up, calls ``context.ready(...)``,
     works until ``context.stopping`` is set, drains within ``context.remaining`` seconds and returns. What it
-    raises decides the exit code (:func:`inanet.control.exits.explain`). Import the data plane inside
+    raises decides the exit code (:func:`inanet.service.exits.explain`). Import the data plane inside
     ``serve``, not around it.
     """
 
@@ -80,14 +80,14 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
         overrides = {"log": {key: value for key, value in options.items() if value is not None}}
 
         def read() -> DaemonFile:
-            from inanet.control.config import load
+            from inanet.config.daemons import load
 
             return load(file, role, overrides)
 
         def read_all() -> DaemonFile:
             """Also the certificate, which a daemon that starts looks at when it has said whose it is."""
-            from inanet.control.config_file import ConfigError, find_file
-            from inanet.control.own_certificate import problems
+            from inanet.config.certificate import problems
+            from inanet.config.file import ConfigError, find_file
 
             found = read()
             if wrong := problems(role, found):
@@ -104,7 +104,7 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
             click.echo(message, err=True)
             context.exit(code)
         if check:
-            from inanet.control.config_file import write_toml
+            from inanet.config.file import write_toml
 
             click.echo(write_toml(config), nl=False)
             context.exit(Exit.OK)

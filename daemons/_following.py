@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from daemons._lifecycle import Context
     from inanet.aio.station import Station
-    from inanet.control.addresses import HostPort
-    from inanet.control.config import AggConfig, AnyConfig, PsConfig
-    from inanet.control.config_switch import SwitchConfig
-    from inanet.control.fields import NodeRole
-    from inanet.control.observe.metrics import Source
+    from inanet.config.daemons import AggConfig, AnyConfig, PsConfig
+    from inanet.config.switch import SwitchConfig
+    from inanet.messages.fields import NodeRole
+    from inanet.service.addresses import HostPort
+    from inanet.service.metrics import Source
 
 
 @contextlib.asynccontextmanager
@@ -34,9 +34,9 @@ async def registered(
     ``where`` its data plane receives, with these counters, over a link of this rate (None: as the kernel says). ``measure``
     is the :meth:`Context.measure` of the daemon, whose metrics say whether it is.
     """
+    from inanet.about import version
     from inanet.aio.registration import Registration
-    from inanet.control.about import version
-    from inanet.control.observe.machine import Machine
+    from inanet.service.machine import Machine
 
     registration = Registration(
         coordinator,
@@ -85,10 +85,10 @@ async def follow(
     also serves jobs on switches.
     """
     context.prepare_kernels()
-    from inanet.aio.serving import serve_switches
+    from inanet.aio.ps_machines import serve_switches
     from inanet.aio.station import Station, open_device
     from inanet.aio.uplink import Uplink
-    from inanet.control.exits import Failure
+    from inanet.service.exits import Failure
 
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)

@@ -18,16 +18,16 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar
 
 import structlog
 
-from inanet.control import addresses, kernel_cache
-from inanet.control.about import bug_hint, version
-from inanet.control.config import DaemonFile, Role
-from inanet.control.config_file import ConfigError
-from inanet.control.config_manager import ManagerConfig
-from inanet.control.exits import Exit, Failure, explain
-from inanet.control.observe import compiling, logs
-from inanet.control.observe.metrics import MetricsServer, Sample, Scrape, Source
-from inanet.control.observe.sdnotify import Notifier
-from inanet.control.own_certificate import check as check_certificate
+from inanet.about import bug_hint, version
+from inanet.config.certificate import check as check_certificate
+from inanet.config.daemons import DaemonFile, Role
+from inanet.config.file import ConfigError
+from inanet.config.manager import ManagerConfig
+from inanet.service import addresses, kernel_cache, logs
+from inanet.service import compilation as compiling
+from inanet.service.exits import Exit, Failure, explain
+from inanet.service.metrics import MetricsServer, Sample, Scrape, Source
+from inanet.service.sd_notify import Notifier
 
 C = TypeVar("C", bound=DaemonFile)
 LoopName = Literal["uvloop", "asyncio"]

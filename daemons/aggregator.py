@@ -8,7 +8,7 @@ from daemons._chassis import command
 
 if TYPE_CHECKING:
     from daemons._lifecycle import Context
-    from inanet.control.config import AggConfig
+    from inanet.config.daemons import AggConfig
 
 
 async def serve(config: AggConfig, context: Context[AggConfig]) -> None:

@@ -9,10 +9,10 @@ from daemons._chassis import command
 
 if TYPE_CHECKING:
     from daemons._lifecycle import Context
-    from inanet.aio.coordination import Coordination
-    from inanet.control.config_manager import ManagerConfig
-    from inanet.control.registry import Registry
-    from inanet.control.topology import Fabric
+    from inanet.aio.coordinator import Coordination
+    from inanet.config.manager import ManagerConfig
+    from inanet.coordinator.registry import Registry
+    from inanet.planning.topology import Fabric
 
 #: Seconds between progress lines while expected nodes are missing.
 PROGRESS = 3.0
@@ -20,8 +20,8 @@ PROGRESS = 3.0
 
 def fabric(config: ManagerConfig, registry: Registry) -> Fabric:
     """The trees of the file, if it has some, else what the planner makes of the nodes that register."""
-    from inanet.control.costs import load as load_costs
-    from inanet.control.managing import ManagedFabric, Policy
+    from inanet.coordinator.managed_fabric import ManagedFabric, Policy
+    from inanet.planning.costs import load as load_costs
 
     if config.topology is not None:
         return config.topology.fabric(config.topology.roots[0])
@@ -45,10 +45,10 @@ def expected_nodes(config: ManagerConfig) -> tuple[str, ...]:
 
 async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
     """Coordinate until asked to stop; running jobs get the drain time to end."""
-    from inanet.aio.coordination import Coordination
-    from inanet.control.epochs import Epochs
-    from inanet.control.registry import Registry
-    from inanet.control.settings import settings_of
+    from inanet.aio.coordinator import Coordination
+    from inanet.coordinator.epochs import Epochs
+    from inanet.coordinator.registry import Registry
+    from inanet.coordinator.settings import settings_of
 
     registry = Registry()
     settings = settings_of(
@@ -83,7 +83,7 @@ async def _everybody(
     config: ManagerConfig, registry: Registry, coordination: Coordination, context: Context[ManagerConfig]
 ) -> bool:
     """Wait for all expected nodes, saying who is missing; False if asked to stop. Raises ``Failure`` when it is late."""
-    from inanet.control.exits import Failure
+    from inanet.service.exits import Failure
 
     expected = config.fabric.expect
     loop = asyncio.get_running_loop()

@@ -9,9 +9,9 @@ from daemons._chassis import command
 
 if TYPE_CHECKING:
     from daemons._lifecycle import Context
-    from inanet.control.config import PsConfig
-    from inanet.control.plans import Downlink
-    from inanet.control.topology import Topology
+    from inanet.config.daemons import PsConfig
+    from inanet.planning.plans import Downlink
+    from inanet.planning.topology import Topology
 
 
 def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
@@ -34,10 +34,10 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         await follow("ps", config, config.control.coordinator, context)
         return
     context.prepare_kernels()
-    from inanet.aio.coordination import Coordination
-    from inanet.aio.serving import serve_switches
+    from inanet.aio.coordinator import Coordination
+    from inanet.aio.ps_machines import serve_switches
     from inanet.aio.station import Station, open_device
-    from inanet.control.settings import settings_of
+    from inanet.coordinator.settings import settings_of
 
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)

@@ -10,13 +10,13 @@ from daemons._chassis import command
 if TYPE_CHECKING:
     from daemons._lifecycle import Context
     from inanet.aio.uplink import Uplink
-    from inanet.control.config_switch import SwitchConfig
+    from inanet.config.switch import SwitchConfig
 
 
 async def serve(config: SwitchConfig, context: Context[SwitchConfig]) -> None:
     """Forward and aggregate until asked to stop; what waits at the ports gets the drain time to leave."""
     context.prepare_kernels()
-    from inanet.aio.switching import SwitchDriver, join_fabric, open_switch
+    from inanet.aio.switch import SwitchDriver, join_fabric, open_switch
     from inanet.wire.endpoint import show
 
     switch = await asyncio.to_thread(open_switch, config)
@@ -47,7 +47,7 @@ async def _follow(
 ) -> None:
     """Serve the jobs of a coordinator as well, until asked to stop; a lost one is waited for."""
     from daemons._following import registered
-    from inanet.control.exits import Failure
+    from inanet.service.exits import Failure
     from inanet.wire.endpoint import show
 
     member = uplink.member

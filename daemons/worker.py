@@ -9,7 +9,7 @@ from daemons._chassis import command
 
 if TYPE_CHECKING:
     from daemons._lifecycle import Context
-    from inanet.control.config import WorkerConfig
+    from inanet.config.daemons import WorkerConfig
 
 
 async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
@@ -19,8 +19,8 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     from pathlib import Path
 
     from daemons._following import registered_node
-    from inanet.aio.backend import FabricBackend
-    from inanet.aio.local import LocalServer
+    from inanet.agent.backend import FabricBackend
+    from inanet.agent.server import LocalServer
     from inanet.aio.station import Station, open_device
 
     if config.local.cpus:
@@ -62,7 +62,7 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
 def _user_ids(users: tuple[str | int, ...]) -> list[int]:
     import pwd
 
-    from inanet.control.exits import Failure
+    from inanet.service.exits import Failure
 
     ids = []
     for user in users:

@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from inanet.client.handle import Handle as Handle
     from inanet.client.job import Job as Job
     from inanet.client.job import connect as connect
-    from inanet.control.errors import AgentUnavailable as AgentUnavailable
-    from inanet.control.errors import FabricError as FabricError
-    from inanet.control.errors import InaError as InaError
-    from inanet.control.errors import JoinRefused as JoinRefused
-    from inanet.control.errors import JoinTimeout as JoinTimeout
-    from inanet.control.errors import MismatchError as MismatchError
-    from inanet.control.errors import NonFiniteError as NonFiniteError
-    from inanet.control.errors import OverflowRefused as OverflowRefused
-    from inanet.control.errors import RoundTimeout as RoundTimeout
-    from inanet.control.errors import WorkerLostError as WorkerLostError
+    from inanet.errors import AgentUnavailable as AgentUnavailable
+    from inanet.errors import FabricError as FabricError
+    from inanet.errors import InaError as InaError
+    from inanet.errors import JoinRefused as JoinRefused
+    from inanet.errors import JoinTimeout as JoinTimeout
+    from inanet.errors import MismatchError as MismatchError
+    from inanet.errors import NonFiniteError as NonFiniteError
+    from inanet.errors import OverflowRefused as OverflowRefused
+    from inanet.errors import RoundTimeout as RoundTimeout
+    from inanet.errors import WorkerLostError as WorkerLostError
 
 _CLIENT = {
     "Handle": "inanet.client.handle",
@@ -47,7 +47,7 @@ _ERRORS = (
 
 
 def __getattr__(name: str) -> Any:
-    module = _CLIENT.get(name) or ("inanet.control.errors" if name in _ERRORS else None)
+    module = _CLIENT.get(name) or ("inanet.errors" if name in _ERRORS else None)
     if module is None:
         raise AttributeError(f"module 'inanet' has no attribute {name!r}")
     # kept, so that the next use does not come here

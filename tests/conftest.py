@@ -12,8 +12,8 @@ settings.load_profile("deterministic")
 
 #: modules whose kernels take long to compile, and that tests import late
 COMPILED_LATE = (
-    "inanet.proto.atp.policy",
-    "inanet.proto.switchml.policy",
+    "inanet.proto.slots.atp.policy",
+    "inanet.proto.slots.switchml.policy",
     "inanet.kernels.together",
     "inanet.switch.framed",
 )

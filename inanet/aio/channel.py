@@ -1,4 +1,4 @@
-"""Control connections: one TCP or Unix stream per node, carrying :mod:`inanet.control.codec` frames.
+"""Control connections: one TCP or Unix stream per node, carrying :mod:`inanet.messages.codec` frames.
 
 Nothing here waits without a deadline, and every deadline says what was waited for and with whom: a job that
 stops must be able to say why. Addresses are ``"host:port"`` or ``"unix:/path"``. Works on uvloop and on
@@ -14,10 +14,10 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from inanet.control.codec import ControlError, Decoder, encode
-from inanet.control.exits import Failure
-from inanet.control.messages import Message
-from inanet.control.trust import HANDSHAKE_SECONDS, Certified, KeyFileError, Keys, certified
+from inanet.messages.codec import ControlError, Decoder, encode
+from inanet.messages.control import Message
+from inanet.service.exits import Failure
+from inanet.trust.certificates import HANDSHAKE_SECONDS, Certified, KeyFileError, Keys, certified
 
 #: A peer that lets this many bytes pile up does not read; the connection is given up.
 WRITE_LIMIT = 8 << 20
@@ -145,7 +145,7 @@ class Channel:
     async def receive(self, seconds: float | None = None, what: str = "a message") -> Message:
         """The next message. Raises :class:`ChannelClosed` when the peer has closed, :class:`DeadlineError`
         ("waiting for ``what`` from ...") after ``seconds``, and
-        :class:`~inanet.control.codec.ControlError` if the bytes are no messages (the connection is closed
+        :class:`~inanet.messages.codec.ControlError` if the bytes are no messages (the connection is closed
         then).
         """
         try:
@@ -240,7 +240,7 @@ async def connect(
     """Connect, trying again with growing pauses until it works; over TLS if there are ``keys``, except to a Unix socket.
 
     Raises :class:`DeadlineError` naming the address and the last reason after ``seconds``,
-    :class:`AddressError` at once if the address cannot be one, and :class:`~inanet.control.trust.KeyFileError` for keys
+    :class:`AddressError` at once if the address cannot be one, and :class:`~inanet.trust.certificates.KeyFileError` for keys
     that cannot be used. Whoever answers must have a coordinator's certificate.
     """
     target = parse_address(address)

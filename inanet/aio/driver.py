@@ -15,8 +15,8 @@ import structlog
 
 from inanet.aio.moderation import BATCH, Moderation
 from inanet.phy.device import Device, GroupReceiver
-from inanet.proto.events import NodeEvent
-from inanet.proto.machine import Machine
+from inanet.proto.common.events import NodeEvent
+from inanet.proto.common.machine import Machine
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import show
 

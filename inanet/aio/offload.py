@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import structlog
 
-from inanet.aio.seat import Seat, Wanted, asked_for, interface_of, modes
-from inanet.control.config import AggConfig
+from inanet.aio.attachment import Seat, Wanted, asked_for, interface_of, modes
+from inanet.config.daemons import AggConfig
 from inanet.phy.device import Device
-from inanet.proto.reliability import Timing
-from inanet.proto.slots import ROW_BYTES
+from inanet.proto.tree.reliability import Timing
+from inanet.proto.tree.slots import ROW_BYTES
 from inanet.wire.endpoint import address_of
 from inanet.xdp.attach import Unavailable, load
 from inanet.xdp.memory import KernelCount, Mode
@@ -95,7 +95,7 @@ class Offload:
 
 
 def open_offload(config: AggConfig, device: Device, timing: Timing) -> Offload | None:
-    """As ``[node] xdp`` of an aggregator asks for; see :func:`~inanet.aio.seat.asked_for`."""
+    """As ``[node] xdp`` of an aggregator asks for; see :func:`~inanet.aio.attachment.asked_for`."""
     return asked_for(
         config.node.xdp,
         lambda wanted: Offload(config, device, timing, wanted),

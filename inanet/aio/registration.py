@@ -14,13 +14,13 @@ import structlog
 
 from inanet.aio.channel import HUNG_UP, UNRESOLVED, Channel, ChannelClosed, DeadlineError, connect
 from inanet.aio.uplink import FAREWELL_SECONDS, WELCOME_SECONDS
-from inanet.control.codec import ControlError
-from inanet.control.fields import NodeRole
-from inanet.control.messages import PROTOCOL, Leave, Ping, Pong, Reject, Stats
-from inanet.control.observe.machine import Machine
-from inanet.control.observe.metrics import Sample
-from inanet.control.standing import Register, Registered
-from inanet.control.trust import KeyFileError, Keys
+from inanet.messages.codec import ControlError
+from inanet.messages.control import PROTOCOL, Leave, Ping, Pong, Reject, Stats
+from inanet.messages.fields import NodeRole
+from inanet.messages.registration import Register, Registered
+from inanet.service.machine import Machine
+from inanet.service.metrics import Sample
+from inanet.trust.certificates import KeyFileError, Keys
 
 #: Seconds for which a connection is tried before the log says that there is none: at first, when daemons that are started
 #: together have found each other, and from then on; and pauses after a refusal.

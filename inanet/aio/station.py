@@ -10,10 +10,25 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
-from inanet.aio.beside import Companions, device_drops
 from inanet.aio.driver import Driver
-from inanet.aio.negotiation import UNLIMITED, Pace
-from inanet.control.addresses import (
+from inanet.aio.machine_runner import Companions, device_drops
+from inanet.aio.rates import UNLIMITED, Pace
+from inanet.config.control import CoordinatorControl
+from inanet.config.daemons import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
+from inanet.config.daemons import Node as NodeConfig
+from inanet.member.member import Failed, Identity, Member
+from inanet.messages.services import Service
+from inanet.phy.device import Device
+from inanet.phy.fault import FaultInjector
+from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
+from inanet.phy.timerfd import TimerFd
+from inanet.proto.common.events import NodeEvent
+from inanet.proto.common.machine import Follower
+from inanet.proto.slots.systems import TREES
+from inanet.proto.tree.node import Node
+from inanet.proto.tree.reliability import Timing
+from inanet.proto.tree.slots import ROW_BYTES
+from inanet.service.addresses import (
     AddressError,
     HostPort,
     Resolved,
@@ -23,22 +38,7 @@ from inanet.control.addresses import (
     refuse_loopback_early,
     resolve,
 )
-from inanet.control.config import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
-from inanet.control.config import Node as NodeConfig
-from inanet.control.config_control import CoordinatorControl
-from inanet.control.member import Failed, Identity, Member
-from inanet.control.observe.metrics import Sample
-from inanet.control.services import Service
-from inanet.phy.device import Device
-from inanet.phy.fault import FaultInjector
-from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
-from inanet.phy.timerfd import TimerFd
-from inanet.proto.events import NodeEvent
-from inanet.proto.machine import Follower
-from inanet.proto.node import Node
-from inanet.proto.reliability import Timing
-from inanet.proto.slots import ROW_BYTES
-from inanet.proto.systems import TREES
+from inanet.service.metrics import Sample
 from inanet.wire.endpoint import show
 from inanet.wire.xagg import PAYLOAD_BYTES
 from inanet.wire.xagg import ROW_BYTES as FRAGMENT_BYTES
@@ -167,7 +167,7 @@ def _open_receiving(config: AnyConfig, device: Device) -> Device:
     """With a worker's results through the kernel, as ``[node] xdp`` asks for. Imports only what is used."""
     if not isinstance(config, WorkerConfig) or config.node.xdp == "off":
         return device
-    from inanet.aio.receiving import open_receiving
+    from inanet.aio.inbox import open_receiving
 
     return open_receiving(config, device) or device
 
@@ -220,7 +220,7 @@ class Station:
         follower: Follower | None = None,
     ) -> Member:
         """A member for this node, or for a ``follower`` around it, which joins :attr:`members`; see
-        :class:`~inanet.control.member.Member`.
+        :class:`~inanet.member.member.Member`.
         """
         member = Member(follower or self.node, identity, finished=finished, progress=progress)
         if self.pace is not None:

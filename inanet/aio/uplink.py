@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
-from inanet.control.addresses import AddressError, refuse_loopback
-from inanet.control.codec import ControlError
-from inanet.control.member import Failed, Member
-from inanet.control.trust import KeyFileError, Keys
+from inanet.member.member import Failed, Member
+from inanet.messages.codec import ControlError
+from inanet.service.addresses import AddressError, refuse_loopback
+from inanet.trust.certificates import KeyFileError, Keys
 from inanet.wire.endpoint import address_of
 
 #: seconds a coordinator may take to answer a Hello

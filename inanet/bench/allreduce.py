@@ -23,7 +23,7 @@ from inanet.bench.peers.rank import team
 from inanet.bench.samples import check, fill
 from inanet.client.job import Job
 from inanet.launch.process import python
-from inanet.proto.systems import TREES
+from inanet.proto.slots.systems import TREES
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
 
 #: Of what ``--json`` prints.
@@ -60,7 +60,7 @@ class Options:
 
 
 def run(options: Options) -> dict[str, Any]:
-    """Measure; returns the object that ``--json`` prints. Raises :class:`inanet.control.exits.Failure` if a rank or a
+    """Measure; returns the object that ``--json`` prints. Raises :class:`inanet.service.exits.Failure` if a rank or a
     daemon fails."""
     topology = [("ps", None), ("worker0", "ps")] if options.one_host else None
     rows = []

@@ -11,7 +11,7 @@ from inanet.bench.measure import interleave
 from inanet.bench.registry import peers
 from inanet.bench.runs import Run, interleaved, started
 from inanet.bench.stage import LocalStage
-from inanet.control.costs import Costs, save
+from inanet.planning.costs import Costs, save
 from inanet.wire.xagg import PAYLOAD_BYTES
 
 #: Ranks; sizes in bytes of a tensor that shows the cost per fragment, and of one that is one fragment.
@@ -24,7 +24,7 @@ _OURS, _RING = "xagg-udp", "gloo"
 def calibrate(say: Callable[[str], None] = lambda text: None, *, large: int = LARGE) -> Costs:
     """Measure and keep the result; ``say`` hears what happens. Without Gloo the default costs of a ring stay.
 
-    Raises :class:`inanet.control.exits.Failure` if daemons do not start.
+    Raises :class:`inanet.service.exits.Failure` if daemons do not start.
     """
     mine = [peer for peer in peers("local") if peer.name in (_OURS, _RING) and not peer.lacking()]
     say(f"measuring {' and '.join(peer.name for peer in mine)} with {WORLD} ranks on this machine")

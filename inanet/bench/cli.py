@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from inanet.proto.systems import NAMES, TREES
+from inanet.proto.slots.systems import NAMES, TREES
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
@@ -72,7 +72,7 @@ def scheduler(workers: tuple[int, ...], seed: int, repetitions: int, as_json: bo
 
 def _bytes(context: click.Context, parameter: click.Parameter, value: str) -> int:
     """Bytes, as this program writes them ('4 KiB') or as nccl-tests does ('4096', '4K', '4k')."""
-    from inanet.control.units import parse_bytes
+    from inanet.units import parse_bytes
 
     plain = re.fullmatch(r"(\d+)([KMG]?)", value, re.ASCII | re.IGNORECASE)
     if plain:
@@ -240,7 +240,7 @@ def plan(
 ) -> None:
     """What 'ina plan' chooses in labs: time predicted, measured, and Gloo's beside it. Needs root."""
     from inanet.bench.plan import TOPOLOGIES, run, table
-    from inanet.control.costs import load
+    from inanet.planning.costs import load
 
     costs = load()
     if calibrate or not costs.measured:
@@ -276,7 +276,7 @@ def torch_(places: tuple[str, ...], repetitions: int, steps: int, as_json: bool)
 def control(repetitions: int, as_json: bool) -> None:
     """Delays of rate negotiation and deployment, over the loopback and with 0.5 ms a link, the paper's beside them."""
     from inanet.bench.control import run, table
-    from inanet.control.observe import logs
+    from inanet.service import logs
 
     # the coordinator is in this process; what it has to say is of no interest here
     logs.configure("error", "plain")

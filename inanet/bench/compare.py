@@ -14,7 +14,7 @@ from inanet.bench import contestants  # noqa: F401  registers them
 from inanet.bench.local import local
 from inanet.bench.marks import COMPARE, judge, lines
 from inanet.bench.registry import Peer, Table, peers
-from inanet.control.exits import Exit, Failure
+from inanet.service.exits import Exit, Failure
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -46,7 +46,7 @@ def run(wanted: Wanted) -> dict[str, Any]:
 
     Raises :class:`inanet.lab.namespaces.Unprivileged` if a table was asked for that needs root,
     ``ModuleNotFoundError`` if one needs pyroute2, :class:`NoSuchPeer`, and
-    :class:`inanet.control.config_file.ConfigError` for a topology.
+    :class:`inanet.config.file.ConfigError` for a topology.
     """
     result: dict[str, Any] = {
         "schema": SCHEMA,

@@ -18,12 +18,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from inanet.aio.channel import Channel, connect
-from inanet.aio.coordination import Coordination
+from inanet.aio.coordinator import Coordination
 from inanet.aio.uplink import Uplink
-from inanet.control.coordinator import Coordinator
-from inanet.control.exits import Failure
-from inanet.control.member import Identity, Member
-from inanet.control.messages import (
+from inanet.coordinator.coordinator import Coordinator
+from inanet.coordinator.settings import Settings
+from inanet.member.member import Identity, Member
+from inanet.messages.control import (
     PROTOCOL,
     Begin,
     Hello,
@@ -36,11 +36,11 @@ from inanet.control.messages import (
     RateGrant,
     RateReady,
 )
-from inanet.control.rates import Grant
-from inanet.control.settings import Settings
-from inanet.control.topology import Topology
-from inanet.proto.node import Node
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.planning.rates import Grant
+from inanet.planning.topology import Topology
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.tree.node import Node
+from inanet.service.exits import Failure
 from inanet.wire.endpoint import endpoint
 
 #: Seconds that each link holds a message, and links between a worker, and an aggregator, and the coordinator.
@@ -361,7 +361,7 @@ def rows(place: str, found: dict[tuple[str, str], list[float]]) -> Iterator[dict
 def run(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
     """Both places. Returns what ``--json`` prints; ``holds``: every delay is at most the paper's, with link delays too.
 
-    Raises :class:`inanet.control.exits.Failure` if an answer does not come within ten seconds.
+    Raises :class:`inanet.service.exits.Failure` if an answer does not come within ten seconds.
     """
     found: list[dict[str, Any]] = []
     for place, delay in (("loopback", 0.0), (f"{LINK_DELAY * 1e3:g} ms a link", LINKS * LINK_DELAY)):

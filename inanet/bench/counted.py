@@ -9,10 +9,10 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from inanet.bench.peers.rank import cpu_seconds
-from inanet.control.exits import Failure
 from inanet.launch.fabric import Fabric, daemon_command
 from inanet.launch.topology import NodeSpec
-from inanet.proto.systems import TREES
+from inanet.proto.slots.systems import TREES
+from inanet.service.exits import Failure
 
 #: Seconds a node may take to answer.
 _PATIENCE = 10.0

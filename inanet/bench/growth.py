@@ -21,10 +21,10 @@ from inanet.bench.measure import fit, idle_share, median, short_of_cpu, ticks
 from inanet.bench.peers.rank import Team, team
 from inanet.bench.samples import check, fill
 from inanet.client.job import Job
-from inanet.control.exits import Exit, Failure
-from inanet.control.units import show_bytes
 from inanet.launch.fabric import Fabric
 from inanet.launch.process import python
+from inanet.service.exits import Exit, Failure
+from inanet.units import show_bytes
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -136,7 +136,7 @@ def subject(workers: int) -> Iterator[Subject]:
 
 def run(options: Options) -> dict[str, Any]:
     """Everything; returns the object that ``--json`` prints. Raises :class:`NotEnoughMemory`, and
-    :class:`inanet.control.exits.Failure` if a rank or a daemon fails."""
+    :class:`inanet.service.exits.Failure` if a rank or a daemon fails."""
     sizes = options.sizes()
     needed = int(max(sizes, default=0) * (options.workers * _PER_WORKER + _PER_NODES))
     if needed > memory.available():

@@ -17,11 +17,11 @@ from numba import types
 from numpy.typing import NDArray
 
 from inanet.bench.veth import Cable
-from inanet.proto import engine
-from inanet.proto.engine import Count, tables_of
-from inanet.proto.plan import Fold
-from inanet.proto.slots import ShardColumn, SlotMemory, TreeColumn
-from inanet.proto.xagg import policy, slotwork
+from inanet.proto.common.plan import Fold
+from inanet.proto.tree import engine
+from inanet.proto.tree.engine import Count, tables_of
+from inanet.proto.tree.slots import ShardColumn, SlotMemory, TreeColumn
+from inanet.proto.tree.xagg import policy, slotwork
 from inanet.wire.batch import Transmission
 from inanet.wire.drops import DROP_CODES
 from inanet.wire.endpoint import endpoint

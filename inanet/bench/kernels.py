@@ -13,10 +13,8 @@ from numpy.typing import NDArray
 from inanet.bench._loops import fold_rows
 from inanet.bench.measure import interleave, median
 from inanet.kernels.checksum import seal_rows
-from inanet.proto.engine import open_round
-from inanet.proto.formats import make_format
-from inanet.proto.node import Node
-from inanet.proto.plan import (
+from inanet.proto.common.formats import make_format
+from inanet.proto.common.plan import (
     Child,
     ExponentMode,
     Fold,
@@ -28,7 +26,9 @@ from inanet.proto.plan import (
     TensorLayout,
     TensorSpec,
 )
-from inanet.proto.xagg.slotwork import contribute
+from inanet.proto.tree.engine import open_round
+from inanet.proto.tree.node import Node
+from inanet.proto.tree.xagg.slotwork import contribute
 from inanet.wire.batch import PacketBatch
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES, VALUES
 

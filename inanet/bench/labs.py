@@ -10,13 +10,13 @@ from inanet.bench.peers import openmpi
 from inanet.bench.peers.rank import Team
 from inanet.bench.registry import Peer, register
 from inanet.bench.stage import Agents, Place, Stage
-from inanet.control.exits import Failure
-from inanet.control.plans import Plan
 from inanet.lab.fabric import Daemons, rank_environment, ranks
 from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
 from inanet.launch.process import python_environment
+from inanet.planning.plans import Plan
+from inanet.service.exits import Failure
 
 #: of coordinators
 _FIRST_PORT = 7410
@@ -82,7 +82,7 @@ class LabStage(Stage):
 
     def agents(self, one_host: bool, downlink: str = "unicast") -> Agents:
         """The lab's daemons, started for the first who asks for results to go that way; all stay until its end. Raises
-        :class:`inanet.control.exits.Failure` for ``one_host``: the ranks of a lab are where its topology puts them."""
+        :class:`inanet.service.exits.Failure` for ``one_host``: the ranks of a lab are where its topology puts them."""
         if one_host:
             raise Failure("the ranks of a lab are on the hosts where its topology puts them")
         if downlink not in self._daemons:

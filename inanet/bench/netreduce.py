@@ -65,7 +65,7 @@ class Wanted:
 
 
 def run(wanted: Wanted) -> dict[str, Any]:
-    """Measure; returns what ``--json`` prints. Raises :class:`inanet.control.exits.Failure` if a contestant fails, and as
+    """Measure; returns what ``--json`` prints. Raises :class:`inanet.service.exits.Failure` if a contestant fails, and as
     :func:`inanet.bench.rings.ring_stage`.
     """
     require_privileges()

@@ -13,11 +13,11 @@ from inanet.bench.labs import lab_stage
 from inanet.bench.measure import idle_share, median, paired_ratio, short_of_cpu, ticks
 from inanet.bench.registry import Peer, peers
 from inanet.bench.runs import Run, interleaved, started
-from inanet.control.costs import Costs
-from inanet.control.pricing import Choice, choose
 from inanet.lab.library import topology as find
 from inanet.lab.model import Topology
 from inanet.lab.network import fleet
+from inanet.planning.costs import Costs
+from inanet.planning.prices import Choice, choose
 
 #: Stars with 2, 4 and 8 hosts; one server with a NIC four times as fast; two and four equal servers; XAgg's Fig. 1 and
 #: its Fig. 12, scaled; two racks with a thin uplink.
@@ -38,8 +38,8 @@ _OURS, _GLOO = "xagg-udp", "gloo"
 
 
 def contestants_for(choice: Choice) -> tuple[Peer, ...]:
-    """Gloo, and the fabric unless the choice is a ring. Raises :class:`inanet.control.exits.Failure` without torch."""
-    from inanet.control.exits import Exit, Failure
+    """Gloo, and the fabric unless the choice is a ring. Raises :class:`inanet.service.exits.Failure` without torch."""
+    from inanet.service.exits import Exit, Failure
 
     wanted = (_GLOO, _OURS) if choice.helps else (_GLOO,)
     found = tuple(peer for peer in peers("star") if peer.name in wanted)

@@ -10,7 +10,6 @@ from inanet.bench.peers.rank import Team
 from inanet.bench.registry import Peer, register
 from inanet.bench.stage import Stage
 from inanet.client.ringhost import ring_of
-from inanet.control.exits import Failure
 from inanet.lab.fabric import LabFabric
 from inanet.lab.library import topology as find_topology
 from inanet.lab.model import Topology
@@ -18,6 +17,7 @@ from inanet.lab.session import Lab
 from inanet.lab.switches import ring_entry, switches
 from inanet.launch.process import python
 from inanet.proto.netreduce.ring import Mode
+from inanet.service.exits import Failure
 
 #: numbers of the two rings in INA headers, and further addresses of hosts that each has
 _RINGS: dict[Mode, int] = {"switch": 1, "ring": 2}
@@ -34,7 +34,7 @@ def ring_stage(topology: str | Topology) -> Iterator[RingStage]:
     """A lab of a topology's hosts and links, with ina-switch for every switch unless it has one as a detour; they serve the
     ring of all hosts.
 
-    Raises :class:`inanet.control.exits.Failure` for hosts with several ranks, and as :func:`inanet.lab.switches.ring_entry`.
+    Raises :class:`inanet.service.exits.Failure` for hosts with several ranks, and as :func:`inanet.lab.switches.ring_entry`.
     """
     chosen = topology if isinstance(topology, Topology) else find_topology(topology)
     if chosen.detour is None:

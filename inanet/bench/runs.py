@@ -8,7 +8,7 @@ from inanet.bench.measure import idle_share, median, paired_ratio, short_of_cpu,
 from inanet.bench.peers.rank import Sample, Team
 from inanet.bench.registry import Peer
 from inanet.bench.stage import START, Stage
-from inanet.control.exits import Failure
+from inanet.service.exits import Failure
 
 #: What every row of ``ina bench compare --json`` has; others may follow.
 KEYS = (
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 @contextmanager
 def started(peers: Sequence[Peer], stage: Stage) -> Iterator[dict[str, Team]]:
-    """All contestants alive at once, ready, by name. Raises :class:`inanet.control.exits.Failure` if one is not, or if
+    """All contestants alive at once, ready, by name. Raises :class:`inanet.service.exits.Failure` if one is not, or if
     one fails in the block, with the end of what contestants complained of."""
     teams: dict[str, Team] = {}
     try:

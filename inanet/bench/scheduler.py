@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 
 from inanet.bench.measure import median
-from inanet.control.goat.instance import Instance, from_graph
-from inanet.control.goat.krgs import Method, Schedule, schedule
-from inanet.control.goat.relaxation import solve_exactly
-from inanet.control.goat.submodels import alexnet, layers_of, partition
-from inanet.control.goat.topologies import fat_tree, leaf_spine, make_programmable, place
+from inanet.planning.goat.instance import Instance, from_graph
+from inanet.planning.goat.krgs import Method, Schedule, schedule
+from inanet.planning.goat.relaxation import solve_exactly
+from inanet.planning.goat.submodels import alexnet, layers_of, partition
+from inanet.planning.goat.topologies import fat_tree, leaf_spine, make_programmable, place
 
 #: Largest part of a layer, bytes.
 AT_MOST = 4_000_000
@@ -103,7 +103,7 @@ def run(sizes: tuple[Size, ...], seed: int, repetitions: int = 1, *, exact: int 
     """Schedule every size; seconds are medians of ``repetitions``, costs the same in all of them. ``exact`` small
     instances are compared with their optimum.
 
-    The first row's figures stand at the top. Raises :class:`~inanet.control.goat.krgs.DoesNotFit` if a schedule did not
+    The first row's figures stand at the top. Raises :class:`~inanet.planning.goat.krgs.DoesNotFit` if a schedule did not
     fit the register files.
     """
     rows = []

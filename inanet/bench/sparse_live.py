@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from inanet.client.sparse_process import join_sparse
-from inanet.control.exits import Failure
 from inanet.data.key_batches import Load
 from inanet.launch.process import child, end, python, python_environment
+from inanet.service.exits import Failure
 from inanet.wire.batch import U64
 
 #: seconds within which all ranks must have come to their end
@@ -44,7 +44,7 @@ def measure(load: Load, workers: int, rate: float, *, zebra: bool) -> Live:
     """One job of ``workers`` ranks behind links of ``rate`` bits per second, with a switch or with a PS alone.
 
     An extra rank, which pushes nothing, pulls all sums at the end and checks them. Raises
-    :class:`~inanet.control.exits.Failure` with what a process said that failed.
+    :class:`~inanet.service.exits.Failure` with what a process said that failed.
     """
     batches = load.of(workers)
     nothing = np.zeros(0, np.uint64)

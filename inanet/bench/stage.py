@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inanet.bench.peers import openmpi
-from inanet.control.exits import Failure
 from inanet.launch.fabric import Fabric
 from inanet.launch.process import child, end, python_environment, tail
+from inanet.service.exits import Failure
 
 #: Seconds a peer may take to start, compiles included.
 START = 120.0

@@ -23,7 +23,7 @@ from inanet.bench.switch_cables import BUFFER, PS, SWITCH, Cabled, Wrong
 from inanet.bench.switch_loads import FRAGMENTS, LOADS, WORKERS, Load, Rounds, registration
 from inanet.phy.ring import FrameRing, without
 from inanet.phy.udp import MAX_PAYLOAD, SEGMENTS, TRUESIZE, UdpDevice
-from inanet.proto.program import Verdicts
+from inanet.proto.common.program import Verdicts
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Switch

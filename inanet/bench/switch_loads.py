@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.systems import SYSTEMS
+from inanet.proto.slots.systems import SYSTEMS
 from inanet.switch.programs import Job, build
 from inanet.switch.registration import Registration
 

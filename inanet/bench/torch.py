@@ -17,11 +17,11 @@ from inanet.bench.bounds import ring, tree
 from inanet.bench.marks import Mark, find
 from inanet.bench.measure import median
 from inanet.bench.peers.rank import Team, team
-from inanet.control.exits import Exit, Failure, extra
 from inanet.lab.library import topology as packaged
 from inanet.lab.namespaces import Unprivileged, require_privileges
 from inanet.launch.fabric import Fabric
 from inanet.launch.process import child, python, python_environment
+from inanet.service.exits import Exit, Failure, extra
 
 #: seconds that ranks may take to start (importing torch) and to answer
 _START = 120.0

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from inanet.bench.peers.rank import Team
 from inanet.bench.stage import Place, Stage
-from inanet.control.topology import Tree
 from inanet.launch.process import python
+from inanet.planning.topology import Tree
 
 _TCP = "inanet.bench.peers.tcp"
 #: Bytes in a message, as TCP-Agg has them in labs.
@@ -14,7 +14,7 @@ _MESSAGE = 1 << 20
 
 def tcp_tree(name: str, stage: Stage, tree: Tree) -> Team:
     """Ranks and servers, every node of ``tree`` being a host of the stage. Raises
-    :class:`inanet.control.exits.Failure` if a server does not start.
+    :class:`inanet.service.exits.Failure` if a server does not start.
     """
     listening: dict[str, tuple[str, str]] = {}
     servers = []

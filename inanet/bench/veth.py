@@ -11,8 +11,8 @@ from enum import IntEnum
 from types import TracebackType
 from typing import Self, TypeVar
 
-from inanet.control.exits import Failure
 from inanet.lab.namespaces import in_thread, require_privileges
+from inanet.service.exits import Failure
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ def set_offload(interface: str, what: Offload, on: bool) -> None:
 class Cable:
     """Namespaces 0 (``10.77.0.1``, interface ``near``) and 1 (``10.77.0.2``, ``far``).
 
-    Raises :class:`~inanet.control.exits.Failure` without the privilege, and ``ImportError`` without pyroute2.
+    Raises :class:`~inanet.service.exits.Failure` without the privilege, and ``ImportError`` without pyroute2.
     """
 
     ADDRESSES = ("10.77.0.1", "10.77.0.2")

@@ -26,9 +26,9 @@ from inanet.bench.veth import Cable, Offload, set_offload
 from inanet.bench.xdp_alone import NotMeasured, deployment, program_alone
 from inanet.bench.xdp_report import judge
 from inanet.bench.xdp_results import results_paths
-from inanet.control.exits import Exit, Failure
 from inanet.phy.udp import UdpDevice
-from inanet.proto.slots import ShardColumn
+from inanet.proto.tree.slots import ShardColumn
+from inanet.service.exits import Exit, Failure
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES

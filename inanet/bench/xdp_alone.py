@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from inanet.bench import hop
-from inanet.control.exits import Failure
-from inanet.proto.engine import open_round, tables_of
-from inanet.proto.slots import ShardColumn
+from inanet.proto.tree.engine import open_round, tables_of
+from inanet.proto.tree.slots import ShardColumn
+from inanet.service.exits import Failure
 from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import ROW_BYTES
 from inanet.xdp.attach import load

@@ -14,9 +14,9 @@ import numpy as np
 from inanet.bench import hop
 from inanet.bench.measure import ticks
 from inanet.bench.veth import Cable, Offload, set_offload
-from inanet.control.exits import Failure
 from inanet.phy.device import Device
 from inanet.phy.udp import UdpDevice
+from inanet.service.exits import Failure
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import address_of, endpoint
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES, Kind
@@ -52,7 +52,7 @@ def _worker(cable: Cable, path: str, stack: ExitStack) -> Device:
 def results_path(path: str, fragments: int, seconds: float, *, merged: bool) -> dict[str, float]:
     """Gradient per second (``gbps``) and ``cpu_s_per_gb`` of one path.
 
-    Raises :class:`~inanet.control.exits.Failure` if results that came are not handed out, and
+    Raises :class:`~inanet.service.exits.Failure` if results that came are not handed out, and
     :class:`~inanet.xdp.attach.Unavailable`.
     """
     with Cable() as cable, ExitStack() as stack:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from inanet.cli import coordinators
 from inanet.cli.findings import Finding
-from inanet.control import addresses
-from inanet.control.addresses import AddressError, HostPort
-from inanet.control.config import AggConfig, DaemonFile, PsConfig, WorkerConfig, load
-from inanet.control.config_file import ConfigError
-from inanet.control.config_manager import ManagerConfig
+from inanet.config.daemons import AggConfig, DaemonFile, PsConfig, WorkerConfig, load
+from inanet.config.file import ConfigError
+from inanet.config.manager import ManagerConfig
+from inanet.service import addresses
+from inanet.service.addresses import AddressError, HostPort
 
 
 def chosen() -> Iterator[Finding]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from inanet.cli.coordinators import Target
 from inanet.cli.findings import Finding
-from inanet.control.exits import Failure
-from inanet.control.trust import COORDINATOR, NODE, ROLE
+from inanet.service.exits import Failure
+from inanet.trust.certificates import COORDINATOR, NODE, ROLE
 
 #: Days before its end that a certificate is spoken of.
 SOON = 30
@@ -20,7 +20,7 @@ def certificate(asked: Target) -> Iterator[Finding]:
     if asked.keys is None:
         return
     try:
-        from inanet.control import authority
+        from inanet.trust import authority
     except ImportError:
         return
     try:

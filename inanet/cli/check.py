@@ -9,12 +9,12 @@ from typing import Any
 import click
 from pydantic import BaseModel
 
-from inanet.control.config import MODELS, PROGRAMS, Role, load, possible_roles
-from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
-from inanet.control.config_sparse import FabricSparseConfig, SparseConfig
-from inanet.control.exits import explain
-from inanet.control.own_certificate import problems as certificate_problems
+from inanet.config.certificate import problems as certificate_problems
+from inanet.config.daemons import MODELS, PROGRAMS, Role, load, possible_roles
+from inanet.config.file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.config.sparse import FabricSparseConfig, SparseConfig
 from inanet.lab.model import load as load_network
+from inanet.service.exits import explain
 
 SCHEMA = 1
 

@@ -11,22 +11,22 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from inanet.control.addresses import AddressError, parse_host_port, resolve
-from inanet.control.config import AggConfig, PsConfig, WorkerConfig, load
-from inanet.control.config_file import SYSTEM_DIRECTORY
-from inanet.control.config_manager import ManagerConfig
-from inanet.control.config_switch import SwitchConfig
-from inanet.control.exits import Exit, Failure
-from inanet.control.revocation import Revocations
-from inanet.control.standing import Overview
-from inanet.control.trust import Keys
+from inanet.config.daemons import AggConfig, PsConfig, WorkerConfig, load
+from inanet.config.file import SYSTEM_DIRECTORY
+from inanet.config.manager import ManagerConfig
+from inanet.config.switch import SwitchConfig
+from inanet.messages.registration import Overview
+from inanet.service.addresses import AddressError, parse_host_port, resolve
+from inanet.service.exits import Exit, Failure
+from inanet.trust.certificates import Keys
+from inanet.trust.revocation_list import Revocations
 
 if TYPE_CHECKING:
-    from inanet.aio.reaching import Reach
+    from inanet.aio.reachability import Reach
 
 T = TypeVar("T")
 
-#: Files that are looked for in :data:`~inanet.control.config_file.SYSTEM_DIRECTORY`, in this order.
+#: Files that are looked for in :data:`~inanet.config.file.SYSTEM_DIRECTORY`, in this order.
 FILES = ("manager.toml", "ps.toml", "worker.toml", "agg.toml", "switch.toml")
 #: a file to take instead of those
 _given: ContextVar[Path | None] = ContextVar("_given", default=None)
@@ -70,21 +70,21 @@ class Target:
 
     def ask(self, seconds: float) -> Overview:
         """What there is to see. Raises :class:`Failure` with a sentence if there is no answer."""
-        from inanet.aio.asking import ask
+        from inanet.aio.query import ask
 
         return self._spoken(lambda: asyncio.run(ask(self.address, self.token, self.keys, seconds)))
 
     def reach(self, seconds: float) -> "Reach":
         """Whether multicast gets here from there. Raises :class:`Failure` if there is no answer."""
-        from inanet.aio.reaching import reach
+        from inanet.aio.reachability import reach
 
         return self._spoken(lambda: asyncio.run(reach(self.address, self.token, self.keys, seconds)))
 
     def _spoken(self, action: Callable[[], T]) -> T:
         """What a conversation with the coordinator comes to, its errors as a sentence."""
         from inanet.aio.channel import ChannelClosed, DeadlineError
-        from inanet.control.codec import ControlError
-        from inanet.control.observe import logs
+        from inanet.messages.codec import ControlError
+        from inanet.service import logs
 
         # beside the answer, not in it
         logs.configure("warning", "plain", stream=sys.__stderr__)

@@ -5,10 +5,10 @@ from dataclasses import asdict
 
 import click
 
+from inanet.about import version
 from inanet.cli import address_probes, coordinators, fabric_probes, host_probes, network_probes, xdp_probe
 from inanet.cli.findings import Probe, examine
-from inanet.control.about import version
-from inanet.control.exits import Exit
+from inanet.service.exits import Exit
 
 SCHEMA = 1
 PROBES: tuple[Probe, ...] = (

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from inanet.cli import certificate_probe, coordinators, figures, peer_probes
 from inanet.cli.findings import Finding
-from inanet.control.exits import Failure
-from inanet.control.standing import Overview
+from inanet.messages.registration import Overview
+from inanet.service.exits import Failure
 
 CLOCK_SOURCE = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
 #: Sources whose reading is no system call.

@@ -3,8 +3,8 @@
 from collections import deque
 from dataclasses import dataclass
 
-from inanet.control.sentences import show_ranks
-from inanet.control.standing import JobState, NodeState, Overview
+from inanet.messages.registration import JobState, NodeState, Overview
+from inanet.messages.text import show_ranks
 from inanet.wire.xagg import PAYLOAD_BYTES
 
 #: A node whose last report is older, in seconds, is shown as late.

@@ -11,8 +11,8 @@ from importlib import metadata
 from pathlib import Path
 
 from inanet.cli.findings import Finding
-from inanet.control import kernel_cache as cache
-from inanet.control.exits import EXTRAS, extra, pip_install
+from inanet.service import kernel_cache as cache
+from inanet.service.exits import EXTRAS, extra, pip_install
 
 #: UDP_GRO came with it (UDP_SEGMENT with 4.18).
 OLDEST_KERNEL = (5, 0)

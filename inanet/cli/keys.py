@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from inanet.control.exits import Exit
-from inanet.control.trust import COORDINATOR, ROLE, ROLES, STATUS
+from inanet.service.exits import Exit
+from inanet.trust.certificates import COORDINATOR, ROLE, ROLES, STATUS
 
 if TYPE_CHECKING:
-    from inanet.control.revoking import Found
+    from inanet.trust.revocation import Found
 
 DIRECTORY = click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
 #: Days for which what is made is valid, if nothing else is said: a lab's lifetime.
@@ -32,7 +32,7 @@ def keys() -> None:
 @click.option("--days", type=click.IntRange(1), default=DAYS, show_default=True, help="How long it is valid.")
 def init(directory: Path, days: int) -> None:
     """Make the authority of a fabric in DIRECTORY: ca.pem and ca.key."""
-    from inanet.control.authority import initialise
+    from inanet.trust.authority import initialise
 
     certificate, key = initialise(directory, days)
     click.echo(f"{certificate}  for every node")
@@ -82,7 +82,7 @@ def issue(
     days: int,
 ) -> None:
     """Make DIRECTORY/NAME.pem, certificate and key of a node, for every NAME."""
-    from inanet.control import authority
+    from inanet.trust import authority
 
     if not roles:
         # a coordinator decides what everybody does: that it may be the PS beside it as well takes nothing from anybody
@@ -136,7 +136,8 @@ def revoke(
     The list is DIRECTORY/revoked.txt. Copy it to where control.revoked_file of the coordinator, and of other nodes, says;
     it is read again within seconds. New certificates can then be issued under the same names.
     """
-    from inanet.control import authority, revoking
+    from inanet.trust import authority
+    from inanet.trust import revocation as revoking
 
     searches: list[Callable[[], Found]] = [
         *(partial(revoking.by_name, directory, name) for name in names),
@@ -162,7 +163,7 @@ def revoke(
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
 def show(file: Path) -> None:
     """Say what the certificate in FILE is for, and until when."""
-    from inanet.control import authority
+    from inanet.trust import authority
 
     issued = authority.show(file)
     for name in issued.names or ("nothing: it is an authority's",):

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from inanet.control.exits import Exit, Failure
-from inanet.control.goat.instance import SLOT_BYTES, from_graph
-from inanet.control.goat.krgs import Schedule, schedule
-from inanet.control.goat.submodels import FRAGMENT_VALUES, VALUE_BYTES, alexnet, layers_of, partition
-from inanet.control.goat.topologies import fat_tree, from_lab, leaf_spine, make_programmable, place
-from inanet.control.units import parse_bytes
 from inanet.lab.model import Topology
+from inanet.planning.goat.instance import SLOT_BYTES, from_graph
+from inanet.planning.goat.krgs import Schedule, schedule
+from inanet.planning.goat.submodels import FRAGMENT_VALUES, VALUE_BYTES, alexnet, layers_of, partition
+from inanet.planning.goat.topologies import fat_tree, from_lab, leaf_spine, make_programmable, place
+from inanet.service.exits import Exit, Failure
+from inanet.units import parse_bytes
 
 if TYPE_CHECKING:
-    from inanet.control.goat.topologies import Graph
+    from inanet.planning.goat.topologies import Graph
 
 SCHEMA = 1
 #: Largest part of a tensor that is scheduled as a whole, bytes; and at most this share of a register file.

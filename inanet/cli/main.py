@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 import click
 
-from inanet.control.about import bug_hint, version
-from inanet.control.exits import Exit, explain
+from inanet.about import bug_hint, version
+from inanet.service.exits import Exit, explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class LazyGroup(click.Group):
         near = difflib.get_close_matches(args[0], COMMANDS, n=1)
         if near and args[0] not in COMMANDS:
             ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]!r}?")
-        from inanet.control import kernel_cache
+        from inanet.service import kernel_cache
 
         # before a command is imported, as that may compile kernels
         if notice := kernel_cache.ensure():

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from inanet.cli.findings import Finding
-from inanet.control import addresses
-from inanet.control.config import Node
-from inanet.control.units import show_bytes
+from inanet.config.daemons import Node
+from inanet.service import addresses
+from inanet.units import show_bytes
 from inanet.wire.xagg import ROW_BYTES
 
 #: Seconds that a packet on loopback may take before it counts as not delivered.

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from inanet.control.exits import Exit
 from inanet.papers import registry
+from inanet.service.exits import Exit
 
 
 @click.group()
@@ -36,7 +36,7 @@ def list_entries(as_json: bool) -> None:
 @click.pass_context
 def run_entry(context: click.Context, name: str, plot: str | None, as_json: bool) -> None:
     """Run one entry, twice; exit code 1 if the two runs differ. Claims that do not hold are part of the result."""
-    from inanet.control.observe import logs
+    from inanet.service import logs
 
     # coordinators of some entries are in this process; what they have to say is no part of the report
     logs.configure("error", "plain", stream=sys.__stderr__)

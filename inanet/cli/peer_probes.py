@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from inanet.cli.coordinators import Target
 from inanet.cli.findings import Finding
-from inanet.control.addresses import interfaces, is_loopback
-from inanet.control.exits import Failure
-from inanet.control.standing import Overview
+from inanet.messages.registration import Overview
+from inanet.service.addresses import interfaces, is_loopback
+from inanet.service.exits import Failure
 
 #: Seconds that a probe of multicast may take in all.
 SECONDS = 2.0

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from inanet.control.advice import INSIDE, Advice, advise
-from inanet.control.costs import Costs
-from inanet.control.plans import Plan
-from inanet.control.pricing import Choice, Price, choose
-from inanet.control.units import parse_bytes, parse_duration, parse_rate, show_bytes
+from inanet.planning.advice import INSIDE, Advice, advise
+from inanet.planning.costs import Costs
+from inanet.planning.plans import Plan
+from inanet.planning.prices import Choice, Price, choose
+from inanet.units import parse_bytes, parse_duration, parse_rate, show_bytes
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -136,9 +136,9 @@ def plan(
     The pattern is how ranks on the same host share the work: a flat ring, Tencent all-reduce, parallel rings, or NetReduce's
     parallel rings through a switch that sums.
     """
-    from inanet.control.costs import load
     from inanet.lab.library import topology as read
     from inanet.lab.network import fleet, shorthand
+    from inanet.planning.costs import load
 
     if scheduler == "krgs":
         from inanet.cli import krgs

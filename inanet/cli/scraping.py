@@ -5,7 +5,7 @@ import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inanet.control.exits import Failure
+from inanet.service.exits import Failure
 
 #: The longest answer that is read, in bytes.
 _MOST = 16 << 20

@@ -10,8 +10,8 @@ import click
 from inanet.cli import figures
 from inanet.cli.coordinators import options, target
 from inanet.cli.scraping import scrape
-from inanet.control.exits import Exit, Failure
-from inanet.control.standing import JobState, Overview
+from inanet.messages.registration import JobState, Overview
+from inanet.service.exits import Exit, Failure
 
 SCHEMA = 1
 

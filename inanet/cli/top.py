@@ -12,8 +12,8 @@ from inanet.cli import figures
 from inanet.cli.coordinators import options, target
 from inanet.cli.scraping import Scraped, pulse, scrape
 from inanet.cli.status import astray, walk
-from inanet.control.exits import Failure
-from inanet.control.standing import JobState, Overview
+from inanet.messages.registration import JobState, Overview
+from inanet.service.exits import Failure
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

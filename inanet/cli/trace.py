@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from inanet.control.exits import Failure
+from inanet.service.exits import Failure
 
 #: begin and end, microseconds
 Span = tuple[float, float]

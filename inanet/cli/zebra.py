@@ -7,8 +7,8 @@ from typing import Any
 import click
 import numpy as np
 
-from inanet.control.exits import Exit, Failure
-from inanet.control.units import parse_bytes
+from inanet.service.exits import Exit, Failure
+from inanet.units import parse_bytes
 
 SCHEMA = 1
 

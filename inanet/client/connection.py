@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any
 
-from inanet.control.session import SessionError, Unpacker
+from inanet.messages.session import SessionError, Unpacker
 
 #: seconds in which the agent must take a frame; it never stops reading for long
 SEND_SECONDS = 30.0

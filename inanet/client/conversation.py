@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from inanet.client.connection import Connection
-from inanet.control import segments
-from inanet.control.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, cause_of, error_of
-from inanet.control.session import MOST_AHEAD, MOST_IDS, SessionError, pack
-from inanet.control.session import field as get
+from inanet.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, cause_of, error_of
+from inanet.messages import segments
+from inanet.messages.session import MOST_AHEAD, MOST_IDS, SessionError, pack
+from inanet.messages.session import field as get
 
 if TYPE_CHECKING:
-    from inanet.proto.events import Participation
+    from inanet.proto.common.events import Participation
 
 #: seconds between two log messages about who is waited for
 _LOG_SECONDS = 5.0
@@ -118,7 +118,7 @@ class Conversation:
         """Send a collective; its number is the number of calls so far.
 
         Waits up to ``seconds`` while too many are on their way, then raises
-        :class:`~inanet.control.errors.RoundTimeout`.
+        :class:`~inanet.errors.RoundTimeout`.
         """
         with self._sending:
             if len(self._pending) >= MOST_AHEAD:
@@ -383,7 +383,7 @@ def _part(message: dict[str, Any]) -> "Participation | None":
         raise SessionError("result.workers are not numbers")
     epoch, awaited, staleness = (get(message, name, int, low=0) for name in ("epoch", "awaited", "staleness"))
     # training processes import as little as they can; few of them train asynchronously
-    from inanet.proto.events import Participation
+    from inanet.proto.common.events import Participation
 
     return Participation(epoch, tuple(workers), awaited, staleness)
 

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from inanet.control.errors import AgentUnavailable
+from inanet.errors import AgentUnavailable
 
 #: environment variable with the path of the agent's socket
 SOCKET_VARIABLE = "INA_SOCKET"
@@ -17,7 +17,7 @@ def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
     """The agent's socket: the argument, INA_SOCKET, or the first that exists of the usual places.
 
     The places are ``inanet/worker.sock`` in XDG_RUNTIME_DIR, then :data:`SYSTEM_SOCKETS`. Raises
-    :class:`~inanet.control.errors.AgentUnavailable` with the places that were searched.
+    :class:`~inanet.errors.AgentUnavailable` with the places that were searched.
     """
     if given is not None:
         return Path(given)

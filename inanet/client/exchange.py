@@ -26,10 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.client.conversation import Outcome
-from inanet.control.errors import FabricError, InaError, MismatchError, WorkerLostError, refusal_error
-from inanet.control.segments import DATA_OFFSET, DEPTH, ENTRY_BYTES, LINE_BYTES, MOST_BYTES
-from inanet.proto.local import LocalTensor
-from inanet.proto.plan import TensorSpec, difference, tensor_spec
+from inanet.errors import FabricError, InaError, MismatchError, WorkerLostError, refusal_error
+from inanet.messages.segments import DATA_OFFSET, DEPTH, ENTRY_BYTES, LINE_BYTES, MOST_BYTES
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import TensorSpec, difference, tensor_spec
 
 #: how often the processor is given to others before a rank sleeps
 YIELDS = 20
@@ -78,7 +78,7 @@ class _Entry:
 class Exchange:
     """One rank's side of a job's exchange.
 
-    ``memory`` is the shared memory (buffer protocol, :func:`~inanet.control.segments.exchange_bytes` long, zeroed at first); ``ranks`` are the job's, sorted;
+    ``memory`` is the shared memory (buffer protocol, :func:`~inanet.messages.segments.exchange_bytes` long, zeroed at first); ``ranks`` are the job's, sorted;
     ``watch(outcome)`` is called now and then while a collective is waited for, and raises the error that ended the job if it is
     over. Threads may use an exchange at the same time.
     """

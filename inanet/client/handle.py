@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from inanet.client.conversation import Conversation, Outcome
 from inanet.client.memory import Memory, Piece
-from inanet.control.errors import InaError
+from inanet.errors import InaError
 
 if TYPE_CHECKING:
     from inanet.client.exchange import Exchange
-    from inanet.proto.events import Participation
+    from inanet.proto.common.events import Participation
 
 
 class Handle:
@@ -71,7 +71,7 @@ class Handle:
         """Wait for the result and return the array that was passed in, which now holds it.
 
         Raises the error of the collective; its array's contents are undefined then. Raises
-        :class:`~inanet.control.errors.RoundTimeout` after ``timeout`` seconds (default: the job's), with the
+        :class:`~inanet.errors.RoundTimeout` after ``timeout`` seconds (default: the job's), with the
         ranks that were waited for; the collective goes on, and waiting again is fine.
         """
         seconds = self._timeout if timeout is None else timeout

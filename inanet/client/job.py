@@ -15,8 +15,8 @@ from inanet.client.conversation import Call, Conversation, Outcome
 from inanet.client.environment import chosen_system, number, socket_path
 from inanet.client.handle import Handle
 from inanet.client.memory import Memory, Piece
-from inanet.control.errors import AgentUnavailable, FabricError, JoinTimeout
-from inanet.control.session import MOST_SEGMENTS, PROTOCOL
+from inanet.errors import AgentUnavailable, FabricError, JoinTimeout
+from inanet.messages.session import MOST_SEGMENTS, PROTOCOL
 
 if TYPE_CHECKING:
     from inanet.client.exchange import Exchange
@@ -47,8 +47,8 @@ def connect(
     and the default for rounds. ``system`` is who sums: "xagg", or "switchml", "atp", "esa", "a2tp", "netreduce", "goat" or
     "goat-async" where there is a switch for it, the same on all ranks; by default what INA_SYSTEM says, or else the agent's configuration. While ranks are missing, the logger ``inanet`` says so every 5 seconds.
 
-    Raises :class:`~inanet.control.errors.AgentUnavailable`, :class:`~inanet.control.errors.JoinTimeout`
-    naming who is missing, :class:`~inanet.control.errors.JoinRefused`, or ``ValueError`` for numbers that
+    Raises :class:`~inanet.errors.AgentUnavailable`, :class:`~inanet.errors.JoinTimeout`
+    naming who is missing, :class:`~inanet.errors.JoinRefused`, or ``ValueError`` for numbers that
     make no sense.
     """
     mine = number("rank", rank, "RANK")
@@ -174,7 +174,7 @@ class Job:
         since this rank's last step. :attr:`Handle.participation` says which epoch that was, and who took part in it.
 
         Raises ``TypeError`` or ``ValueError`` for arguments that cannot be reduced, before anything is sent,
-        and :class:`~inanet.control.errors.InaError` if the job is over.
+        and :class:`~inanet.errors.InaError` if the job is over.
         """
         for what, value, allowed in (("op", op, OPS), ("mode", mode, MODES), ("nan", nan, NAN)):
             if value not in allowed:
@@ -238,7 +238,7 @@ class Job:
     def described(self, size: int) -> tuple[NDArray[np.uint8], int]:
         """As :meth:`empty`, uint8[size], with a descriptor of the memory, which the caller closes.
 
-        The system sets the memory aside now. Raises :class:`~inanet.control.errors.FabricError` if it has none: with
+        The system sets the memory aside now. Raises :class:`~inanet.errors.FabricError` if it has none: with
         vm.overcommit_memory=2 it would otherwise say so by SIGBUS, where the memory is first written to.
         """
         piece, fd = self._create(size, findable=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.control import segments
+from inanet.messages import segments
 
 _PAGE = mmap.PAGESIZE
 #: free staging pieces kept for later rounds; more are in use only while as many collectives are on their way

@@ -15,14 +15,14 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from inanet.control.exits import Failure
 from inanet.phy.device import Device
-from inanet.proto.events import NodeEvent, Refused, RoundDone
+from inanet.proto.common.events import NodeEvent, Refused, RoundDone
+from inanet.proto.common.plan import TensorSpec
 from inanet.proto.netreduce.parallel import Part, RankHost
 from inanet.proto.netreduce.plan import Connection
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
-from inanet.proto.plan import TensorSpec
+from inanet.service.exits import Failure
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import endpoint
 
@@ -125,7 +125,7 @@ class RingHost:
     def all_reduce(self, tensor: int, arrays: Sequence[NDArray[Any]], deadline: float) -> None:
         """One round: ``arrays`` are 1-D, one per local rank, and are overwritten with the result.
 
-        Raises :class:`~inanet.control.exits.Failure` for a ring that is broken, for values and sums that cannot be, and when the
+        Raises :class:`~inanet.service.exits.Failure` for a ring that is broken, for values and sums that cannot be, and when the
         round is not done in ``deadline`` seconds: its arrays are left alone from then on, while its messages go on, as on all
         other hosts. Raises ``ValueError`` and ``KeyError`` for arrays and tensors that do not suit: that is no round. Raises
         what went wrong in the host's thread; after that, and on a ring that is broken, every call does at once.

@@ -22,14 +22,14 @@ from numpy.typing import ArrayLike, NDArray
 from inanet.client.sparse_job import SparseJob, keys_of
 from inanet.client.sparse_shards import Shards
 from inanet.client.stations import Machine, Stations
-from inanet.control.errors import RoundTimeout
+from inanet.errors import RoundTimeout
 from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.memory import MemoryNetwork
 from inanet.phy.udp import UdpDevice
-from inanet.proto.events import Counted
-from inanet.proto.plan import Online
+from inanet.proto.common.events import Counted
+from inanet.proto.common.plan import Online
 from inanet.proto.zebra.identifying import Identification
 from inanet.proto.zebra.membership import (
     DEFAULT_SHIFT,
@@ -105,7 +105,7 @@ class SparseGroup:
 
     def restart_shard(self, number: int) -> None:
         """Have a PS shard lose everything but its state file, at once. With one nothing is lost; without, the next that every rank
-        asks for raises :class:`~inanet.control.errors.FabricError`, if an iteration was finished.
+        asks for raises :class:`~inanet.errors.FabricError`, if an iteration was finished.
         """
 
         def restart(now: float) -> None:
@@ -206,7 +206,7 @@ class SparseGroup:
         return self._stations.do(action, self._listen)
 
     def wait_for(self, until: Callable[[], bool], job: SparseJob, timeout: float | None) -> None:
-        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
+        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.errors.RoundTimeout`."""
         patience = self.timeout if timeout is None else timeout
         if not self._stations.wait(until, self._listen, time.monotonic() + patience):
             missing = tuple(self.program.missing(self.job.number)) if self.program is not None else ()

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from inanet.control.errors import FabricError, InaError, JoinRefused, RoundTimeout
+from inanet.errors import FabricError, InaError, JoinRefused, RoundTimeout
 from inanet.proto.zebra.membership import F32
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.wire.batch import U64
@@ -35,7 +35,7 @@ class Carrier(Protocol):
         ...
 
     def wait_for(self, until: Callable[[], bool], job: "SparseJob", timeout: float | None) -> None:
-        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
+        """Carry packets until a condition of a rank holds. Raises :class:`~inanet.errors.RoundTimeout`."""
         ...
 
 
@@ -61,8 +61,8 @@ class SparseJob:
         Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``. After a
         ``RoundTimeout`` the push is still on its way: :meth:`wait` for it, since another one would be the next iteration's.
         Raises ``ValueError`` for arguments that make no sense, before anything is sent;
-        :class:`~inanet.control.errors.RoundTimeout` saying who is waited for; :class:`~inanet.control.errors.FabricError` when
-        a shard has lost a part of the model, and :class:`~inanet.control.errors.JoinRefused` when another process has had this
+        :class:`~inanet.errors.RoundTimeout` saying who is waited for; :class:`~inanet.errors.FabricError` when
+        a shard has lost a part of the model, and :class:`~inanet.errors.JoinRefused` when another process has had this
         rank's place: then the job is over.
         """
         self.check()

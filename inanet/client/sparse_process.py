@@ -22,15 +22,14 @@ import numpy as np
 
 from inanet.client.sparse_job import SparseJob
 from inanet.client.stations import Machine, Stations
-from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
-from inanet.control.config_sparse import SparseConfig
-from inanet.control.errors import RoundTimeout
-from inanet.control.sparse_state import StateFile
+from inanet.config.file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.config.sparse import SparseConfig
+from inanet.errors import RoundTimeout
 from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.udp import UdpDevice
-from inanet.proto.events import PeerSilent
+from inanet.proto.common.events import PeerSilent
 from inanet.proto.zebra.membership import HotSet, Job, fixed
 from inanet.proto.zebra.program import ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
@@ -38,6 +37,7 @@ from inanet.proto.zebra.serving import OPTIMISERS
 from inanet.proto.zebra.store import Uniform, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
+from inanet.service.shard_state import StateFile
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import address_of, endpoint, show
@@ -49,7 +49,7 @@ SWITCH = "switch"
 
 
 class SparseFile:
-    """A job's file, read and understood. Raises :class:`~inanet.control.config_file.ConfigError` for anything wrong in it."""
+    """A job's file, read and understood. Raises :class:`~inanet.config.file.ConfigError` for anything wrong in it."""
 
     def __init__(self, name: str | Path) -> None:
         path = find_file(name)
@@ -162,7 +162,7 @@ def serve(
 
     A shard goes on from its file ``state`` and keeps it; ``anew`` with the model in it, that of ``iteration`` if there is another,
     for a job whose processes are all new. Raises ``ValueError`` and ``OSError`` as :meth:`SparseFile.machine`,
-    :meth:`SparseFile.device` and :class:`~inanet.control.sparse_state.StateFile`, and ``OSError`` when the state cannot be written.
+    :meth:`SparseFile.device` and :class:`~inanet.service.shard_state.StateFile`, and ``OSError`` when the state cannot be written.
     """
     if name == SWITCH and state is not None:
         raise ValueError("a switch has no state: it may be started again without one")
@@ -236,7 +236,7 @@ class SparseMember:
         return self._stations.do(action, self._listen)
 
     def wait_for(self, until: Callable[[], bool], job: SparseJob, timeout: float | None) -> None:
-        """Carry packets until a condition holds. Raises :class:`~inanet.control.errors.RoundTimeout`."""
+        """Carry packets until a condition holds. Raises :class:`~inanet.errors.RoundTimeout`."""
         patience = self.timeout if timeout is None else timeout
         if not self._stations.wait(until, self._listen, time.monotonic() + patience):
             raise RoundTimeout(
@@ -267,7 +267,7 @@ class SparseMember:
 def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> SparseMember:
     """Be a rank of the job in ``file``; ``timeout`` seconds are the default for its pushes and pulls.
 
-    Raises :class:`~inanet.control.config_file.ConfigError` for a file that makes no sense, ``ValueError`` for a rank that the job
+    Raises :class:`~inanet.config.file.ConfigError` for a file that makes no sense, ``ValueError`` for a rank that the job
     does not have, ``OSError`` when the rank's address cannot be bound.
     """
     found = SparseFile(file)

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from inanet.control.sparse_state import StateFile
 from inanet.proto.zebra.membership import Job
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.state import BadState
 from inanet.proto.zebra.store import Initial, Optimiser
 from inanet.proto.zebra.stream import Timing
+from inanet.service.shard_state import StateFile
 
 
 class Shards:

@@ -22,7 +22,7 @@ from typing import IO, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.control.exits import Exit, Failure
+from inanet.service.exits import Exit, Failure
 
 #: lines of a sample of the corpus
 LINES = 8

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from inanet.control.exits import Exit, Failure, extra
 from inanet.demo import report
 from inanet.demo.run import Options, Outcome, run
 from inanet.launch.interrupts import Interrupted, Interrupts
-from inanet.proto.systems import NAMES, TREES
+from inanet.proto.slots.systems import NAMES, TREES
+from inanet.service.exits import Exit, Failure, extra
 
 #: The recorded gradients of a run take 77 kB a step.
 MAX_STEPS = 2000

@@ -12,7 +12,7 @@ from inanet.launch.counters import Traffic, traffic
 from inanet.launch.fabric import Fabric
 from inanet.launch.reports import DemoError, Processes
 from inanet.launch.topology import SCHEDULED
-from inanet.proto.systems import TREES
+from inanet.proto.slots.systems import TREES
 from inanet.training.descent import Recipe
 
 AGGREGATORS = 2

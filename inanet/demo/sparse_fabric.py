@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from inanet.control.config_file import validate, write_toml
-from inanet.control.config_sparse import FabricSparseConfig
+from inanet.config.file import validate, write_toml
+from inanet.config.sparse import FabricSparseConfig
 from inanet.data.clicks import Samples
 from inanet.demo.sparse_trainer import Task, save
 from inanet.launch.fabric import Fabric
 from inanet.launch.reports import DemoError, Processes
 from inanet.launch.topology import keyed
-from inanet.proto.plan import Online
+from inanet.proto.common.plan import Online
 from inanet.proto.zebra.store import Adagrad, Ftrl, Uniform
 from inanet.training.sparse import Step, Trained
 from inanet.training.sparse_models import Model

@@ -15,7 +15,7 @@ import numpy as np
 
 import inanet
 from inanet.data.digits import load
-from inanet.proto.systems import TREES
+from inanet.proto.slots.systems import TREES
 from inanet.training.classifier import F32, parameters
 from inanet.training.descent import Recipe, digest, train_worker
 

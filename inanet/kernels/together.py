@@ -130,7 +130,7 @@ def quantise_together(
 
     With ``check``, ``misfit[i]`` becomes the exponent that block ``lo + i`` needs if it does not fit ``exps[lo + i]``,
     else 0. Such a block is not quantised; its payload is that exponent, then zeros. A block of exponent 255
-    contributes zeros. Tables as in :mod:`inanet.proto.quantised`.
+    contributes zeros. Tables as in :mod:`inanet.proto.common.quantised`.
     """
     for i in range(hi - lo):
         block = lo + i
@@ -182,7 +182,7 @@ def reduce_together(
 
     ``prologue``: exponents are what the blocks need; otherwise ``exps`` has them, and blocks that do not fit get what
     they need, which is noted there. ``following`` gets the next round's exponents, unless it is empty (``shift`` as
-    for :func:`~inanet.kernels.exponents.carried_exponents`). Tables as in :mod:`inanet.proto.quantised`. ``sums`` is
+    for :func:`~inanet.kernels.exponents.carried_exponents`). Tables as in :mod:`inanet.proto.common.quantised`. ``sums`` is
     room for one block. Returns -1, or with ``refuse`` the first block that holds a NaN or infinity: from there on
     nothing has been written.
     """

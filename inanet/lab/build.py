@@ -19,7 +19,6 @@ from pyroute2 import IPRoute
 from pyroute2.netlink.exceptions import NetlinkError
 from pyroute2.netlink.rtnl import TC_H_ROOT
 
-from inanet.control.exits import Failure
 from inanet.lab import namespaces, remains
 from inanet.lab.layout import (
     HOST_INTERFACE,
@@ -35,6 +34,7 @@ from inanet.lab.layout import (
     operations,
 )
 from inanet.lab.model import Topology
+from inanet.service.exits import Failure
 
 #: Seconds within which listeners answer a querier, and after which a switch trusts its own table. The
 #: kernel's 10 s mean that a new lab floods multicast for that long.

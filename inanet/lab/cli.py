@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from inanet.control import units
-from inanet.control.exits import Exit, Failure
+from inanet import units
 from inanet.lab import build, library, namespaces
 from inanet.lab.fabric import Daemons, ranks
 from inanet.lab.layout import addresses, namespace, switch_addresses
@@ -18,6 +17,7 @@ from inanet.lab.model import Topology, check_lab_name
 from inanet.lab.run import run as run_command
 from inanet.lab.session import Lab
 from inanet.launch.interrupts import Interrupted, Interrupts
+from inanet.service.exits import Exit, Failure
 
 #: Of what ``--json`` prints.
 SCHEMA = 1

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inanet.control.config import MODELS, Role
-from inanet.control.config_control import ClientControl, CoordinatorControl
-from inanet.control.config_fields import COORDINATOR_PORT
-from inanet.control.config_file import validate, write_toml
-from inanet.control.plans import Plan
+from inanet.config.control import ClientControl, CoordinatorControl
+from inanet.config.daemons import MODELS, Role
+from inanet.config.fields import COORDINATOR_PORT
+from inanet.config.file import validate, write_toml
 from inanet.lab.credentials import section
 from inanet.lab.layout import addresses
 from inanet.lab.model import Host, Topology
 from inanet.launch.configuration import worker_socket
+from inanet.planning.plans import Plan
 
 #: How long a daemon may finish what runs after SIGTERM; by then the commands of a lab have ended.
 _DRAIN_TIMEOUT = "3 s"
@@ -72,7 +72,7 @@ def configurations(
 
     ``plan`` replaces the topology's trees; ``negotiate``: nodes agree on rates, each knowing that of its host's link.
     ``port`` is the coordinator's.
-    Raises :class:`inanet.control.config_file.ConfigError`, for overrides that
+    Raises :class:`inanet.config.file.ConfigError`, for overrides that
     are refused.
     """
     places = addresses(topology)

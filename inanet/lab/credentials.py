@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from inanet.control.config import Role
-from inanet.control.trust import STATUS
+from inanet.config.daemons import Role
+from inanet.trust.certificates import STATUS
 
 #: Days for which a lab's certificates are valid: longer than any run.
 _DAYS = 30
@@ -25,7 +25,7 @@ def prepare(directory: Path, nodes: Mapping[str, Role], *, insecure: bool = Fals
         token.touch(0o600)
         token.write_text(secrets.token_hex(32))
         return
-    from inanet.control import authority
+    from inanet.trust import authority
 
     authority.initialise(_keys(directory), _DAYS)
     for name, role in nodes.items():

@@ -6,11 +6,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from inanet.control.config import MODELS, Role
-from inanet.control.config_fields import COORDINATOR_PORT
-from inanet.control.config_file import validate, write_toml
-from inanet.control.exits import Exit, Failure
-from inanet.control.plans import Plan
+from inanet.config.daemons import MODELS, Role
+from inanet.config.fields import COORDINATOR_PORT
+from inanet.config.file import validate, write_toml
 from inanet.lab import credentials
 from inanet.lab.configuration import (
     Overrides,
@@ -23,6 +21,8 @@ from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
 from inanet.launch.topology import ROLES
+from inanet.planning.plans import Plan
+from inanet.service.exits import Exit, Failure
 
 #: Where ranks may meet by TCP, as torch's launchers do.
 _MASTER_PORT = 29500

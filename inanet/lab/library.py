@@ -4,7 +4,7 @@ import difflib
 import os
 from pathlib import Path
 
-from inanet.control.config_file import ConfigError, Problem
+from inanet.config.file import ConfigError, Problem
 from inanet.lab.model import Topology, load
 
 #: In a wheel they lie beside this file, in a source tree among the other configuration files.
@@ -32,7 +32,7 @@ def _is_path(text: str) -> bool:
 def find(text: str | os.PathLike[str]) -> Path:
     """The file that ``text`` means: a path if it looks like one (a ``/`` or ``.toml``), else a known name.
 
-    Raises :class:`inanet.control.config_file.ConfigError`.
+    Raises :class:`inanet.config.file.ConfigError`.
     """
     name = os.fspath(text)
     if _is_path(name):
@@ -51,5 +51,5 @@ def find(text: str | os.PathLike[str]) -> Path:
 
 
 def topology(text: str | os.PathLike[str]) -> Topology:
-    """The topology that ``text`` names. Raises :class:`inanet.control.config_file.ConfigError`."""
+    """The topology that ``text`` names. Raises :class:`inanet.config.file.ConfigError`."""
     return load(find(text))

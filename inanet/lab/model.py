@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from inanet.control import units
-from inanet.control.config import Topology as Trees
-from inanet.control.config_fields import Bytes, Parents, Span, between
-from inanet.control.config_file import SeveralErrors, read_toml, validate
+from inanet import units
+from inanet.config.daemons import Topology as Trees
+from inanet.config.fields import Bytes, Parents, Span, between
+from inanet.config.file import SeveralErrors, read_toml, validate
 
 #: Two UDP super-frames of 67,580 B as tbf counts them. A smaller bucket makes tbf cut every super-frame into
 #: packets, which costs more than twice the CPU and up to three times the time.
@@ -230,7 +230,7 @@ class Topology(_Part):
 
 
 def load(path: Path) -> Topology:
-    """Read a topology file. Raises :class:`inanet.control.config_file.ConfigError` with all problems."""
+    """Read a topology file. Raises :class:`inanet.config.file.ConfigError` with all problems."""
     return validate(Topology, read_toml(path), path)
 
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from inanet.control.exits import Exit, Failure
 from inanet.lab import remains
 from inanet.lab.layout import PREFIX
 from inanet.launch.child import enter
+from inanet.service.exits import Exit, Failure
 
 T = TypeVar("T")
 

@@ -3,14 +3,14 @@
 import math
 import re
 
-from inanet.control.candidates import Fleet
-from inanet.control.config import Topology as Trees
-from inanet.control.network import Network, Port
-from inanet.control.pricing import FRAGMENT
-from inanet.control.topology import Tree
-from inanet.control.trees import Server
-from inanet.control.units import parse_rate
+from inanet.config.daemons import Topology as Trees
 from inanet.lab.model import Topology
+from inanet.planning.candidates import Fleet
+from inanet.planning.network import Network, Port
+from inanet.planning.prices import FRAGMENT
+from inanet.planning.topology import Tree
+from inanet.planning.trees import Server
+from inanet.units import parse_rate
 
 #: What a lab's host counts as if nothing says how many cores and how much memory it has to spare.
 CORES, MEMORY = 64, 1 << 40

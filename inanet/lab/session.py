@@ -38,7 +38,7 @@ class Lab:
     ) -> None:
         """``topology``: a name that ``ina lab list`` shows, the path of a file, or a model. ``name`` of the
         lab: by default one that no other lab has. ``check`` is called while the lab is built and may raise
-        to give up. Raises :class:`inanet.control.config_file.ConfigError`.
+        to give up. Raises :class:`inanet.config.file.ConfigError`.
         """
         self.topology = topology if isinstance(topology, Topology) else find_topology(topology)
         self.name = name or f"{self.topology.name}-{secrets.token_hex(3)}"

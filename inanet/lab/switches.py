@@ -9,16 +9,16 @@ from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
-from inanet.control.config import MODELS, Role
-from inanet.control.config_file import validate, write_toml
-from inanet.control.config_rings import RingEntry
-from inanet.control.exits import Exit, Failure
-from inanet.control.units import show_duration
+from inanet.config.daemons import MODELS, Role
+from inanet.config.file import validate, write_toml
+from inanet.config.rings import RingEntry
 from inanet.lab.fabric import LabFabric
 from inanet.lab.layout import ports, switch_addresses
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
 from inanet.proto.netreduce.plan import Connection, Sizes
+from inanet.service.exits import Exit, Failure
+from inanet.units import show_duration
 
 #: room for eight messages in flight of eight hosts, and more
 _MEMORY = "64 MB"
@@ -78,7 +78,7 @@ def spine(topology: Topology, leaves: Sequence[str]) -> str:
 
 
 def configurations(topology: Topology, rings: Sequence[RingEntry] = (), pause: float = 0.0) -> dict[str, str]:
-    """TOML by name of the switch, for every ina-switch. Raises :class:`inanet.control.config_file.ConfigError`."""
+    """TOML by name of the switch, for every ina-switch. Raises :class:`inanet.config.file.ConfigError`."""
     texts = {}
     for name, address in switch_addresses(topology).items():
         sections = {

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from inanet.control.config import MODELS, Role
-from inanet.control.config_file import validate, write_toml
+from inanet.config.daemons import MODELS, Role
+from inanet.config.file import validate, write_toml
 from inanet.launch.topology import NodeSpec, section
-from inanet.proto.plan import Sparse
-from inanet.proto.systems import SPARSE, TREES
+from inanet.proto.common.plan import Sparse
+from inanet.proto.slots.systems import SPARSE, TREES
 
 #: How long a daemon may finish what runs after SIGTERM; the demo stops daemons that have nothing left to do.
 DRAIN_TIMEOUT = "3 s"

@@ -21,7 +21,7 @@ from inanet.launch.patience import patient
 from inanet.launch.process import Process, end_all, python, runtime_directory, watch
 from inanet.launch.topology import ROLES, NodeSpec, plugged
 from inanet.launch.topology import topology as tree
-from inanet.proto.systems import TREES
+from inanet.proto.slots.systems import TREES
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
 

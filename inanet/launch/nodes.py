@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from inanet.control.exits import Failure
 from inanet.launch.counters import STATS_VARIABLE
 from inanet.launch.patience import Start, patient
 from inanet.launch.process import Process, end_all, python, python_environment
+from inanet.service.exits import Failure
 
 #: Seconds a daemon may take to end after SIGTERM, its drain included.
 STOP_PATIENCE = 8.0

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from inanet.control.addresses import SOCKET_PATH_BYTES
 from inanet.launch.child import HERE
+from inanet.service.addresses import SOCKET_PATH_BYTES
 
 #: Lines of a failed process's log worth showing.
 TAIL_LINES = 20

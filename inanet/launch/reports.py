@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from inanet.control.exits import Failure
 from inanet.launch.fabric import Fabric
 from inanet.launch.nodes import GLANCE
 from inanet.launch.patience import patient
 from inanet.launch.process import Process, python, python_environment
+from inanet.service.exits import Failure
 
 #: Seconds without a line from any training process after which the run is given up, if the machine is not busy.
 STALL = 60.0

@@ -8,10 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from inanet.control import config
-from inanet.control.config import Role
-from inanet.control.topology import Topology
-from inanet.proto.systems import TREES
+from inanet.config import daemons as config
+from inanet.config.daemons import Role
+from inanet.planning.topology import Topology
+from inanet.proto.slots.systems import TREES
 
 #: Systems that sum in several switches.
 SCHEDULED = ("goat", "goat-async")

@@ -15,7 +15,7 @@ import numpy as np
 from inanet.papers.a2tp_training import Model
 from inanet.papers.claims import Claim, reduction, shorter
 from inanet.papers.outcome import Outcome, Panel, Table, joined
-from inanet.proto.switched.window import Timing
+from inanet.proto.slots.window import Timing
 from inanet.sim.cluster import RING, Cluster, Layout, Placed, scaled
 
 FEWER, SCALE, SHORTER = 24, 5, 1000

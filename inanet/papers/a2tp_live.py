@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from inanet.bench.measure import idle_share, ticks
 from inanet.bench.peers.rank import cpu_seconds
-from inanet.control.config import Role
+from inanet.config.daemons import Role
 from inanet.lab import credentials, namespaces
 from inanet.lab.fabric import LabFabric, unix_configurations
 from inanet.lab.layout import ports, switch_addresses

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
-from inanet.proto.a2tp.windows import PAPER
-from inanet.proto.a2tp.worker import A2tpWorker
-from inanet.proto.switched.window import Timing
+from inanet.proto.slots.a2tp.windows import PAPER
+from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.window import Timing
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import OVERHEAD, SYSTEMS, Rack
 

@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from inanet.control.goat.asynchronous import Convergence, Timeline, choose
-from inanet.control.goat.epochs import by_algorithm_two
 from inanet.papers.claims import Claim
 from inanet.papers.goat_nodes import Log, Task, Training, plan_testbed
 from inanet.papers.goat_task import BATCH, Regression
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.planning.goat.epochs import by_algorithm_two
+from inanet.planning.goat.participants import Convergence, Timeline, choose
 
 Scheme = Literal["GOAT", "K-SGD", "GOAT-Async"]
 SCHEMES: tuple[Scheme, ...] = ("GOAT", "K-SGD", "GOAT-Async")

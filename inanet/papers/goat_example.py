@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inanet.control.goat.instance import from_graph
-from inanet.control.goat.krgs import schedule
-from inanet.control.goat.relaxation import solve_exactly
-from inanet.control.goat.submodels import partition
-from inanet.control.goat.topologies import empty_graph
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Table
+from inanet.planning.goat.instance import from_graph
+from inanet.planning.goat.krgs import schedule
+from inanet.planning.goat.relaxation import solve_exactly
+from inanet.planning.goat.submodels import partition
+from inanet.planning.goat.topologies import empty_graph
 
 if TYPE_CHECKING:
-    from inanet.control.goat.topologies import Graph
+    from inanet.planning.goat.topologies import Graph
 
 FRAGMENTS = "ABC"
 #: The arrival order of Fig. 2(b): the first worker of a switch is three fragments ahead of the second.

@@ -16,9 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inanet.control.config import Role
-from inanet.control.goat.fabric import upwards, ways
-from inanet.control.goat.publishing import SLOT_BYTES, Memory, Publisher
+from inanet.config.daemons import Role
+from inanet.coordinator.goat.fabric import upwards, ways
 from inanet.lab import credentials
 from inanet.lab.fabric import LabFabric, unix_configurations
 from inanet.lab.model import Host, HostLink, Link, Switch, Topology, Trunk
@@ -26,6 +25,7 @@ from inanet.lab.session import Lab
 from inanet.launch.process import python, python_environment
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Outcome, Table
+from inanet.planning.goat.publication import SLOT_BYTES, Memory, Publisher
 from inanet.wire import atp, goat
 
 SCHEMES: Mapping[str, str] = {"GOAT": "goat", "ESA": "esa", "ATP": "atp", "Geryon": "goat"}

@@ -1,7 +1,7 @@
 """Asynchronous training through the nodes of a schedule, in virtual time: what GOAT's Fig. 12 trains with.
 
 The testbed's three switches (GOAT, Fig. 4) with memory for a part of the model, a schedule by KRGS, and on every node the sums
-of :mod:`inanet.proto.goat.gathering`; the PS is :mod:`inanet.control.goat.epochs`. Gradients travel as 32-bit integers and
+of :mod:`inanet.proto.slots.goat_async.gatherer`; the PS is :mod:`inanet.planning.goat.epochs`. Gradients travel as 32-bit integers and
 are added as such. Time passes at the workers only, as in the model that the other schemes are run in: messages take none,
 unless they are given some.
 """
@@ -14,12 +14,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from inanet.control.goat.epochs import Choose, Publication, Server, Update
-from inanet.control.goat.instance import SLOT_BYTES, from_graph
-from inanet.control.goat.krgs import Schedule, schedule
-from inanet.control.goat.submodels import VALUE_BYTES, partition
-from inanet.control.goat.topologies import empty_graph
-from inanet.proto.goat.gathering import Contribution, Gathered, Gatherer
+from inanet.planning.goat.epochs import Choose, Publication, Server, Update
+from inanet.planning.goat.instance import SLOT_BYTES, from_graph
+from inanet.planning.goat.krgs import Schedule, schedule
+from inanet.planning.goat.submodels import VALUE_BYTES, partition
+from inanet.planning.goat.topologies import empty_graph
+from inanet.proto.slots.goat_async.gatherer import Contribution, Gathered, Gatherer
 
 #: A gradient's values times this are integers: 16 workers' fit 32 bits as long as each value is below 128.
 FACTOR = 1 << 20

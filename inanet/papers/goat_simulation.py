@@ -1,7 +1,7 @@
 """GOAT's Fig. 13 to 16: bytes at the PS, in the network and on links, in the paper's two networks.
 
 The baselines' numbers depend on how asynchrony meets shared slots; the paper does not say. The model is stated in
-:mod:`inanet.control.goat.sharing` and every choice in it is swept: when a slot is free again, where sums are added, what
+:mod:`inanet.planning.goat.baselines` and every choice in it is swept: when a slot is free again, where sums are added, what
 ESA's priorities are, which of equal paths is taken, around which mean rates are drawn. Claims are judged under
 :data:`PUBLISHED`, the systems as their papers describe them, and again under what is best for each baseline.
 """
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from inanet.control.goat.instance import from_graph
-from inanet.control.goat.krgs import schedule
-from inanet.control.goat.sharing import Policy, Priority, Release, Traffic, routes, sending_rates, share
-from inanet.control.goat.submodels import SubModel, alexnet, partition
-from inanet.control.goat.topologies import fat_tree, leaf_spine, make_programmable, place
 from inanet.papers.claims import Claim, ratio, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.planning.goat.baselines import Policy, Priority, Release, Traffic, routes, sending_rates, share
+from inanet.planning.goat.instance import from_graph
+from inanet.planning.goat.krgs import schedule
+from inanet.planning.goat.submodels import SubModel, alexnet, partition
+from inanet.planning.goat.topologies import fat_tree, leaf_spine, make_programmable, place
 
 SEEDS = (1, 2, 3)
 #: What each worker sends, in the paper; AlexNet's own tensors as float32 are 244 MB, and are scaled.
@@ -42,7 +42,7 @@ SCHEMES: Mapping[str, Policy | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One reading of how fragments share slots; see :mod:`inanet.control.goat.sharing`."""
+    """One reading of how fragments share slots; see :mod:`inanet.planning.goat.baselines`."""
 
     release: Release = "ack"
     again: bool = True

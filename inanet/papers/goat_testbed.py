@@ -23,13 +23,13 @@ from functools import cache
 
 import numpy as np
 
-from inanet.control.goat.publishing import Memory, Publisher
 from inanet.papers.claims import Claim, ratio, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
-from inanet.proto.formats import make_format
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.switched.stream import words_of
-from inanet.proto.switched.window import Timing
+from inanet.planning.goat.publication import Memory, Publisher
+from inanet.proto.common.formats import make_format
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.slots.stream import words_of
+from inanet.proto.slots.window import Timing
 from inanet.sim.collaborative import PLAIN, SLOT_BYTES, Collaborative, Tree
 from inanet.sim.link import LinkSpec
 from inanet.wire.goat import VALUES

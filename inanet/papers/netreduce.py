@@ -1,6 +1,6 @@
 """NetReduce's simulation (Fig. 7) and micro-benchmark (Table 6).
 
-Fig. 7 is arithmetic over several ranks per machine (:mod:`inanet.control.patterns`); what it says of the network, a ring
+Fig. 7 is arithmetic over several ranks per machine (:mod:`inanet.planning.patterns`); what it says of the network, a ring
 against NetReduce with one rank per machine, is run as well: real workers, queue pairs and the switch's program, packet by
 packet on simulated links. Table 6 is such a run beside the workers and programs of SwitchML and ATP.
 """
@@ -12,13 +12,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from inanet.control.patterns import Cluster, least_ratio, parallel_netreduce, ring, times
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.netreduce_machines import several
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.planning.patterns import Cluster, least_ratio, parallel_netreduce, ring, times
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.switched.window import Timing
+from inanet.proto.slots.window import Timing
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import OVERHEAD, SYSTEMS, Rack
 from inanet.sim.ring import FRAME_OVERHEAD, SimulatedRing

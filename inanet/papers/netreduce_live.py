@@ -82,7 +82,7 @@ def measure(
 ) -> tuple[dict[str, Found], list[str]]:
     """Medians by system; and in words, what could not be measured.
 
-    Raises :class:`inanet.control.exits.Failure` if processes do not start or a sum is wrong.
+    Raises :class:`inanet.service.exits.Failure` if processes do not start or a sum is wrong.
     """
     fabrics: dict[str, Fabric] = {}
     chosen = [_contestant(system, fabrics) for system in systems]

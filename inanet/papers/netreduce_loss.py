@@ -11,12 +11,12 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.control.exits import Exit, Failure, extra
 from inanet.data.digits import Digits, fetch
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.ring import Member, Mode
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.service.exits import Exit, Failure, extra
 from inanet.testing.netreduce import RingFabric
 from inanet.training import classifier as model
 from inanet.training.descent import Descent, Recipe, batches

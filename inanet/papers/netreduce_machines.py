@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from inanet.control.patterns import Cluster, times
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Table
+from inanet.planning.patterns import Cluster, times
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.parallel import Pattern
 from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.sim.link import LinkSpec
 from inanet.sim.machines import SimulatedMachines
 from inanet.sim.ring import FRAME_OVERHEAD

@@ -14,7 +14,7 @@ from functools import cache
 
 import numpy as np
 
-from inanet.control.patterns import Cluster, flat_ring, parallel_netreduce, ring, tencent
+from inanet.planning.patterns import Cluster, flat_ring, parallel_netreduce, ring, tencent
 
 #: section 5.4: machines of testbed 2, GPUs in each, bytes per second of NVLink, seconds of a step (section 3.4)
 MACHINES, EACH, NVLINK, HOP = 4, 8, 150e9, 1e-6

@@ -1,10 +1,10 @@
 """NetReduce's Fig. 11: training on six machines with a GPU each, from the iterations that Table 7 has for four."""
 
-from inanet.control.patterns import ring
 from inanet.papers.claims import Claim
 from inanet.papers.netreduce import rates
 from inanet.papers.netreduce_model import HOP, MODELS
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.planning.patterns import ring
 
 #: machines of testbed 1; gains over a ring that the text gives, per cent
 SIX = 6

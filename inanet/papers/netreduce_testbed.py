@@ -5,7 +5,6 @@ Table 8 is foretold with the parameters that are fitted to Table 9.
 
 from collections.abc import Mapping, Sequence
 
-from inanet.control.patterns import Cluster, flat_ring, parallel_netreduce, ring
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.netreduce_model import (
     BATCH,
@@ -20,6 +19,7 @@ from inanet.papers.netreduce_model import (
     gain,
 )
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.planning.patterns import Cluster, flat_ring, parallel_netreduce, ring
 
 
 def _below(ours: float, paper: float, why: str) -> str:

@@ -12,10 +12,10 @@ from multiprocessing import get_context
 from types import MappingProxyType
 from typing import Any
 
-from inanet.control.exits import Exit, Failure
 from inanet.papers.entries import a2tp, goat, netreduce, xagg, zebra
 from inanet.papers.entries.entry import Entry
 from inanet.papers.outcome import Outcome
+from inanet.service.exits import Exit, Failure
 
 SCHEMA = 1
 

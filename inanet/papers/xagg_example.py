@@ -12,13 +12,13 @@ import numpy as np
 
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Panel, Table
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.reliability import Timing
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switched.window import Timing as SlotTiming
-from inanet.proto.switched.worker import Membership
-from inanet.proto.switchml.program import SwitchMLProgram
-from inanet.proto.switchml.worker import SwitchMLWorker
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.slots.switchml.program import SwitchMLProgram
+from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.window import Timing as SlotTiming
+from inanet.proto.slots.worker import Membership
+from inanet.proto.tree.reliability import Timing
 from inanet.sim.fabric import SimulatedFabric
 from inanet.sim.link import UDP_OVERHEAD, LinkSpec
 from inanet.sim.network import Network

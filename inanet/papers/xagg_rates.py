@@ -7,10 +7,10 @@ loss event per round trip, and a timeout when most of a window is lost, after wh
 
 from collections.abc import Sequence
 
-from inanet.control.rates import Capacity, Negotiator
-from inanet.control.topology import Topology
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.planning.rates import Capacity, Negotiator
+from inanet.planning.topology import Topology
 
 #: Gbit/s before and while the bandwidth is low, and seconds: length of a period, of the run, when it drops and returns.
 WIDE, NARROW = 60.0, 20.0

@@ -19,18 +19,18 @@ from inanet.bench.registry import Peer, peers
 from inanet.bench.runs import DEADLINE, started
 from inanet.bench.stage import Stage
 from inanet.bench.trees import tcp_tree
-from inanet.control.candidates import Fleet
-from inanet.control.costs import Costs
-from inanet.control.costs import load as load_costs
-from inanet.control.exits import Exit, Failure
-from inanet.control.fluid import finish, streams
-from inanet.control.plans import Plan, star
-from inanet.control.pricing import SEGMENT, price
 from inanet.lab.library import topology as find
 from inanet.lab.model import Host, HostLink, Topology
 from inanet.lab.network import configured, fleet
 from inanet.papers.claims import Claim, ratio, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.planning.candidates import Fleet
+from inanet.planning.costs import Costs
+from inanet.planning.costs import load as load_costs
+from inanet.planning.fluid import finish, streams
+from inanet.planning.plans import Plan, star
+from inanet.planning.prices import SEGMENT, price
+from inanet.service.exits import Exit, Failure
 
 #: The five models, MB; those that run in the lab side by side and those that run one scheme after the other, since what
 #: seven workers of five schemes hold of them is more memory than a machine has; and the one that the paper gives numbers of.
@@ -91,7 +91,7 @@ def _tcp_tree(stage: Stage) -> Team:
 
 
 def taking_part() -> dict[str, Peer]:
-    """Contestants by scheme. Raises :class:`inanet.control.exits.Failure` if one is not installed."""
+    """Contestants by scheme. Raises :class:`inanet.service.exits.Failure` if one is not installed."""
     known = {peer.name: peer for peer in (*peers("star"), *peers("hetero"))}
     found = {scheme: known[name] for scheme, name in STANDS_FOR.items()}
     found[TCP_AGG] = Peer("tcp-tree", (), _tcp_tree, "tree")

@@ -23,9 +23,9 @@ from inanet.bench.xdp import (
 )
 from inanet.bench.xdp_alone import SIZES, NotMeasured, program_alone
 from inanet.bench.xdp_cores import kernel_losses, on_cores, tcp_retransmitted
-from inanet.control.exits import Exit, Failure
 from inanet.papers.claims import Claim, ratio, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.service.exits import Exit, Failure
 
 #: MiB per child, seconds per path, samples of a latency, repetitions of a test run of which the shortest counts
 MIB, SECONDS, SAMPLES, REPETITIONS = 16, 1.0, 1000, 9

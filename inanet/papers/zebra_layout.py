@@ -17,7 +17,7 @@ from inanet.data.clicks import Samples, corpus
 from inanet.papers.claims import Claim, ratio
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.papers.zebra_hot import OA, SE, Generated
-from inanet.proto.program import Verdicts
+from inanet.proto.common.program import Verdicts
 from inanet.proto.zebra.hot import ranking, stop_rule
 from inanet.proto.zebra.layout import Layout, at_random, by_heat, in_sequence, orchestrate
 from inanet.proto.zebra.membership import Job, fixed

@@ -17,13 +17,13 @@ from functools import partial
 
 import numpy as np
 
-from inanet.proto.atp.ps import ParameterServer, PSJob
-from inanet.proto.events import RoundDone
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.switched.program import SwitchProgram
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switched.window import Timing
-from inanet.proto.switched.worker import Membership, Worker
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.slots.program import SwitchProgram
+from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.window import Timing
+from inanet.proto.slots.worker import Membership, Worker
 from inanet.sim.hostring import RingWorker
 from inanet.sim.link import UDP_OVERHEAD, LinkSpec
 from inanet.sim.network import Network

@@ -18,23 +18,23 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from inanet.proto.atp.ps import ParameterServer, PSJob
-from inanet.proto.esa.worker import EsaWorker
-from inanet.proto.events import RoundDone
-from inanet.proto.goat.epochs.program import EpochProgram
-from inanet.proto.goat.epochs.ps import EpochServer
-from inanet.proto.goat.epochs.worker import EpochWorker
-from inanet.proto.goat.program import GoatProgram
-from inanet.proto.goat.ps import GoatServer
-from inanet.proto.goat.routes import below, neighbours, sites, tenant, towards
-from inanet.proto.goat.worker import GoatWorker
-from inanet.proto.plan import Scheduled, Site, Switched, TensorLayout, TensorSpec
-from inanet.proto.switched.exponents import ExponentRoot
-from inanet.proto.switched.program import SwitchProgram
-from inanet.proto.switched.registers import META_BYTES
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switched.window import Timing
-from inanet.proto.switched.worker import Membership, Worker
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import Scheduled, Site, Switched, TensorLayout, TensorSpec
+from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.exponents import ExponentRoot
+from inanet.proto.slots.goat.program import GoatProgram
+from inanet.proto.slots.goat.ps import GoatServer
+from inanet.proto.slots.goat.routes import below, neighbours, sites, tenant, towards
+from inanet.proto.slots.goat.worker import GoatWorker
+from inanet.proto.slots.goat_async.program import EpochProgram
+from inanet.proto.slots.goat_async.ps import EpochServer
+from inanet.proto.slots.goat_async.worker import EpochWorker
+from inanet.proto.slots.program import SwitchProgram
+from inanet.proto.slots.registers import META_BYTES
+from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.window import Timing
+from inanet.proto.slots.worker import Membership, Worker
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
 from inanet.sim.nodes import Switch

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from inanet.proto.events import NodeEvent, RoundDone
+from inanet.proto.common.events import NodeEvent, RoundDone
 from inanet.sim.burst import rows_of
 from inanet.wire.atp import Flag
 from inanet.wire.batch import PacketBatch, Transmission

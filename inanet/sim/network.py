@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from inanet.phy.device import is_group
-from inanet.proto.program import Program
+from inanet.proto.common.program import Program
 from inanet.sim.burst import Burst
 from inanet.sim.link import Link, LinkSpec
 from inanet.sim.nodes import SEND_BUFFER, Host, Machine, Switch

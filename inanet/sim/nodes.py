@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from inanet.phy.device import is_group
-from inanet.proto.program import Action, Program, Verdicts
+from inanet.proto.common.program import Action, Program, Verdicts
 from inanet.sim.burst import Burst, batch_of, rows_of
 from inanet.sim.link import Link
 from inanet.wire.batch import PacketBatch, Transmission

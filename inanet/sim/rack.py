@@ -16,21 +16,21 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from inanet.proto.a2tp.program import A2tpProgram
-from inanet.proto.a2tp.worker import A2tpWorker
-from inanet.proto.atp.program import AtpProgram
-from inanet.proto.atp.ps import ParameterServer, PSJob
-from inanet.proto.atp.worker import AtpWorker
-from inanet.proto.esa.program import EsaProgram
-from inanet.proto.esa.worker import EsaWorker
-from inanet.proto.events import RoundDone
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.switched.program import SwitchProgram
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switched.window import Timing
-from inanet.proto.switched.worker import Membership, Worker
-from inanet.proto.switchml.program import SwitchMLProgram
-from inanet.proto.switchml.worker import SwitchMLWorker
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.slots.a2tp.program import A2tpProgram
+from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.atp.program import AtpProgram
+from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.slots.atp.worker import AtpWorker
+from inanet.proto.slots.esa.program import EsaProgram
+from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.program import SwitchProgram
+from inanet.proto.slots.switchml.program import SwitchMLProgram
+from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.window import Timing
+from inanet.proto.slots.worker import Membership, Worker
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
 from inanet.wire import a2tp, atp, esa

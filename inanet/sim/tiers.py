@@ -7,9 +7,9 @@ rack, that rack's switch sums them first and is one member at the root. Workers 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.program import Action, Verdicts
-from inanet.proto.switched.registers import JOBS
-from inanet.proto.switchml.program import SwitchMLProgram
+from inanet.proto.common.program import Action, Verdicts
+from inanet.proto.slots.registers import JOBS
+from inanet.proto.slots.switchml.program import SwitchMLProgram
 from inanet.sim.burst import Burst
 from inanet.sim.nodes import Switch
 from inanet.wire.atp import FLAGS_AT, Flag

@@ -17,19 +17,19 @@ import structlog
 
 from inanet.client.sparse_process import SparseMember
 from inanet.client.sparse_process import join_sparse as join_by_addresses
-from inanet.control.addresses import refuse_loopback_early, resolve
-from inanet.control.config_file import ConfigError, Problem, find_file, read_toml, validate
-from inanet.control.config_sparse import FabricSparseConfig, OnlineSection
-from inanet.control.errors import FabricError, InaError
-from inanet.control.fields import check_sparse
-from inanet.control.identity import Identity
+from inanet.config.file import ConfigError, Problem, find_file, read_toml, validate
+from inanet.config.sparse import FabricSparseConfig, OnlineSection
+from inanet.errors import FabricError, InaError
+from inanet.member.identity import Identity
+from inanet.messages.fields import check_sparse
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.udp import UdpDevice
-from inanet.proto.plan import NodePlan, Online, Sparse, Switched
+from inanet.proto.common.plan import NodePlan, Online, Sparse, Switched
 from inanet.proto.zebra.membership import EMPTY, hot_of
 from inanet.proto.zebra.serving import TIMING, job_of
 from inanet.proto.zebra.worker import ZebraWorker
+from inanet.service.addresses import refuse_loopback_early, resolve
 from inanet.sparse.line import Line
 
 
@@ -52,7 +52,7 @@ class FabricMember(SparseMember):
 
     def close(self, *, failed: bool = False) -> None:
         """Leave the job: in good order, after which other ranks that still push wait for this one until they time out, or, ``failed``,
-        so that they get a :class:`~inanet.control.errors.WorkerLostError` at once.
+        so that they get a :class:`~inanet.errors.WorkerLostError` at once.
         """
         self._line.close(failed=failed)
         super().close()
@@ -87,9 +87,9 @@ def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> Sparse
     """Be a rank of the job in ``file``; ``timeout`` seconds are the default for its pushes and pulls.
 
     In a fabric this returns when all ranks have joined and there are a switch and shards for them. Raises
-    :class:`~inanet.control.config_file.ConfigError` for a file that makes no sense, ``ValueError`` for a rank that the job does not
-    have, ``OSError`` when the rank's address cannot be bound; in a fabric :class:`~inanet.control.errors.JoinTimeout` with who is
-    missing, :class:`~inanet.control.errors.JoinRefused`, and :class:`~inanet.control.addresses.AddressError` for an address that
+    :class:`~inanet.config.file.ConfigError` for a file that makes no sense, ``ValueError`` for a rank that the job does not
+    have, ``OSError`` when the rank's address cannot be bound; in a fabric :class:`~inanet.errors.JoinTimeout` with who is
+    missing, :class:`~inanet.errors.JoinRefused`, and :class:`~inanet.service.addresses.AddressError` for an address that
     others cannot reach.
     """
     path = find_file(file)
@@ -101,7 +101,7 @@ def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> Sparse
 
 
 def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
-    """What the file says of the job. Raises :class:`~inanet.control.config_file.ConfigError`."""
+    """What the file says of the job. Raises :class:`~inanet.config.file.ConfigError`."""
     its = config.job
     try:
         sparse = Sparse(
@@ -190,7 +190,7 @@ def _device(config: FabricSparseConfig, name: str, rank: int) -> Device:
 
 
 def _worker(plan: NodePlan, rank: int) -> ZebraWorker:
-    """The rank's machine. Raises :class:`~inanet.control.errors.FabricError` for a plan that is of no sparse job."""
+    """The rank's machine. Raises :class:`~inanet.errors.FabricError` for a plan that is of no sparse job."""
     facts = plan.switched
     if facts is None:
         raise FabricError("the coordinator's plan has no switch: it is another version", rank=rank)

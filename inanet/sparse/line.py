@@ -9,11 +9,11 @@ from typing import Any
 from numpy.typing import NDArray
 
 from inanet.aio.uplink import Uplink
-from inanet.control.errors import InaError, JoinTimeout, error_of
-from inanet.control.identity import Identity
-from inanet.control.member import Member
-from inanet.control.trust import Keys
-from inanet.proto.plan import NodePlan, Switched, TensorLayout
+from inanet.errors import InaError, JoinTimeout, error_of
+from inanet.member.identity import Identity
+from inanet.member.member import Member
+from inanet.proto.common.plan import NodePlan, Switched, TensorLayout
+from inanet.trust.certificates import Keys
 
 #: seconds beyond the coordinator's own deadline, after which it says who is missing
 _GRACE = 5.0
@@ -22,7 +22,7 @@ _FAREWELL = 5.0
 
 
 class Place:
-    """A :class:`~inanet.proto.machine.Follower` that only wants to know its place: the first plan has it for good. Later ones may have
+    """A :class:`~inanet.proto.common.machine.Follower` that only wants to know its place: the first plan has it for good. Later ones may have
     other hot keys, of which ``changed(facts)`` is told.
     """
 
@@ -93,8 +93,8 @@ class Line:
         self._thread.start()
 
     def plan(self) -> NodePlan:
-        """The plan, once everybody is there. Raises what the coordinator says, as :func:`~inanet.control.errors.error_of` names
-        it: :class:`~inanet.control.errors.JoinRefused`, :class:`~inanet.control.errors.JoinTimeout` with who is missing, ...
+        """The plan, once everybody is there. Raises what the coordinator says, as :func:`~inanet.errors.error_of` names
+        it: :class:`~inanet.errors.JoinRefused`, :class:`~inanet.errors.JoinTimeout` with who is missing, ...
         """
         with self._changed:
             self._changed.wait_for(

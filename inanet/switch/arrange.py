@@ -7,7 +7,7 @@ share both.
 import numba
 import numpy as np
 
-from inanet.proto.program import Action
+from inanet.proto.common.program import Action
 from inanet.wire.batch import I64, U8, U64
 from inanet.wire.drops import Drop
 

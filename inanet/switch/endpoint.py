@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from inanet.proto.program import Action, Program, Verdicts
+from inanet.proto.common.program import Action, Program, Verdicts
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from inanet.proto.events import Tally
-from inanet.proto.plan import NodePlan, Switched, TensorLayout
+from inanet.proto.common.events import Tally
+from inanet.proto.common.plan import NodePlan, Switched, TensorLayout
 from inanet.switch.port import Switch, SwitchPort
 from inanet.switch.programs import Job
 from inanet.switch.registration import Registration
@@ -15,7 +15,7 @@ from inanet.switch.registration import Registration
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What jobs can have of a program: see :class:`inanet.control.services.Service`."""
+    """What jobs can have of a program: see :class:`inanet.messages.services.Service`."""
 
     slots: int
     own: bool
@@ -32,7 +32,7 @@ def offer(registration: Registration, job_slots: int | None) -> Offer:
 
 
 class SwitchFollower:
-    """See :class:`inanet.proto.machine.Follower`. ``programs`` are the names of programs by system; ``opened()`` is called
+    """See :class:`inanet.proto.common.machine.Follower`. ``programs`` are the names of programs by system; ``opened()`` is called
     when the switch has more ports, ``closing(port)`` before one is closed.
     """
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inanet.phy.vnet import ETHERTYPE_IPV4, HEADER_BYTES, IP_BYTES, UDP_BYTES, FrameBatch, big16
-from inanet.proto.program import Action
+from inanet.proto.common.program import Action
 from inanet.switch import parse
 from inanet.switch.egress import LOST, MARKED
 from inanet.switch.flows import OWN, Flows, Way

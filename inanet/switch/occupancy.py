@@ -19,7 +19,7 @@ class Occupancy:
         return self._next
 
     def sample(self, programs: Iterable[tuple[str, Mapping[str, int]]], now: float) -> None:
-        """Take a sample from the counters (:meth:`inanet.proto.program.Program.stats`) of named programs."""
+        """Take a sample from the counters (:meth:`inanet.proto.common.program.Program.stats`) of named programs."""
         held = {
             f"{program}/{name.removeprefix(PREFIX)}": value
             for program, stats in programs

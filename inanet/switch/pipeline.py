@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from inanet.proto.program import Action, Verdicts
+from inanet.proto.common.program import Action, Verdicts
 from inanet.switch import arrange
 from inanet.switch.egress import EgressQueue
 from inanet.switch.occupancy import Occupancy
@@ -98,7 +98,7 @@ class Pipeline:
         """Send a batch through the program; packets begin at their INA headers and may be edited in place.
 
         ``origins`` and ``senders`` (one per packet) are handles of the port's own, which come back in the runs.
-        ``congested`` as for :meth:`inanet.proto.program.Program.process`; left out where nothing is. Every packet of
+        ``congested`` as for :meth:`inanet.proto.common.program.Program.process`; left out where nothing is. Every packet of
         ``batch`` has passed the port's filter.
         """
         runs: list[Run] = []

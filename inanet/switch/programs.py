@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from inanet.proto.systems import PROGRAMS, SPARSE
+from inanet.proto.slots.systems import PROGRAMS, SPARSE
 
 if TYPE_CHECKING:
-    from inanet.proto.plan import Switched
+    from inanet.proto.common.plan import Switched
     from inanet.switch.registration import Registration
 
 
@@ -85,7 +85,7 @@ def admit(registration: Registration, job: Job) -> None:
 
     Raises ``ValueError`` for one that it cannot serve, and ``MemoryError`` for one that it has no slots for.
     """
-    from inanet.proto.switched.tenants import Tenant
+    from inanet.proto.slots.tenants import Tenant
 
     if job.facts is not None and job.facts.sparse is not None:
         _admit_sparse(registration, job, job.facts)
@@ -114,7 +114,7 @@ def admit(registration: Registration, job: Job) -> None:
 
 def _admit_site(registration: Registration, job: Job, facts: Switched) -> None:
     """:func:`admit` at one of several switches: its neighbours are workers, other switches, perhaps the PS."""
-    from inanet.proto.goat.routes import below, neighbours, tenant
+    from inanet.proto.slots.goat.routes import below, neighbours, tenant
 
     site = facts.sites[job.node - 1]
     registration.program.add_job(tenant(facts, job.node, job.key))

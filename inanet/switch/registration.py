@@ -24,7 +24,7 @@ class Registration:
     """
 
     name: str
-    #: a :class:`~inanet.proto.program.Program`; those of systems are told of jobs that come and go
+    #: a :class:`~inanet.proto.common.program.Program`; those of systems are told of jobs that come and go
     program: Any
     ports: tuple[range, ...] = ()
     raw: bool = False

@@ -15,7 +15,7 @@ from inanet.phy.device import Device
 from inanet.phy.pacing import OVERHEAD
 from inanet.phy.sockets import RCVBUF
 from inanet.phy.udp import UdpDevice
-from inanet.proto.program import Action
+from inanet.proto.common.program import Action
 from inanet.switch.outbox import Outbox, Packets
 from inanet.switch.pipeline import BATCH, Pipeline, Run
 from inanet.switch.port import PortOptions, SwitchPort

@@ -3,7 +3,7 @@
 >>> fabric = VirtualFabric({"ps": None, "agg0": "ps", "w0": "agg0", "w1": "agg0"}, ranks={"w0": [0], "w1": [1]})
 >>> fabric.all_reduce(spec, {0: a, 1: b})      # arrays are overwritten with the result
 
-Every node is an :class:`inanet.proto.node.Node` on a :class:`inanet.phy.memory.MemoryDevice`; impairments come from the
+Every node is an :class:`inanet.proto.tree.node.Node` on a :class:`inanet.phy.memory.MemoryDevice`; impairments come from the
 same decorators that daemons use. Time stands still while packets are on their way and then jumps to the next timer, so
 a test that waits for half a second of retransmissions takes microseconds.
 """
@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from inanet.phy.device import Device, GroupReceiver
 from inanet.phy.memory import MemoryNetwork
-from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
-from inanet.proto.formats import make_format
-from inanet.proto.node import Node
-from inanet.proto.plan import (
+from inanet.proto.common.events import NodeEvent, PeerSilent, Refused, RoundDone
+from inanet.proto.common.formats import make_format
+from inanet.proto.common.plan import (
     Child,
     ExponentMode,
     Fold,
@@ -33,7 +32,8 @@ from inanet.proto.plan import (
     TensorLayout,
     TensorSpec,
 )
-from inanet.proto.reliability import Timing
+from inanet.proto.tree.node import Node
+from inanet.proto.tree.reliability import Timing
 from inanet.testing.clock import FakeClock
 from inanet.wire.endpoint import endpoint
 

@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.memory import MemoryNetwork
-from inanet.proto.events import RoundDone
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import TensorSpec
+from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.netreduce.plan import Connection, RingAt, rack, racks
 from inanet.proto.netreduce.program import NetReduceProgram
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import NetReduceWorker
-from inanet.proto.plan import TensorSpec
-from inanet.proto.program import Action, Verdicts
 from inanet.testing.clock import FakeClock
 from inanet.testing.fabric import Stuck
 from inanet.wire.batch import PacketBatch, Transmission

@@ -9,10 +9,10 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from inanet.proto.events import Refused, RoundDone
+from inanet.proto.common.events import Refused, RoundDone
+from inanet.proto.common.plan import TensorSpec
 from inanet.proto.netreduce.parallel import Pattern, RankHost, members, parts
 from inanet.proto.netreduce.worker import NetReduceWorker
-from inanet.proto.plan import TensorSpec
 from inanet.testing.netreduce import RingFabric, connect, host_address
 
 

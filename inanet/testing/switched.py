@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from inanet.phy.device import aligned_offsets
-from inanet.proto.program import Action, Program, Verdicts
+from inanet.proto.common.program import Action, Program, Verdicts
 from inanet.testing.fabric import Stuck
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint

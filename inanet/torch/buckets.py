@@ -20,7 +20,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from inanet.client.job import Job
-from inanet.control import segments
+from inanet.messages import segments
 from inanet.torch.transport import Reduction
 
 #: bytes of a bucket below which a copy costs less than anything else

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.autograd import Variable
 
 from inanet.client.job import Job
-from inanet.control.errors import RoundTimeout
+from inanet.errors import RoundTimeout
 from inanet.torch import verdict as rules
 from inanet.torch.buckets import BucketMemory
 from inanet.torch.lane import promise
@@ -36,7 +36,7 @@ def hook(process_group: "dist.ProcessGroup | None" = None, **options: Any) -> "t
     does not pay, gradients go through the process group as they would without a hook, and one line in the
     log of rank 0 (logger ``inanet``) says why. ``options`` are those of :class:`Options`.
 
-    Raises an :class:`~inanet.control.errors.InaError` on all ranks if ``require_ina`` is set and the job
+    Raises an :class:`~inanet.errors.InaError` on all ranks if ``require_ina`` is set and the job
     cannot be had, ``ValueError`` for options that make no sense. Errors of rounds are raised by ``backward``
     with their own type, on every rank.
     """
@@ -206,7 +206,7 @@ class GradientHook:
         """Memory for a bucket. DDP builds its buckets anew after the first step, and then other sizes replace the
         first ones.
 
-        Raises :class:`~inanet.control.errors.RoundTimeout` if the bucket itself is memory that the agent still
+        Raises :class:`~inanet.errors.RoundTimeout` if the bucket itself is memory that the agent still
         writes to.
         """
         assert self._transport is not None

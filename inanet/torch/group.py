@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from inanet.control.errors import InaError, WorkerLostError
+from inanet.errors import InaError, WorkerLostError
 from inanet.torch import verdict as rules
 from inanet.torch.options import Options
 from inanet.torch.rendezvous import Exchange, Refusal, join, through_store
@@ -98,7 +98,7 @@ class ProcessGroup(dist.ProcessGroup):
     def decide(self) -> Verdict:
         """Join the job, or find out why not; all ranks of the group at once.
 
-        Raises an :class:`~inanet.control.errors.InaError` on all ranks if INA is required and not to be had.
+        Raises an :class:`~inanet.errors.InaError` on all ranks if INA is required and not to be had.
         """
         if self.verdict is None:
             verdict = self._join()

@@ -25,7 +25,7 @@ class Options:
     group's). ``mode`` and ``factor``: how exponents are agreed, as in
     :meth:`inanet.client.job.Job.all_reduce_async`. ``nan``: "propagate" lets NaN and infinity through as
     torch does, spoiling their block of 256 elements; "refuse" raises
-    :class:`~inanet.control.errors.NonFiniteError` on all ranks. ``require_ina``: raise instead of falling
+    :class:`~inanet.errors.NonFiniteError` on all ranks. ``require_ina``: raise instead of falling
     back to the process group's own all-reduce (default: INA_REQUIRE). ``measure``: compare with that
     all-reduce at the start and take the faster; without effect if INA is required. ``trace``: directory
     for traces of a hook (default: INA_TRACE).

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from inanet.client.connection import Connection
 from inanet.client.environment import socket_path
 from inanet.client.job import Job, connect
-from inanet.control.errors import AgentUnavailable, FabricError, InaError, JoinTimeout
+from inanet.errors import AgentUnavailable, FabricError, InaError, JoinTimeout
 from inanet.torch.options import MOST_JOIN_SECONDS, Options
 
 #: Hands in what this rank has to say (JSON) and returns what all have said, by rank.
@@ -32,7 +32,7 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 def through_store(store: "dist.Store", rank: int, size: int, seconds: float) -> Exchange:
     """An exchange through a store that belongs to the group alone. Rank 0 collects, so that N ranks cost 3 N
-    requests. It raises :class:`~inanet.control.errors.JoinTimeout` naming the first rank that does not come.
+    requests. It raises :class:`~inanet.errors.JoinTimeout` naming the first rank that does not come.
     """
     patience = timedelta(seconds=seconds)
     calls = 0
@@ -91,7 +91,7 @@ def join(exchange: Exchange, rank: int, size: int, options: Options, seconds: fl
     """Join the job of these ranks through their agents, all or none of them.
 
     ``seconds``: what a round may take, and joining up to :data:`~inanet.torch.options.MOST_JOIN_SECONDS`.
-    Raises an :class:`~inanet.control.errors.InaError` on all ranks if any of them requires INA and cannot
+    Raises an :class:`~inanet.errors.InaError` on all ranks if any of them requires INA and cannot
     have it.
     """
     said = exchange(_introduction(options))
@@ -123,7 +123,7 @@ def _introduction(options: Options) -> dict[str, Any]:
 def _agent(options: Options) -> str:
     """What tells this host's agent from every other: the kernel's boot and the socket's inode there.
 
-    Raises :class:`~inanet.control.errors.AgentUnavailable` if nobody listens.
+    Raises :class:`~inanet.errors.AgentUnavailable` if nobody listens.
     """
     path = socket_path(options.socket)
     try:

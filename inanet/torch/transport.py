@@ -8,7 +8,7 @@ import torch
 
 from inanet.client.handle import Handle
 from inanet.client.job import Job
-from inanet.control.errors import InaError, RoundTimeout
+from inanet.errors import InaError, RoundTimeout
 from inanet.torch.lane import Lane
 from inanet.torch.options import Options
 
@@ -63,7 +63,7 @@ class Reduction:
 
     def finish(self, seconds: float | None = None) -> None:
         """Wait until the tensor holds the result. Raises the collective's
-        :class:`~inanet.control.errors.InaError`, :class:`~inanet.control.errors.RoundTimeout` after
+        :class:`~inanet.errors.InaError`, :class:`~inanet.errors.RoundTimeout` after
         ``seconds`` or when the reduction's time is up, or what was wrong with the tensor."""
         left = self._deadline - time.monotonic()
         allowed = max(0.0, left if seconds is None else min(seconds, left))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from inanet.control.errors import InaError
+from inanet.errors import InaError
 from inanet.torch.lane import Lane, promise
 from inanet.torch.transport import Reduction
 
@@ -37,7 +37,7 @@ class FabricWork(Work):  # type: ignore[misc]
         self._error: BaseException | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until the tensors hold the results; raises an :class:`~inanet.control.errors.InaError`."""
+        """Until the tensors hold the results; raises an :class:`~inanet.errors.InaError`."""
         self._finish(seconds_of(timeout))
         for reduction in self._reductions:
             reduction.synchronize()

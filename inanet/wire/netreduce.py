@@ -55,7 +55,7 @@ assert HEADER.itemsize == HEADER_BYTES
 
 
 class Operation(IntEnum):
-    """How the values of a message combine. The first four are numbered as :class:`inanet.proto.plan.Fold`."""
+    """How the values of a message combine. The first four are numbered as :class:`inanet.proto.common.plan.Fold`."""
 
     #: signed 32-bit addition
     ADD = 0

@@ -2,7 +2,7 @@
 /*
  * XAgg's Algorithm 1 in the kernel (XAgg, sections IV-A, IV-B and IV-D), on the same tables as user space.
  *
- * inanet/proto/xagg/policy.py is the specification: for a packet that is handled here, slots, logs, counters and what
+ * inanet/proto/tree/xagg/policy.py is the specification: for a packet that is handled here, slots, logs, counters and what
  * leaves are the same, byte for byte. Everything that is not handled here, ordinary traffic first of all, is passed up
  * the stack, where the daemon's socket gets what is its own: control packets, exponents, restarts, and
  * all packets while the daemon itself works on the tables (`closed`). So user space never waits for the kernel longer than

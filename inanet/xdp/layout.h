@@ -2,7 +2,7 @@
 /*
  * What the kernel program and user space share: the one source of these layouts.
  *
- * The numpy side is inanet/proto/slots.py (tables), inanet/wire/xagg.py (packets) and inanet/xdp/memory.py; a test
+ * The numpy side is inanet/proto/tree/slots.py (tables), inanet/wire/xagg.py (packets) and inanet/xdp/memory.py; a test
  * compares all of them with the BTF of the compiled object. Everything is little-endian. Arrays are ordered by the
  * size of their elements, so that no padding is needed anywhere.
  */
@@ -101,7 +101,7 @@ enum drop {
 	DROPS = 64,
 };
 
-/* as inanet.proto.engine.Count, then this program's own */
+/* as inanet.proto.tree.engine.Count, then this program's own */
 enum count {
 	C_CONTRIBUTIONS,
 	C_COMPLETED,
@@ -121,7 +121,7 @@ enum count {
 	COUNTS = 16,
 };
 
-/* as inanet.proto.engine.Event, then this program's own */
+/* as inanet.proto.tree.engine.Event, then this program's own */
 enum event_code {
 	E_GROUP_END = 1,
 	E_ANSWER = 2,

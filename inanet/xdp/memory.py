@@ -1,6 +1,6 @@
 """A node's slots and tables in memory that the kernel program works on as well.
 
-:class:`SharedMemory` loads the program and puts every array of a :class:`~inanet.proto.slots.SlotMemory` where the
+:class:`SharedMemory` loads the program and puts every array of a :class:`~inanet.proto.tree.slots.SlotMemory` where the
 program looks for it; ``layout.h`` says where that is. The same kernels of :mod:`inanet.proto` then work on it unchanged.
 Unlike private memory it is taken as a whole when it is made: one second per gigabyte and more.
 """
@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.slots import (
+from inanet.proto.tree.slots import (
     GROUP,
     MAX_JOBS,
     MAX_SHARDS,
@@ -102,7 +102,7 @@ _BYTES = ("state", "attempt", "exponent", "misfit", "announced", "logged")
 
 
 class KernelCount(IntEnum):
-    """Counters of the program that user space has none for; those before are :class:`~inanet.proto.engine.Count`."""
+    """Counters of the program that user space has none for; those before are :class:`~inanet.proto.tree.engine.Count`."""
 
     FORWARDED = 8
     BROADCAST = 9
@@ -114,7 +114,7 @@ class KernelCount(IntEnum):
 
 
 class KernelEvent(IntEnum):
-    """Reports of the program beside those of :class:`~inanet.proto.engine.Event`."""
+    """Reports of the program beside those of :class:`~inanet.proto.tree.engine.Event`."""
 
     WORK = 100
     HOP = 101

@@ -1,7 +1,7 @@
 """A node that shares its slots with the kernel program.
 
 The program folds contributions and hands on what is complete, see ``aggregator.bpf.c``. Everything else stays with the
-:class:`~inanet.proto.node.Node`: it opens rounds, looks into slots when the program says that a group has ended, asks
+:class:`~inanet.proto.tree.node.Node`: it opens rounds, looks into slots when the program says that a group has ended, asks
 for what is lost, repeats what others lack, returns credit, restarts fragments, follows plans, ends rounds. It reads the
 tables at any time, as every entry is written before what points to it, and writes them with the gate closed.
 """
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.engine import Event, row_is_sound
-from inanet.proto.membership import Job, ShardState, Tree
-from inanet.proto.node import Node
-from inanet.proto.plan import NodePlan, TensorLayout
-from inanet.proto.reliability import Link, Timing
-from inanet.proto.slots import GROUP, LEFT_UP, LOGGED_DOWN, LOGGED_UP, ShardColumn, State
-from inanet.proto.xagg.control import Header
+from inanet.proto.common.plan import NodePlan, TensorLayout
+from inanet.proto.tree.engine import Event, row_is_sound
+from inanet.proto.tree.membership import Job, ShardState, Tree
+from inanet.proto.tree.node import Node
+from inanet.proto.tree.reliability import Link, Timing
+from inanet.proto.tree.slots import GROUP, LEFT_UP, LOGGED_DOWN, LOGGED_UP, ShardColumn, State
+from inanet.proto.tree.xagg.control import Header
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import HEADER_BYTES, Kind, header_tag
@@ -32,7 +32,7 @@ _HEADER_WORDS = HEADER_BYTES // 4
 
 
 class OffloadedNode(Node):
-    """As :class:`~inanet.proto.node.Node`, on memory that the program is loaded for. Call :meth:`attend` whenever
+    """As :class:`~inanet.proto.tree.node.Node`, on memory that the program is loaded for. Call :meth:`attend` whenever
     :meth:`fileno` is readable, and pump the driver then.
     """
 

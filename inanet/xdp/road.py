@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from inanet.proto.reliability import Link
+from inanet.proto.tree.reliability import Link
 
 #: packets that the program may send to a parent before it has been shown that they arrive
 PROBATION = 256

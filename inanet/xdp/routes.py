@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from inanet.proto.engine import Tables
-from inanet.proto.membership import Job, Tree
-from inanet.proto.sending import BURST
-from inanet.proto.slots import ShardColumn, TreeColumn
-from inanet.proto.xagg import slotwork
+from inanet.proto.tree.engine import Tables
+from inanet.proto.tree.membership import Job, Tree
+from inanet.proto.tree.sending import BURST
+from inanet.proto.tree.slots import ShardColumn, TreeColumn
+from inanet.proto.tree.xagg import slotwork
 from inanet.xdp.memory import HOP, Held, SharedMemory
 from inanet.xdp.road import Road
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 
 from inanet.phy.device import Device
 from inanet.phy.wrapper import Wrapper
-from inanet.proto.node import Node
-from inanet.proto.plan import NodePlan
-from inanet.proto.reliability import Timing
+from inanet.proto.common.plan import NodePlan
+from inanet.proto.tree.node import Node
+from inanet.proto.tree.reliability import Timing
 from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import address_of
 from inanet.xdp.inbox import Inbox, InboxCount
@@ -196,7 +196,7 @@ def inbox_of(device: Device) -> Inbox | None:
 
 
 class ReceivingNode(Node):
-    """As :class:`~inanet.proto.node.Node`; tells ``inbox`` from whom its jobs' results come."""
+    """As :class:`~inanet.proto.tree.node.Node`; tells ``inbox`` from whom its jobs' results come."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from inanet.control import authority
+from inanet.trust import authority
 
 
 @pytest.fixture(scope="module")

@@ -21,9 +21,9 @@ from inanet.aio.channel import (
     connect,
     parse_address,
 )
-from inanet.aio.listening import ControlServer, serve
-from inanet.control.codec import ControlError, encode
-from inanet.control.messages import Message, Ping, Pong, Stats, Stop
+from inanet.aio.control_server import ControlServer, serve
+from inanet.messages.codec import ControlError, encode
+from inanet.messages.control import Message, Ping, Pong, Stats, Stop
 
 Test = Callable[[], Awaitable[None]]
 Run = Callable[[Test], None]

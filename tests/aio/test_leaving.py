@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from inanet.aio.channel import Channel
-from inanet.aio.listening import serve
+from inanet.aio.control_server import serve
 from inanet.aio.uplink import Uplink
-from inanet.control.identity import Identity
-from inanet.control.member import Member
-from inanet.control.messages import Hello, Leave, Message, Ping, Pong, Welcome
-from inanet.proto.node import Node
+from inanet.member.identity import Identity
+from inanet.member.member import Member
+from inanet.messages.control import Hello, Leave, Message, Ping, Pong, Welcome
+from inanet.proto.tree.node import Node
 from inanet.wire.endpoint import endpoint
 
 PATIENCE = 10.0

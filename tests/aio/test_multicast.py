@@ -9,10 +9,9 @@ from structlog.testing import capture_logs
 
 from inanet.aio.driver import Driver
 from inanet.phy.udp import UdpDevice
-from inanet.proto.events import RoundDone
-from inanet.proto.formats import make_format
-from inanet.proto.node import Node
-from inanet.proto.plan import (
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.formats import make_format
+from inanet.proto.common.plan import (
     Child,
     ExponentMode,
     NodePlan,
@@ -23,6 +22,7 @@ from inanet.proto.plan import (
     TensorLayout,
     TensorSpec,
 )
+from inanet.proto.tree.node import Node
 from inanet.wire.endpoint import address_of
 from tests.aio.test_driver import free_group
 

@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from inanet.aio.asking import ask
 from inanet.aio.channel import Channel, connect
-from inanet.aio.reaching import reach
+from inanet.aio.query import ask
+from inanet.aio.reachability import reach
 from inanet.aio.uplink import Uplink
-from inanet.control.identity import Identity
-from inanet.control.member import Member
-from inanet.control.messages import Reject
-from inanet.control.observe.metrics import Durations
-from inanet.control.trust import KeyFileError, Keys
-from inanet.proto.node import Node
+from inanet.member.identity import Identity
+from inanet.member.member import Member
+from inanet.messages.control import Reject
+from inanet.proto.tree.node import Node
+from inanet.service.metrics import Durations
+from inanet.trust.certificates import KeyFileError, Keys
 from inanet.wire.endpoint import endpoint
-from tests.aio.coordinating import PATIENCE, answer, coordinating, hello, of, registration, running
+from tests.aio.coordinator import PATIENCE, answer, coordinating, hello, of, registration, running
 
 
 async def test_a_node_registers_reports_and_is_seen() -> None:
@@ -217,7 +217,7 @@ async def test_multicast_from_the_coordinator_is_heard_or_not(monkeypatch: pytes
         assert (found.local, found.downlink, found.heard) == ("127.0.0.1", "unicast", True)
         assert found.group == "239.195.255.255:7401"
         # who sends out of another interface is not heard on this one
-        monkeypatch.setattr("inanet.aio.coordination.send_probe", lambda *_: None)
+        monkeypatch.setattr("inanet.aio.coordinator.send_probe", lambda *_: None)
         assert not (await reach(coordination.address, "", None, 0.2)).heard
 
 

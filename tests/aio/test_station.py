@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from inanet.aio.station import Station, open_device
-from inanet.control.addresses import AddressError
-from inanet.control.config import MODELS
-from inanet.control.config_file import validate
-from inanet.control.observe.metrics import FAMILIES
+from inanet.config.daemons import MODELS
+from inanet.config.file import validate
+from inanet.service.addresses import AddressError
+from inanet.service.metrics import FAMILIES
 from inanet.wire.endpoint import show
 
 TOKEN = "a secret of the whole fabric, long enough"

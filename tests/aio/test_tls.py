@@ -11,21 +11,21 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from inanet.aio.asking import QueryRefused, ask, overview_of
 from inanet.aio.channel import ChannelClosed, DeadlineError, connect
-from inanet.aio.coordination import Coordination, InsecureListener
+from inanet.aio.coordinator import Coordination, InsecureListener
+from inanet.aio.query import QueryRefused, ask, overview_of
 from inanet.aio.uplink import Uplink
-from inanet.control import authority
-from inanet.control.identity import Identity
-from inanet.control.member import Member
-from inanet.control.messages import PROTOCOL, Pong, Reject, Welcome
-from inanet.control.revocation import Revocations
-from inanet.control.settings import Settings
-from inanet.control.standing import Query
-from inanet.control.trust import Certified, KeyFileError, Keys, WrongCertificate
-from inanet.proto.node import Node
+from inanet.coordinator.settings import Settings
+from inanet.member.identity import Identity
+from inanet.member.member import Member
+from inanet.messages.control import PROTOCOL, Pong, Reject, Welcome
+from inanet.messages.registration import Query
+from inanet.proto.tree.node import Node
+from inanet.trust import authority
+from inanet.trust.certificates import Certified, KeyFileError, Keys, WrongCertificate
+from inanet.trust.revocation_list import Revocations
 from inanet.wire.endpoint import endpoint
-from tests.aio.coordinating import FABRIC, PATIENCE, answer, coordinating, hello, of, registration, running
+from tests.aio.coordinator import FABRIC, PATIENCE, answer, coordinating, hello, of, registration, running
 
 
 async def _certificates_say_who_somebody_is(keys: Path) -> None:

@@ -14,8 +14,8 @@ from inanet.bench.cli import bench
 from inanet.bench.counted import Reading, _with_metrics, in_network_share, metrics_port
 from inanet.bench.measure import Ticks
 from inanet.bench.samples import BLOCK, check, exact, fill, source, tolerance
-from inanet.control.exits import Failure
 from inanet.launch.topology import NodeSpec
+from inanet.service.exits import Failure
 
 #: 60 % idle
 PERIOD = (Ticks(0, 0), Ticks(100, 60))

@@ -5,7 +5,7 @@ import pytest
 from inanet.bench.calibration import derive
 from inanet.bench.peers.rank import Sample
 from inanet.bench.runs import Run
-from inanet.control.costs import Costs
+from inanet.planning.costs import Costs
 
 
 def runs(seconds: float, cpu: float, served: float) -> list[Run]:

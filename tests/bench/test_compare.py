@@ -20,11 +20,11 @@ from inanet.bench.registry import Peer, peers
 from inanet.bench.runs import KEYS, Run, interleaved, row, started
 from inanet.bench.stage import LocalStage
 from inanet.bench.star import star
-from inanet.control.config_file import ConfigError
-from inanet.control.exits import Failure
+from inanet.config.file import ConfigError
 from inanet.lab import namespaces
 from inanet.lab.library import find
 from inanet.lab.model import load
+from inanet.service.exits import Failure
 
 
 @pytest.fixture(scope="module")

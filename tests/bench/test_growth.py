@@ -14,7 +14,7 @@ from inanet.bench.cli import bench
 from inanet.bench.growth import MARKS, Options, line, ratios, run, table
 from inanet.bench.marks import judge
 from inanet.bench.peers.rank import Team
-from inanet.control.exits import Failure
+from inanet.service.exits import Failure
 
 
 def test_default_sizes_are_those_of_the_mark() -> None:

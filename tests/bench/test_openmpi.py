@@ -12,9 +12,9 @@ import pytest
 
 from inanet.bench.peers import openmpi
 from inanet.bench.peers.rank import Team
-from inanet.control.exits import Failure
 from inanet.lab.session import Lab
 from inanet.launch.process import python_environment
+from inanet.service.exits import Failure
 
 needs_mpi = pytest.mark.skipif(not openmpi.installed(), reason="needs mpi4py and openmpi")
 

@@ -7,10 +7,10 @@ import pytest
 from inanet.bench.peers.rank import Sample
 from inanet.bench.plan import TOPOLOGIES, contestants_for, row, summary, table
 from inanet.bench.runs import Run
-from inanet.control.costs import Costs
-from inanet.control.pricing import Choice, choose
 from inanet.lab.library import topology
 from inanet.lab.network import fleet
+from inanet.planning.costs import Costs
+from inanet.planning.prices import Choice, choose
 
 SIZE = 97 << 20
 

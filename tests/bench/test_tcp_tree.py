@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from inanet.bench.peers.tcp import TcpRank, run_server
 from inanet.bench.stage import Place, Stage
 from inanet.bench.trees import tcp_tree
-from inanet.control.plans import tree_of
+from inanet.planning.plans import tree_of
 
 PATIENCE = 60.0
 HERE = "127.0.0.1"

@@ -4,8 +4,8 @@ import pytest
 
 from inanet.bench import torch as bench
 from inanet.bench.peers.rank import Team
-from inanet.control.exits import Exit, Failure
 from inanet.lab.namespaces import Unprivileged
+from inanet.service.exits import Exit, Failure
 
 
 class Scripted(Team):

@@ -5,8 +5,8 @@ import pytest
 from inanet.bench import hop, xdp, xdp_results
 from inanet.bench.veth import Cable
 from inanet.cli.main import main
-from inanet.control.exits import Exit, Failure
-from inanet.proto.engine import Count
+from inanet.proto.tree.engine import Count
+from inanet.service.exits import Exit, Failure
 from inanet.wire.xagg import decode
 from inanet.xdp.attach import why_not
 from inanet.xdp.build import compiler_release

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from inanet.cli.main import main
-from inanet.control import authority
-from inanet.control.config import PROGRAMS, Role
+from inanet.config.daemons import PROGRAMS, Role
+from inanet.trust import authority
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 

@@ -14,7 +14,7 @@ import pytest
 from inanet.cli import doctor, host_probes, network_probes
 from inanet.cli.findings import Finding, examine
 from inanet.cli.main import main
-from inanet.control import addresses, kernel_cache
+from inanet.service import addresses, kernel_cache
 
 
 def only(findings: Any) -> Finding:

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from inanet.aio.reaching import Reach
+from inanet.aio.reachability import Reach
 from inanet.cli import address_probes, certificate_probe, coordinators, fabric_probes, peer_probes
 from inanet.cli.findings import Finding
-from inanet.control import addresses, authority
-from inanet.control.exits import Failure
-from inanet.control.standing import JobState, NodeState, Overview
-from inanet.control.trust import Keys
+from inanet.messages.registration import JobState, NodeState, Overview
+from inanet.service import addresses
+from inanet.service.exits import Failure
+from inanet.trust import authority
+from inanet.trust.certificates import Keys
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from inanet.cli.main import main
-from inanet.control import authority
-from inanet.control.revocation import Revocations, parse
-from inanet.control.trust import Keys
+from inanet.trust import authority
+from inanet.trust.certificates import Keys
+from inanet.trust.revocation_list import Revocations, parse
 
 
 def test_an_authority_and_its_nodes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

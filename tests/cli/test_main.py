@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 import pytest
 
+from inanet.about import VERSION
 from inanet.cli import main as front
 from inanet.cli.main import COMMANDS, Entry, main
-from inanet.control.about import VERSION
-from inanet.control.exits import Failure
+from inanet.service.exits import Failure
 
 ROOT = Path(__file__).parents[2]
 ERRORS: dict[str, BaseException] = {
@@ -120,7 +120,7 @@ def test_where_kernels_are_kept_is_seen_to_before_a_command_is_imported(
         return "compiled kernels are kept in /tmp/x for now"
 
     monkeypatch.setattr(front, "COMMANDS", {})
-    monkeypatch.setattr("inanet.control.kernel_cache.ensure", ensure)
+    monkeypatch.setattr("inanet.service.kernel_cache.ensure", ensure)
     assert main(["late", "--help"]) == 0
     assert capsys.readouterr().err == "ina: compiled kernels are kept in /tmp/x for now\n"
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from inanet.cli.main import main
-from inanet.control.config import PsConfig
-from inanet.control.costs import Costs, save
+from inanet.config.daemons import PsConfig
+from inanet.planning.costs import Costs, save
 
 PAGE = Path(__file__).parents[2] / "docs" / "planning.md"
 

@@ -9,23 +9,23 @@ from pathlib import Path
 
 import pytest
 
-from inanet.aio.coordination import Coordination
+from inanet.aio.coordinator import Coordination
 from inanet.aio.registration import Registration
 from inanet.cli import figures
 from inanet.cli.main import main
 from inanet.cli.scraping import Pulse, Scraped, Value, pulse
 from inanet.cli.status import lines, walk
 from inanet.cli.top import picture
-from inanet.control import authority
-from inanet.control.addresses import Resolved
-from inanet.control.config import load
-from inanet.control.config_file import ConfigError
-from inanet.control.observe.machine import Machine
-from inanet.control.observe.metrics import MetricsServer, Sample, Scrape
-from inanet.control.settings import Settings
-from inanet.control.standing import JobState, NodeState, Overview
-from inanet.control.topology import Topology
-from inanet.control.trust import Keys
+from inanet.config.daemons import load
+from inanet.config.file import ConfigError
+from inanet.coordinator.settings import Settings
+from inanet.messages.registration import JobState, NodeState, Overview
+from inanet.planning.topology import Topology
+from inanet.service.addresses import Resolved
+from inanet.service.machine import Machine
+from inanet.service.metrics import MetricsServer, Sample, Scrape
+from inanet.trust import authority
+from inanet.trust.certificates import Keys
 
 PATIENCE = 30.0
 TOKEN = "a token of the fabric"
@@ -129,7 +129,7 @@ def test_in_a_shell_credentials_are_where_the_units_have_them_from(
 ) -> None:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
     monkeypatch.delenv("STATE_DIRECTORY", raising=False)
-    for place in ("inanet.control.config", "inanet.cli.coordinators"):
+    for place in ("inanet.config.daemons", "inanet.cli.coordinators"):
         monkeypatch.setattr(f"{place}.SYSTEM_DIRECTORY", tmp_path)
     for name, copy in (("token", "token"), ("ca.pem", "ca.pem"), ("manager.pem", "key.pem")):
         (tmp_path / copy).write_bytes((keys / name).read_bytes())

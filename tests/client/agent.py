@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import inanet
-from inanet.aio.local import LocalServer
-from inanet.aio.local_session import Session
-from inanet.control.errors import InaError
-from inanet.proto.plan import TensorSpec
+from inanet.agent.server import LocalServer
+from inanet.agent.session import Session
+from inanet.errors import InaError
+from inanet.proto.common.plan import TensorSpec
 
 T = TypeVar("T")
 #: seconds after which a test gives up; nothing takes that long

@@ -6,8 +6,8 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from inanet.control import segments
-from inanet.control.session import PROTOCOL, Unpacker, pack
+from inanet.messages import segments
+from inanet.messages.session import PROTOCOL, Unpacker, pack
 from tests.client.agent import PATIENCE
 
 HELLO = {"protocol": PROTOCOL, "job": "train", "rank": 0, "world": 1, "local_world": 1}

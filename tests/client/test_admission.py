@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.aio import local_listener
-from inanet.aio.local import LocalServer
-from inanet.control.exits import Exit, explain
+from inanet.agent import listener as local_listener
+from inanet.agent.server import LocalServer
+from inanet.service.exits import Exit, explain
 from tests.client.agent import PATIENCE, Agent, LoopbackBackend, error_from
 
 
@@ -26,7 +26,7 @@ class TestDescriptors:
     SCRIPT = """
 import asyncio, resource, sys
 from pathlib import Path
-from inanet.aio.local import LocalServer
+from inanet.agent.server import LocalServer
 from tests.client.agent import LoopbackBackend
 
 async def main():

@@ -16,9 +16,9 @@ import inanet
 from inanet.client import exchange
 from inanet.client.conversation import Outcome
 from inanet.client.exchange import Exchange
-from inanet.control.segments import DEPTH, MOST_BYTES, exchange_bytes
-from inanet.proto.local import LocalTensor
-from inanet.proto.plan import tensor_spec
+from inanet.messages.segments import DEPTH, MOST_BYTES, exchange_bytes
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import tensor_spec
 from tests.client.agent import Agent, error_from, run_all
 
 WORLD = 3

@@ -15,7 +15,7 @@ import pytest
 
 import inanet
 from inanet.client import conversation
-from inanet.control.errors import error_of
+from inanet.errors import error_of
 from tests.client.agent import PATIENCE, Agent, error_from, run_all
 
 

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 import inanet
-from inanet.control.session import MOST_AHEAD
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.messages.session import MOST_AHEAD
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from tests.client.agent import Agent, error_from, run_all
 
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.aio import local, local_sums
-from inanet.aio.backend import FabricBackend
-from inanet.proto.local import LocalRound, Part
+from inanet.agent import server as local
+from inanet.agent import sums as local_sums
+from inanet.agent.backend import FabricBackend
+from inanet.proto.common.local import LocalRound, Part
 from tests.client.agent import PATIENCE, Agent, error_from, run_all
 
 

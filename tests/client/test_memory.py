@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inanet.client.memory import Memory, Piece, rounded
-from inanet.control import segments
-from inanet.control.session import SessionError
+from inanet.messages import segments
+from inanet.messages.session import SessionError
 
 F_ADD_SEALS = 1033
 SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 2, 4, 8

@@ -166,7 +166,7 @@ def test_nothing_is_left_of_processes_that_were_killed(run: Start, agent: Agent,
 AGENT = """
 import asyncio, sys
 from pathlib import Path
-from inanet.aio.local import LocalServer
+from inanet.agent.server import LocalServer
 from tests.client.agent import LoopbackBackend
 
 async def main():

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from inanet.client.ringhost import RingHost, join_ring, join_rings, ring_of
-from inanet.control.exits import Failure
 from inanet.phy.udp import UdpDevice
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.parallel import members
 from inanet.proto.netreduce.plan import Sizes
 from inanet.proto.netreduce.ring import Member
-from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.proto.roce import Attributes
+from inanet.service.exits import Failure
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.aio import local_session
-from inanet.control.session import MOST_AHEAD, PROTOCOL, pack
+from inanet.agent import session as local_session
+from inanet.messages.session import MOST_AHEAD, PROTOCOL, pack
 from tests.client.agent import PATIENCE, Agent, error_from
 from tests.client.raw import HELLO, REDUCE, Raw
 

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from inanet.client.sparse import Phy, SparseGroup, sparse_group
-from inanet.control.errors import FabricError, RoundTimeout
-from inanet.proto.plan import Online
+from inanet.errors import FabricError, RoundTimeout
+from inanet.proto.common.plan import Online
 from inanet.proto.zebra.state import BadState
 from inanet.proto.zebra.store import Sgd
 from inanet.proto.zebra.stream import Timing

@@ -17,10 +17,10 @@ from click.testing import CliRunner
 
 from inanet.cli.zebra import zebra
 from inanet.client.sparse_process import SparseFile, join_sparse
-from inanet.control.config_file import ConfigError
-from inanet.control.sparse_state import StateFile
+from inanet.config.file import ConfigError
 from inanet.proto.zebra.ps import ParameterShard
 from inanet.proto.zebra.store import Ftrl
+from inanet.service.shard_state import StateFile
 
 from .test_sparse import KEYS, gradients, total
 

@@ -9,11 +9,11 @@ import pytest
 from click.testing import CliRunner
 
 from daemons._chassis import command
-from inanet.control import authority
-from inanet.control.config import Role, load
-from inanet.control.exits import Exit
-from inanet.control.own_certificate import check, problems
-from inanet.control.trust import KeyFileError, WrongCertificate
+from inanet.config.certificate import check, problems
+from inanet.config.daemons import Role, load
+from inanet.service.exits import Exit
+from inanet.trust import authority
+from inanet.trust.certificates import KeyFileError, WrongCertificate
 from tests.daemons.processes import PATIENCE, ROOT
 
 CALLS = 'coordinator = "127.0.0.1:1"'

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from daemons._chassis import FORMATS, LEVELS, command
-from inanet.control.config import Log
+from inanet.config.daemons import Log
 from tests.daemons.processes import ROOT
 
 
@@ -67,7 +67,7 @@ def test_a_file_that_may_not_be_read_is_a_matter_of_permission(
 
 
 def test_an_error_nobody_foresaw_is_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("inanet.control.config.load", lambda *arguments: 1 // 0)
+    monkeypatch.setattr("inanet.config.daemons.load", lambda *arguments: 1 // 0)
     result = invoke("--config", "agg.toml")
     assert result.exit_code == 70
     assert "please report it" in result.stderr

@@ -11,9 +11,9 @@ from numba.core import event
 from structlog.testing import capture_logs
 
 from daemons._lifecycle import Context
-from inanet.control import kernel_cache
-from inanet.control.observe import compiling
-from inanet.control.observe.sdnotify import Notifier
+from inanet.service import compilation as compiling
+from inanet.service import kernel_cache
+from inanet.service.sd_notify import Notifier
 
 
 def compile_something() -> None:

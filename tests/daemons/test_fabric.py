@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 import inanet
 from inanet.cli import figures
 from inanet.cli.coordinators import Target
-from inanet.control.errors import InaError
+from inanet.errors import InaError
 from inanet.launch.fabric import Fabric
 from inanet.launch.process import python_environment
-from inanet.proto.local import LocalTensor
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from tests.client.agent import run_all
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import inanet
-from inanet.control.errors import WorkerLostError
+from inanet.errors import WorkerLostError
 from inanet.launch.fabric import Fabric, daemon_command
 from inanet.launch.process import Process, python, python_environment
 from inanet.launch.topology import NodeSpec

@@ -14,12 +14,12 @@ import inanet
 from inanet.cli.coordinators import Target
 from inanet.cli.status import lines
 from inanet.client.sparse import sparse_group
-from inanet.control.errors import FabricError, InaError, RoundTimeout, WorkerLostError
+from inanet.errors import FabricError, InaError, RoundTimeout, WorkerLostError
 from inanet.launch.fabric import Fabric, daemon_command
 from inanet.launch.process import python, python_environment
 from inanet.launch.topology import NodeSpec
-from inanet.proto.local import LocalTensor
-from inanet.proto.plan import ExponentMode, Online, TensorSpec
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import ExponentMode, Online, TensorSpec
 from inanet.proto.zebra.store import Adagrad
 from tests.client.agent import run_all
 from tests.client.test_sparse import KEYS, gradients

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from inanet.control.config import PROGRAMS, Local, Role, WorkerConfig, load
-from inanet.control.config_control import Control
-from inanet.control.exits import Exit
-from inanet.control.units import parse_duration
+from inanet.config.control import Control
+from inanet.config.daemons import PROGRAMS, Local, Role, WorkerConfig, load
+from inanet.service.exits import Exit
+from inanet.units import parse_duration
 
 ROOT = Path(__file__).parents[2]
 ROLES = list(PROGRAMS)

@@ -7,8 +7,8 @@ import threading
 from typing import Any
 
 from daemons._chassis import command
-from inanet.control.exits import Failure
-from inanet.control.observe.metrics import Sample
+from inanet.service.exits import Failure
+from inanet.service.metrics import Sample
 
 
 async def serve(config: Any, context: Any) -> None:

@@ -3,8 +3,8 @@
 from threadpoolctl import threadpool_limits
 
 from inanet.data.digits import Digits
-from inanet.proto.local import LocalTensor
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.training.classifier import parameters
 from inanet.training.descent import Descent, Recipe, batches, digest, part_gradients
 

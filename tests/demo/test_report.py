@@ -5,13 +5,13 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from inanet.control.exits import Exit
 from inanet.demo import cli, report
 from inanet.demo.audit import Verdict
 from inanet.demo.run import Options, Outcome, judge
 from inanet.launch.counters import Counters, Traffic, traffic
 from inanet.launch.interrupts import Interrupted
 from inanet.launch.reports import DemoError
+from inanet.service.exits import Exit
 
 VERDICT = Verdict(
     weights="ab" * 32,

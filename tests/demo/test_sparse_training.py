@@ -5,7 +5,7 @@ import pytest
 
 from inanet.client.sparse import sparse_group
 from inanet.data.clicks import Samples
-from inanet.proto.plan import Online
+from inanet.proto.common.plan import Online
 from inanet.proto.zebra.stream import Timing
 from inanet.training.sparse import hot_by_sampling, train
 from inanet.training.sparse_models import (

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from inanet.cli.main import main
-from inanet.control.exits import Exit
 from inanet.lab import cli, namespaces
 from inanet.lab.layout import namespace
 from inanet.lab.model import Topology
+from inanet.service.exits import Exit
 
 DEADLINE = 100.0
 #: All-reduces 1 MiB and prints a digest of the result and of one that came before.

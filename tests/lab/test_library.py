@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inanet.control.config_file import ConfigError
+from inanet.config.file import ConfigError
 from inanet.lab import library
 from inanet.lab.configuration import configurations, daemons
 from inanet.lab.credentials import prepare

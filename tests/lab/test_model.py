@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from inanet.control.config_file import ConfigError
+from inanet.config.file import ConfigError
 from inanet.lab.model import Topology
 
 Parse = Callable[[str], Topology]

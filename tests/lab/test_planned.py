@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from inanet.control.candidates import candidates
-from inanet.control.plans import Plan
 from inanet.lab.configuration import Place, configurations, daemons
 from inanet.lab.credentials import prepare
 from inanet.lab.library import topology
 from inanet.lab.network import configured, fleet, network, shorthand
+from inanet.planning.candidates import candidates
+from inanet.planning.plans import Plan
 
 
 def colocated(name: str) -> Plan:

@@ -7,7 +7,7 @@ from ipaddress import IPv4Address, IPv4Network
 import pytest
 
 from inanet.client.ringhost import ring_of
-from inanet.control.config_file import ConfigError
+from inanet.config.file import ConfigError
 from inanet.lab import library
 from inanet.lab.layout import (
     Bridge,

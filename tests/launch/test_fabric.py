@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inanet.control.config import MODELS, load
+from inanet.config.daemons import MODELS, load
 from inanet.launch import guardian, nodes, process
 from inanet.launch.configuration import configurations
 from inanet.launch.fabric import Fabric

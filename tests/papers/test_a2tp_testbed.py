@@ -3,7 +3,7 @@
 import pytest
 
 from inanet.papers.a2tp_testbed import ALL_SLOTS, HOST, ROUND, SAMPLE, SCALE, A, B, build, watch
-from inanet.proto.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.worker import A2tpWorker
 
 
 def test_a_job_alone_reaches_what_a_host_can_do_and_the_slots_are_one_window() -> None:

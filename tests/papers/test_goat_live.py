@@ -2,7 +2,7 @@
 
 import pytest
 
-from inanet.control.goat.fabric import ways
+from inanet.coordinator.goat.fabric import ways
 from inanet.papers.goat_live import PLUGS, Run, judge, links, planned, topology
 
 

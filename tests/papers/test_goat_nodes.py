@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from inanet.control.goat.asynchronous import Timeline
 from inanet.papers.goat_async import NOISES, Model, latencies, through_nodes, train
 from inanet.papers.goat_nodes import FACTOR, Training, plan_testbed
 from inanet.papers.goat_task import Regression
+from inanet.planning.goat.participants import Timeline
 
 WORKERS = 8
 VALUES = Regression.FEATURES * Regression.CLASSES

@@ -2,7 +2,6 @@
 
 import pytest
 
-from inanet.control.goat.sharing import Traffic
 from inanet.papers.goat_simulation import (
     AT_MOST,
     GRADIENT,
@@ -16,6 +15,7 @@ from inanet.papers.goat_simulation import (
     simulate,
     submodels,
 )
+from inanet.planning.goat.baselines import Traffic
 
 
 def test_workers_send_what_the_papers_workers_send() -> None:

@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from inanet.control.patterns import Cluster, flat_ring, parallel_netreduce, tencent
 from inanet.papers import netreduce_model as model
 from inanet.papers import netreduce_speed as speed
 from inanet.papers import netreduce_testbed as testbed
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome
 from inanet.papers.registry import ENTRIES
+from inanet.planning.patterns import Cluster, flat_ring, parallel_netreduce, tencent
 
 
 def failing(outcome: Outcome) -> set[str]:

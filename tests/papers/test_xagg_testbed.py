@@ -2,9 +2,9 @@
 
 import pytest
 
-from inanet.control.costs import Costs
 from inanet.papers import xagg_delays, xagg_testbed
 from inanet.papers.xagg_testbed import MODELS, OTHERS, PS, RING, SWITCHML, TCP_AGG, XAGG, Measured, modelled
+from inanet.planning.costs import Costs
 
 SECONDS = {XAGG: 2.0, TCP_AGG: 2.5, SWITCHML: 1.0, RING: 4.0, PS: 8.0}
 CORES = 2

@@ -3,9 +3,9 @@
 import pytest
 
 from inanet.bench import xdp, xdp_cores
-from inanet.control.exits import Exit
 from inanet.papers import xagg_xdp
 from inanet.papers.registry import Entry, run
+from inanet.service.exits import Exit
 from inanet.xdp.attach import why_not
 from tests.xdp.conftest import lacking
 

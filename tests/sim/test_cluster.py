@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from inanet.proto.events import RoundDone
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.switched.window import Timing
-from inanet.proto.switched.worker import Worker
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.slots.window import Timing
+from inanet.proto.slots.worker import Worker
 from inanet.sim.cluster import INTEGER, RING, Cluster, Layout, Placed, scaled
 from inanet.sim.hostring import RingWorker
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from inanet.proto.local import LocalTensor
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.sim.fabric import SimulatedFabric
 from inanet.sim.link import UDP_OVERHEAD, LinkSpec
 from inanet.sim.network import Network

@@ -5,13 +5,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.proto.events import RoundDone
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.program import Action, Verdicts
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switched.worker import Membership
-from inanet.proto.switchml.program import SwitchMLProgram
-from inanet.proto.switchml.worker import SwitchMLWorker
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.common.program import Action, Verdicts
+from inanet.proto.slots.switchml.program import SwitchMLProgram
+from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.worker import Membership
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
 from inanet.wire.batch import PacketBatch, Transmission

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import inanet
-from inanet.control.addresses import AddressError
-from inanet.control.config_control import Control
-from inanet.control.config_file import ConfigError
-from inanet.control.errors import FabricError
+from inanet.config.control import Control
+from inanet.config.file import ConfigError
+from inanet.errors import FabricError
+from inanet.service.addresses import AddressError
 
 COORDINATOR = 'coordinator = "unix:/nowhere/nobody.sock"'
 

@@ -10,7 +10,7 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.program import Action, Verdicts
+from inanet.proto.common.program import Action, Verdicts
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
 

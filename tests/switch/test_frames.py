@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inanet.phy.vnet import HEADER_BYTES
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switchml.program import SwitchMLProgram
+from inanet.proto.slots.switchml.program import SwitchMLProgram
+from inanet.proto.slots.tenants import Tenant
 from inanet.switch import parse
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from inanet.aio.switching import open_switch
-from inanet.control.config import load
-from inanet.control.config_switch import SwitchConfig
+from inanet.aio.switch import open_switch
+from inanet.config.daemons import load
+from inanet.config.switch import SwitchConfig
 from inanet.wire.endpoint import endpoint
 from tests.phy.spaces import open_spaces
 from tests.phy.test_port import echo

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from inanet.phy.device import aligned_offsets
-from inanet.proto.program import Action, Verdicts
+from inanet.proto.common.program import Action, Verdicts
 from inanet.switch import arrange
 from inanet.switch.egress import EgressQueue
 from inanet.switch.occupancy import Occupancy

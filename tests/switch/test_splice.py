@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from inanet.phy.vnet import HEADER_BYTES
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.plan import Sizes, rack
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import NetReduceWorker
-from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.proto.roce import Attributes
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline

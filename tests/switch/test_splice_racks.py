@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from inanet.aio.switching import ring_at
-from inanet.control.config_rings import RingEntry
+from inanet.aio.switch import ring_at
+from inanet.config.rings import RingEntry
 from inanet.phy.vnet import HEADER_BYTES
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.plan import Sizes
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import NetReduceWorker
-from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.proto.roce import Attributes
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline

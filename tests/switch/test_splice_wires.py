@@ -11,17 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inanet.aio.switching import open_switch
-from inanet.control.config import load
-from inanet.control.config_switch import SwitchConfig
+from inanet.aio.switch import open_switch
+from inanet.config.daemons import load
+from inanet.config.switch import SwitchConfig
 from inanet.phy.device import Device
 from inanet.phy.pcap import PcapWriter
 from inanet.phy.whole import RawWholeDevice
-from inanet.proto.events import RoundDone
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.plan import Sizes
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import NetReduceWorker
-from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.proto.roce import Attributes
 from inanet.testing.netreduce import connect, connections_of
 from inanet.wire.endpoint import address_of, endpoint

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from inanet.phy.udp import UdpDevice
-from inanet.proto.a2tp.worker import A2tpWorker
-from inanet.proto.atp.ps import ParameterServer, PSJob
-from inanet.proto.atp.worker import AtpWorker
-from inanet.proto.esa.worker import EsaWorker
-from inanet.proto.events import RoundDone
-from inanet.proto.plan import ExponentMode, TensorSpec
-from inanet.proto.switched.worker import Membership
-from inanet.proto.switchml.worker import SwitchMLWorker
+from inanet.proto.common.events import RoundDone
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.slots.atp.worker import AtpWorker
+from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.worker import Membership
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Faults, PortOptions, Switch
 from inanet.switch.programs import Job, build

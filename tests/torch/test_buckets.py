@@ -206,7 +206,7 @@ def _refused(patch: pytest.MonkeyPatch) -> torch.Tensor:
     def refused(*_: int) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    patch.setattr("inanet.control.segments.mirror", refused)
+    patch.setattr("inanet.messages.segments.mirror", refused)
     return torch.ones(ELEMENTS)
 
 

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import inanet
 import inanet.torch
-from inanet.control.errors import InaError
+from inanet.errors import InaError
 from tests.torch.ranks import Rank, Ranks
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(120)]

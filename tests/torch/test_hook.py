@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import inanet
 import inanet.torch
-from inanet.control.errors import InaError
+from inanet.errors import InaError
 from inanet.torch import verdict
 from tests.torch.ranks import Rank, Ranks
 

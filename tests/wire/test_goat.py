@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from inanet.proto.goat.frames import inspect, seal
-from inanet.proto.switched.registers import JOBS
+from inanet.proto.slots.goat.frames import inspect, seal
+from inanet.proto.slots.registers import JOBS
 from inanet.wire import goat
 from inanet.wire.drops import Drop
 from inanet.wire.goat import FRAME_BYTES, Kind, Packet, decode

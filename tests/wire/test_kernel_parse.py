@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inanet.proto.engine import tables_of, tag_of
-from inanet.proto.slots import SlotMemory
-from inanet.proto.xagg import policy
+from inanet.proto.tree.engine import tables_of, tag_of
+from inanet.proto.tree.slots import SlotMemory
+from inanet.proto.tree.xagg import policy
 from inanet.wire.drops import Drop
 from inanet.wire.xagg import Kind, MalformedPacket, Packet, body_bytes, decode, header_tag
 

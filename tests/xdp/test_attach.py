@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from inanet.aio.seat import interface_of
+from inanet.aio.attachment import interface_of
 from inanet.cli import xdp_probe
 from inanet.xdp import attach
 from inanet.xdp.attach import Attachment, Unavailable

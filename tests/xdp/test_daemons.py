@@ -19,8 +19,8 @@ from inanet.launch import child
 from inanet.launch import fabric as demo
 from inanet.launch.fabric import Fabric, daemon_command
 from inanet.launch.topology import NodeSpec
-from inanet.proto.local import LocalTensor
-from inanet.proto.plan import ExponentMode, TensorSpec
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.xdp.libbpf import attached_program
 from inanet.xdp.road import PROBATION
 from tests.client.agent import run_all

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inanet.proto import engine
-from inanet.proto.engine import Count, Event, tables_of
-from inanet.proto.plan import Fold
-from inanet.proto.slots import ShardColumn, SlotMemory, TreeColumn
-from inanet.proto.xagg import policy, slotwork
+from inanet.proto.common.plan import Fold
+from inanet.proto.tree import engine
+from inanet.proto.tree.engine import Count, Event, tables_of
+from inanet.proto.tree.slots import ShardColumn, SlotMemory, TreeColumn
+from inanet.proto.tree.xagg import policy, slotwork
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import ROW_BYTES, Flag, Kind, Packet
 from inanet.xdp.libbpf import RingBuffer

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.proto import slots
-from inanet.proto.engine import Count, Event
+from inanet.proto.tree import slots
+from inanet.proto.tree.engine import Count, Event
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.xagg import GROUP, ROW, VALUES, Kind
 from inanet.xdp import inbox, memory

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from inanet.proto.slots import LEFT_DOWN, LEFT_UP, ShardColumn
-from inanet.proto.xagg import slotwork
+from inanet.proto.tree.slots import LEFT_DOWN, LEFT_UP, ShardColumn
+from inanet.proto.tree.xagg import slotwork
 from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import ROW_BYTES, Flag, Kind, Packet, decode
 from inanet.xdp.libbpf import RingBuffer

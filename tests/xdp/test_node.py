@@ -5,13 +5,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from inanet.proto.node import Node
-from inanet.proto.plan import ExponentMode
+from inanet.proto.common.plan import ExponentMode
+from inanet.proto.tree.node import Node
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.xdp.memory import Mode, SharedMemory
 from inanet.xdp.node import OffloadedNode
-from tests.proto.test_impairment import ALL_FIVE, impaired
-from tests.proto.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
+from tests.proto.tree.test_impairment import ALL_FIVE, impaired
+from tests.proto.tree.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 from tests.xdp.virtual import KernelDevice, KernelFabric
 
 pytestmark = pytest.mark.privileged("loads BPF programs")

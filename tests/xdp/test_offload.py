@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from inanet.aio import seat
+from inanet.aio import attachment as seat
+from inanet.aio.attachment import Refused, Seat
+from inanet.aio.inbox import open_receiving
 from inanet.aio.offload import Offload, open_offload
-from inanet.aio.receiving import open_receiving
-from inanet.aio.seat import Refused, Seat
-from inanet.control.config import AggConfig, WorkerConfig
-from inanet.control.config_file import validate
-from inanet.proto.reliability import Link, Timing
+from inanet.config.daemons import AggConfig, WorkerConfig
+from inanet.config.file import validate
+from inanet.proto.tree.reliability import Link, Timing
 from inanet.wire.endpoint import endpoint
 from inanet.xdp.attach import Unavailable
 from inanet.xdp.memory import COUNTS, KernelCount, Mode

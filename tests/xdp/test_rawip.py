@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from inanet.proto.slots import ShardColumn, SlotMemory, TreeColumn
+from inanet.proto.tree.slots import ShardColumn, SlotMemory, TreeColumn
 from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import IP_PROTOCOL, Kind, decode
 from inanet.xdp.memory import KernelCount, SharedMemory

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from inanet.proto.plan import (
+from inanet.proto.common.plan import (
     Child,
     ExponentMode,
     Fold,
@@ -16,12 +16,12 @@ from inanet.proto.plan import (
     Shard,
     TensorLayout,
 )
-from inanet.proto.slots import ShardColumn
+from inanet.proto.tree.slots import ShardColumn
 from inanet.wire.batch import PacketBatch
 from inanet.wire.xagg import Flag, Kind
 from inanet.xdp.memory import KernelCount, SharedMemory
 from inanet.xdp.node import OffloadedNode
-from tests.proto.test_rounds import spec_of
+from tests.proto.tree.test_rounds import spec_of
 from tests.xdp.conftest import CHILDREN, DROP, PARENT, PASS, frame
 from tests.xdp.test_golden import JOB, KEY
 from tests.xdp.test_leaving import contribution

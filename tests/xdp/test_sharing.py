@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from inanet.proto.engine import open_round
-from inanet.proto.slots import ShardColumn, State
+from inanet.proto.tree.engine import open_round
+from inanet.proto.tree.slots import ShardColumn, State
 from inanet.wire.drops import Drop
 from inanet.xdp.gate import Gate
 from inanet.xdp.memory import SharedMemory

@@ -8,17 +8,26 @@ import pytest
 
 from inanet.phy.memory import MemoryNetwork
 from inanet.phy.udp import UdpDevice
-from inanet.proto.node import Node
-from inanet.proto.plan import ExponentMode, Fold, NodePlan, Parent, Part, Placement, Shard, TensorLayout
-from inanet.proto.reliability import Timing
+from inanet.proto.common.plan import (
+    ExponentMode,
+    Fold,
+    NodePlan,
+    Parent,
+    Part,
+    Placement,
+    Shard,
+    TensorLayout,
+)
+from inanet.proto.tree.node import Node
+from inanet.proto.tree.reliability import Timing
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import Flag, Kind
 from inanet.xdp.worker import InboxDevice, ReceivingNode, inbox_of
-from tests.proto.test_impairment import ALL_FIVE, impaired
-from tests.proto.test_rounds import ONE_EACH, STAR, TREE, spec_of
+from tests.proto.tree.test_impairment import ALL_FIVE, impaired
+from tests.proto.tree.test_rounds import ONE_EACH, STAR, TREE, spec_of
 from tests.xdp.conftest import CHILDREN, DROP, PARENT, PASS, OpenInbox, frame
 from tests.xdp.results import GROUP, JOB, KEY, ROUND, SHARD, everything, packet, show
 from tests.xdp.virtual import InboxFabric

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.control.exits import Failure
 from inanet.launch.process import child, end, python_environment, tail
+from inanet.service.exits import Failure
 
 #: Elements that are compared at once: of a large tensor, intermediate arrays would be larger than it is.
 _CHECKED = 1 << 20

@@ -28,11 +28,11 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
-from inanet.proto.formats import make_format
+from inanet.proto.common.events import NodeEvent, PeerSilent, Refused, RoundDone
+from inanet.proto.common.formats import make_format
+from inanet.proto.common.plan import TensorSpec
 from inanet.proto.netreduce.ring import Member, Mode
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
-from inanet.proto.plan import TensorSpec
 from inanet.wire.batch import PacketBatch, Transmission
 
 Pattern: TypeAlias = Literal["parallel-netreduce", "parallel-ring", "tencent", "flat-ring"]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.icrc import is_sound
+from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.netreduce import connections, policy
 from inanet.proto.netreduce.connections import CONNECTIONS, NOTICE, PLACES, Kind, State, classify, new_table
 from inanet.proto.netreduce.headers import FIRST_HEAD, new_out, transmissions, virtual_headers
@@ -23,8 +24,7 @@ from inanet.proto.netreduce.memory import (
     new_memory,
 )
 from inanet.proto.netreduce.plan import Child, Connection, RingAt
-from inanet.proto.program import Action, Verdicts
-from inanet.proto.switched.registers import DEFAULT_BUDGET, OutOfRegisters
+from inanet.proto.slots.registers import DEFAULT_BUDGET, OutOfRegisters
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.netreduce import TAG, NoHeader, decode
@@ -72,7 +72,7 @@ class NetReduceProgram:
         """Serve a ring from now on.
 
         Raises ``ValueError`` for one that is served already, for connections that are another's, and for more of them than
-        the table holds; :class:`~inanet.proto.switched.registers.OutOfRegisters` when the packet memory is short.
+        the table holds; :class:`~inanet.proto.slots.registers.OutOfRegisters` when the packet memory is short.
         """
         if plan.ring in self._rings:
             raise ValueError(f"ring {plan.ring} is served already; remove it first")
@@ -182,7 +182,7 @@ class NetReduceProgram:
     def process(
         self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float
     ) -> None:
-        """Judge whole IPv4 packets: pass, absorb or drop; see :class:`~inanet.proto.program.Program`."""
+        """Judge whole IPv4 packets: pass, absorb or drop; see :class:`~inanet.proto.common.program.Program`."""
         count = len(batch)
         self._packets += count
         verdicts.action[:count] = Action.PASS

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.switched.exponents import GROUP, ExponentClient, Question
-from inanet.proto.switched.source import Arrays, Index, Source, Tensor
-from inanet.proto.switched.stream import Stream
+from inanet.proto.slots.exponents import GROUP, ExponentClient, Question
+from inanet.proto.slots.source import Arrays, Index, Source, Tensor
+from inanet.proto.slots.stream import Stream
 from inanet.wire.batch import U8
 from inanet.wire.netreduce import Operation
 
@@ -50,7 +50,7 @@ class RawStream(Source):
         """Everything may leave at once."""
 
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
-        """See :class:`~inanet.proto.switched.source.Source`; little-endian."""
+        """See :class:`~inanet.proto.slots.source.Source`; little-endian."""
         for k, fragment in enumerate(fragments.tolist()):
             part = self._values[fragment * self.width : (fragment + 1) * self.width]
             begin = at + k * stride
@@ -58,7 +58,7 @@ class RawStream(Source):
             arena[begin + part.nbytes : begin + 4 * self.width] = 0
 
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
-        """See :class:`~inanet.proto.switched.source.Source`; little-endian."""
+        """See :class:`~inanet.proto.slots.source.Source`; little-endian."""
         self._taken += len(fragments)
         for at, fragment in zip(ats.tolist(), fragments.tolist(), strict=True):
             part = self._values[fragment * self.width : (fragment + 1) * self.width]

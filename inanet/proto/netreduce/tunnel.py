@@ -15,20 +15,20 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import NodeEvent, PeerSilent
+from inanet.proto.common.events import NodeEvent, PeerSilent
+from inanet.proto.common.plan import Scheduled, Switched
+from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.netreduce.memory import stride
 from inanet.proto.netreduce.parallel import Part, RankHost
 from inanet.proto.netreduce.plan import Connection, RingAt, Sizes, rack
 from inanet.proto.netreduce.program import NetReduceProgram
 from inanet.proto.netreduce.ring import Member
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
-from inanet.proto.plan import Scheduled, Switched
-from inanet.proto.program import Action, Verdicts
 from inanet.proto.roce import Attributes, Peer
-from inanet.proto.switched.registers import DEFAULT_BUDGET
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switched.window import Timing
-from inanet.proto.switched.worker import Layout, Membership
+from inanet.proto.slots.registers import DEFAULT_BUDGET
+from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.window import Timing
+from inanet.proto.slots.worker import Layout, Membership
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES

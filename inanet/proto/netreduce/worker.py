@@ -12,14 +12,14 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from inanet.proto.events import NodeEvent, PeerSilent, Refused, RoundDone
+from inanet.proto.common.events import NodeEvent, PeerSilent, Refused, RoundDone
+from inanet.proto.common.plan import TensorSpec
 from inanet.proto.netreduce import flow, plain
 from inanet.proto.netreduce.flow import MessageWindow, NotAggregated
 from inanet.proto.netreduce.pipes import Pipe
 from inanet.proto.netreduce.plain import PlainRing
 from inanet.proto.netreduce.ring import Member, RingBroken, zeros
 from inanet.proto.netreduce.tensors import Agreement, Round
-from inanet.proto.plan import TensorSpec
 from inanet.proto.roce import (
     Attributes,
     ChannelAdapter,
@@ -31,7 +31,7 @@ from inanet.proto.roce import (
     Received,
     Status,
 )
-from inanet.proto.switched.source import Tensor
+from inanet.proto.slots.source import Tensor
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import show
@@ -234,7 +234,7 @@ class NetReduceWorker:
 
     @property
     def groups(self) -> frozenset[int]:
-        """None: see :class:`~inanet.proto.machine.Machine`."""
+        """None: see :class:`~inanet.proto.common.machine.Machine`."""
         return frozenset()
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from inanet.proto.events import Tally
+from inanet.proto.common.events import Tally
 from inanet.proto.zebra.hot import ranking
 from inanet.wire.batch import I64, U64
 

@@ -7,8 +7,8 @@ itself, because it names the hot set of the one after. So a decision counts from
 
 import numpy as np
 
-from inanet.proto.events import Tally
-from inanet.proto.plan import Online
+from inanet.proto.common.events import Tally
+from inanet.proto.common.plan import Online
 from inanet.proto.zebra.hot import OnlineIdentifier
 from inanet.proto.zebra.membership import EMPTY, HotSet, fixed, following
 

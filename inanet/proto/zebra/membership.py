@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.plan import Sparse, Switched
+from inanet.proto.common.plan import Sparse, Switched
 from inanet.wire.batch import I64, U64
 from inanet.wire.zebra import MAX_WIDTH, Kind, capacity
 

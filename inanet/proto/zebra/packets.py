@@ -9,7 +9,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32, store32
-from inanet.proto.sealing import checksum_at, tag_at
+from inanet.proto.common.seal import checksum_at, tag_at
 from inanet.proto.zebra.serial import SERIAL, low
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.drops import Drop

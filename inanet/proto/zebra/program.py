@@ -19,8 +19,8 @@ that all shards have finished those before.
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import Tally
-from inanet.proto.program import Action, Verdicts
+from inanet.proto.common.events import Tally
+from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.zebra.layout import by_heat
 from inanet.proto.zebra.logsum import TABLE_BYTES
 from inanet.proto.zebra.membership import MOST_PASSES, HotSet, Job
@@ -129,7 +129,7 @@ class ZebraProgram:
     def process(
         self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float
     ) -> None:
-        """Judge a batch; see :class:`~inanet.proto.program.Program`."""
+        """Judge a batch; see :class:`~inanet.proto.common.program.Program`."""
         count = len(batch)
         self._now = now
         verdicts.action[:count] = Action.DROP

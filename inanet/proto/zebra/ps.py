@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import Counted, PeerSilent
+from inanet.proto.common.events import Counted, PeerSilent
 from inanet.proto.zebra import state
 from inanet.proto.zebra.counts import Counts
 from inanet.proto.zebra.gathering import Gathering

@@ -8,9 +8,9 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import Broken, Counted, ModelPart, NodeEvent, Tally
-from inanet.proto.plan import NodePlan, Switched
-from inanet.proto.program import Verdicts
+from inanet.proto.common.events import Broken, Counted, ModelPart, NodeEvent, Tally
+from inanet.proto.common.plan import NodePlan, Switched
+from inanet.proto.common.program import Verdicts
 from inanet.proto.zebra.membership import EMPTY, UNIT, Job, chosen, hot_of
 from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.ps import ParameterShard
@@ -112,19 +112,19 @@ class HotTables:
     def process(
         self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float
     ) -> None:
-        """See :class:`~inanet.proto.program.Program`."""
+        """See :class:`~inanet.proto.common.program.Program`."""
         self._program.process(batch, congested, verdicts, now)
 
     def spilled(self) -> list[Transmission]:
-        """See :class:`~inanet.proto.program.Program`."""
+        """See :class:`~inanet.proto.common.program.Program`."""
         return self._program.spilled()
 
     def timer(self) -> float | None:
-        """See :class:`~inanet.proto.program.Program`."""
+        """See :class:`~inanet.proto.common.program.Program`."""
         return self._program.timer()
 
     def on_timer(self, now: float) -> None:
-        """See :class:`~inanet.proto.program.Program`."""
+        """See :class:`~inanet.proto.common.program.Program`."""
         self._program.on_timer(now)
 
     def stats(self) -> dict[str, int]:

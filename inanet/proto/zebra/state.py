@@ -32,7 +32,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.events import ModelPart
+from inanet.proto.common.events import ModelPart
 from inanet.proto.zebra.membership import F32, HotSet
 from inanet.wire.batch import U64
 

@@ -7,7 +7,7 @@ import pytest
 
 from inanet.phy.device import Device
 from inanet.phy.wrapper import Wrapper
-from inanet.proto.events import RoundDone
+from inanet.proto.common.events import RoundDone
 from inanet.proto.netreduce.worker import Broken
 from inanet.proto.roce import Attributes, Peer, ProtectionDomain, QueuePair, Received
 from inanet.testing.netreduce import RingFabric, connections_of, host_address, switch_address

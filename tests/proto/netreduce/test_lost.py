@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from inanet.phy.fault import FaultInjector
-from inanet.proto.events import PeerSilent, RoundDone
+from inanet.proto.common.events import PeerSilent, RoundDone
 from inanet.proto.netreduce.connections import NOTICE_OPCODE
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
 from inanet.testing.netreduce import RingFabric, host_address, switch_address

@@ -6,7 +6,7 @@ import pytest
 
 from inanet.proto.netreduce.plan import Sizes, rack, restarted
 from inanet.proto.netreduce.program import NetReduceProgram
-from inanet.proto.switched.registers import OutOfRegisters
+from inanet.proto.slots.registers import OutOfRegisters
 from inanet.wire import netreduce, roce
 from inanet.wire.drops import Drop
 from inanet.wire.netreduce import Operation

@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 
-from inanet.proto.formats import make_format
+from inanet.proto.common.formats import make_format
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.plan import Sizes
 from inanet.proto.netreduce.ring import Member
-from inanet.proto.plan import ExponentMode, TensorSpec
 from inanet.proto.roce import Attributes
 from inanet.testing.netreduce import RingFabric
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from inanet.proto.local import LocalTensor
+from inanet.proto.common.local import LocalTensor
+from inanet.proto.common.plan import Switched, TensorSpec
+from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.netreduce.tunnel import (
     WINDOW,
     TunnelProgram,
@@ -13,17 +15,15 @@ from inanet.proto.netreduce.tunnel import (
     rings_of,
     sizes_of,
 )
-from inanet.proto.plan import Switched, TensorSpec
-from inanet.proto.program import Action, Verdicts
-from inanet.proto.switched.registers import OutOfRegisters
-from inanet.proto.switched.tenants import Tenant
-from inanet.proto.switched.window import Timing
-from inanet.proto.switched.worker import Membership
+from inanet.proto.slots.registers import OutOfRegisters
+from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.window import Timing
+from inanet.proto.slots.worker import Membership
 from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire import roce
 from inanet.wire.drops import Drop
 from tests.proto.netreduce.packets import batch_of
-from tests.proto.switched.jobs import KEY, Job, floats, spec, worker_at
+from tests.proto.slots.jobs import KEY, Job, floats, spec, worker_at
 
 SLOTS = 64
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inanet.proto.events import PeerSilent
+from inanet.proto.common.events import PeerSilent
 from inanet.proto.zebra.membership import fixed
 from inanet.proto.zebra.worker import Pulled, Stalled
 from inanet.testing.switched import SWITCH

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inanet.proto.events import Counted, Tally
-from inanet.proto.plan import Online
+from inanet.proto.common.events import Counted, Tally
+from inanet.proto.common.plan import Online
 from inanet.proto.zebra.identifying import Identification
 from inanet.proto.zebra.membership import HotSet
 from inanet.proto.zebra.store import Adagrad

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inanet.proto.program import Action, Verdicts
+from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.zebra import serial
 from inanet.proto.zebra.layout import orchestrate
 from inanet.proto.zebra.membership import Job, fixed, following

@@ -1,0 +1,278 @@
+"""The worker agent: collectives of local ranks, carried by the host's node through the fabric.
+
+A job whose ranks are all on this host needs no fabric: :mod:`inanet.agent.sums`.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from numpy.typing import NDArray
+
+from inanet.agent.sums import LocalSums, Threads
+from inanet.aio.machine_runner import Beside
+from inanet.aio.rates import Asker, asking
+from inanet.aio.station import Station, open_device
+from inanet.aio.uplink import Uplink
+from inanet.config.daemons import WorkerConfig
+from inanet.errors import InaError, JoinRefused, JoinTimeout, OverflowRefused, error_of
+from inanet.member.evaluation import Evaluation
+from inanet.member.member import Failed, Member
+from inanet.proto.common.events import NodeEvent, Participation
+from inanet.proto.common.plan import TensorSpec
+from inanet.proto.slots.host import SwitchedHost
+from inanet.proto.slots.systems import SYSTEMS
+from inanet.proto.slots.window import Timing
+from inanet.trust.certificates import Keys
+
+_log = structlog.get_logger("inanet.backend")
+
+
+@dataclass(slots=True)
+class _Membership:
+    """One job of this host. ``sums`` if all of its ranks are here, else ``member`` and ``uplink``.
+
+    ``beside``: the machine that carries it, if that is not the host's node.
+    """
+
+    name: str
+    beside: Beside | None = None
+    sums: LocalSums | None = None
+    member: Member | None = None
+    uplink: Uplink | None = None
+    running: "asyncio.Task[None] | None" = None
+    futures: "dict[int, asyncio.Future[Participation | None]]" = field(default_factory=dict)
+
+
+class FabricBackend:
+    """See :class:`inanet.agent.server.Backend`. ``lost(job, error)`` is called when a whole job is lost."""
+
+    def __init__(
+        self,
+        station: Station,
+        coordinator: str,
+        *,
+        join: float,
+        lost: Callable[[str, InaError], None],
+        keys: Keys | None = None,
+    ) -> None:
+        self._station = station
+        self._coordinator = coordinator
+        self._join_seconds = join
+        self._lost = lost
+        self._keys = keys
+        self._jobs: dict[str, _Membership] = {}
+        self._threads = Threads()
+        #: negotiates rates, if the configuration asks for it
+        self._asker: Asker | None = None
+
+    async def join(
+        self, job: str, ranks: tuple[int, ...], world: int, system: str, progress: Callable[[str], None]
+    ) -> None:
+        """Join at the coordinator and wait for the plan."""
+        mine = _Membership(job)
+        self._jobs[job] = mine
+        if len(ranks) == world:
+            if system in SYSTEMS:
+                _log.warning(
+                    "all ranks are on this host and are summed here: no switch is used",
+                    job=job,
+                    system=system,
+                )
+            mine.sums = LocalSums(ranks, self._threads)
+            return
+        station = self._station
+        if system in SYSTEMS:
+            try:
+                # kernels that were never compiled here take longer than the coordinator waits for an answer
+                await asyncio.to_thread(SYSTEMS[system].load_worker)
+                mine.beside = await self._beside(mine)
+            except BaseException:
+                del self._jobs[job]
+                raise
+        beside = mine.beside
+        member = station.member(
+            station.identity(job, ranks, world, system, device=beside.device if beside else None),
+            finished=lambda round_, failed: self._finished(mine, round_, failed),
+            progress=progress,
+            follower=beside.machine if beside else None,
+        )
+        mine.member = member
+        mine.uplink = Uplink(
+            member,
+            self._coordinator,
+            join=self._join_seconds,
+            resume=self._join_seconds,
+            wake=lambda: self._woken(mine),
+            keys=self._keys,
+        )
+        mine.running = asyncio.get_running_loop().create_task(mine.uplink.run())
+        try:
+            # the coordinator gives up at the same deadline, and says who is missing; leave it time to
+            await mine.uplink.until(lambda: member.joined, "the plan", self._join_seconds + 5.0)
+        except TimeoutError as error:
+            await self.leave(job, "joining took too long")
+            raise JoinTimeout(str(error), job=job) from None
+        except asyncio.CancelledError:
+            await self.leave(job, "joining was given up")
+            raise
+        if member.failed is not None:
+            failed = member.failed
+            await self.leave(job, "joining failed")
+            cause = "join_timeout" if failed.cause == "timeout" else failed.cause
+            raise error_of(cause, failed.message, job=job, rank=-1, ranks=failed.missing)
+        if station.pace is not None and member.job is not None and beside is None:
+            member.asking = asking(station.node, member.job, station.config.node.rate)
+        if member.evaluate and member.job is not None:
+            number, began = member.job, station.driver.now()
+            member.evaluation = Evaluation(number, lambda: station.node.sends(number), began)
+        if member.watched:
+            self._asker = self._asker or Asker(lambda: list(station.members), self.flush)
+
+    async def _beside(self, mine: _Membership) -> Beside:
+        """A machine for a job on a switch, at an endpoint of its own by which the switch knows it (bound endpoints)."""
+        station = self._station
+        config, timing = station.config, station.config.timing
+        if config.node.transport != "udp":
+            raise JoinRefused(
+                f"a job on a switch needs node.transport 'udp' on this host, which has {config.node.transport!r}"
+            )
+        device = await open_device(config, station.driver.now, legacy=True)
+        host = SwitchedHost(
+            device.endpoint,
+            Timing(timeout=timing.retransmit, timeout_max=timing.retransmit_max),
+            {"a2tp": config.a2tp.model_dump()} if isinstance(config, WorkerConfig) else None,
+        )
+
+        def happened(event: NodeEvent) -> None:
+            if mine.member is not None:
+                mine.member.on_event(event, station.driver.now())
+                self.flush()
+
+        beside = Beside(host, device, happened)
+        station.beside.add(beside)
+        return beside
+
+    def _kick(self, mine: _Membership) -> None:
+        """What carries a job may have something to send."""
+        (mine.beside or self._station).driver.kick()
+
+    def flush(self) -> None:
+        """Send what the members have to say; called after the node's events."""
+        for mine in self._jobs.values():
+            if mine.uplink is not None:
+                mine.uplink.flush()
+
+    def _woken(self, mine: _Membership) -> None:
+        self._kick(mine)
+        if self._asker is not None:
+            self._asker.poke()
+        member = mine.member
+        if (
+            member is not None
+            and member.joined
+            and member.failed is not None
+            and self._jobs.get(mine.name) is mine
+        ):
+            failed = member.failed
+            self._lost(
+                mine.name, error_of(failed.cause, failed.message, job="", rank=-1, ranks=failed.missing)
+            )
+
+    def submit(
+        self, job: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
+    ) -> "asyncio.Future[Participation | None]":
+        """One round of this host's ranks; in asynchronous training, with the epoch that it took part in."""
+        mine = self._jobs[job]
+        if mine.sums is not None:
+            return mine.sums.submit(round_, spec, arrays)
+        assert mine.member is not None
+        # a tensor without a format is refused by the coordinator, on all hosts and under this round's number
+        future = mine.futures[round_] = asyncio.get_running_loop().create_future()
+        mine.member.begin(round_, spec, arrays, self._station.driver.now())
+        self.flush()
+        self._kick(mine)
+        if self._asker is not None:
+            self._asker.poke()
+        return future
+
+    def _finished(self, mine: _Membership, round_: int, failed: Failed | None) -> None:
+        future = mine.futures.pop(round_, None)
+        if future is None or future.done():
+            return
+        if failed is None:
+            future.set_result(None if mine.member is None else mine.member.participation)
+        elif failed.cause == "overflow":
+            future.set_exception(OverflowRefused(failed.message, round=round_))
+        else:
+            ranks = failed.missing or (() if failed.rank is None else (failed.rank,))
+            details = {"tensor": failed.tensor, "index": failed.index}
+            future.set_exception(
+                error_of(
+                    failed.cause, failed.message, job="", rank=-1, round=round_, ranks=ranks, details=details
+                )
+            )
+
+    def mismatch(self, job: str, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
+        """Tell the other hosts that ranks here disagree."""
+        mine = self._jobs[job]
+        if mine.member is not None:
+            mine.member.refuse_mismatch(round_, spec, rank, text)
+            self.flush()
+
+    def awaited(self, job: str) -> str:
+        """Other hosts, or the coordinator until it has welcomed this one, and while there is no connection to it."""
+        mine = self._jobs.get(job)
+        if mine is None or mine.member is None or mine.uplink is None:
+            return "waiting for other hosts"
+        if not (mine.member.joined or mine.member.welcomed):
+            return (
+                f"no welcome from the coordinator at {mine.uplink.address} yet; if that lasts, the log of this host's "
+                "ina-worker says why, and 'ina doctor' looks from here"
+            )
+        if not mine.uplink.connected:
+            return f"no connection to the coordinator at {mine.uplink.address}, waiting for it to come back"
+        return "waiting for other hosts"
+
+    async def quieten(self, job: str, reason: str) -> None:
+        """Give the rounds of a job up, and wait until threads that write into their arrays have stopped; what comes from the
+        network is written by the event loop, and forgotten at once.
+        """
+        mine = self._jobs.get(job)
+        if mine is not None and mine.sums is not None:
+            await mine.sums.close()
+        elif mine is not None and mine.member is not None:
+            mine.member.abandon(Failed("worker_lost", reason))
+
+    async def leave(self, job: str, reason: str) -> None:
+        """Take the host out of the job."""
+        mine = self._jobs.pop(job, None)
+        if mine is not None and mine.sums is not None:
+            await mine.sums.close()
+        if mine is None or mine.member is None:
+            return
+        assert mine.uplink is not None
+        await mine.uplink.leave(reason)
+        if mine.running is not None:
+            mine.running.cancel()
+            await asyncio.gather(mine.running, return_exceptions=True)
+        mine.member.abandon(Failed("worker_lost", reason))
+        if mine.member in self._station.members:
+            self._station.members.remove(mine.member)
+        if mine.beside is not None:
+            self._station.beside.close(mine.beside)
+            return
+        # the job's groups are another job's by and by
+        self._station.driver.kick()
+
+    def stats(self) -> dict[str, int]:
+        """Counters of the host's node, drops by reason as ``drop_<reason>``."""
+        return self._station.stats() | {f"drop_{reason}": n for reason, n in self._station.drops().items()}
+
+    def close(self) -> None:
+        """End the threads, once all jobs were left."""
+        if self._asker is not None:
+            self._asker.close()
+        self._threads.close()

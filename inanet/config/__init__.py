@@ -1,0 +1,1 @@
+"""Configuration files of all daemons and of sparse jobs."""

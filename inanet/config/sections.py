@@ -1,0 +1,44 @@
+"""Sections that configuration files of all daemons have."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from inanet.config.fields import Duration, Probability, ServiceAddress
+
+
+class Section(BaseModel):
+    """Base of all sections: exact types, no unknown keys, immutable once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Log(Section):
+    """``[log]``. ``auto`` is JSON lines under systemd, colours on a terminal, key=value lines otherwise."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "pretty", "json", "plain"] = "auto"
+
+
+class Metrics(Section):
+    """``[metrics]``: a Prometheus endpoint over HTTP, off unless an address is given."""
+
+    listen: ServiceAddress | None = None
+
+
+class Impair(Section):
+    """``[impair]``: faults put on every packet that arrives, for tests. Repeatable for a seed; off by
+    default.
+    """
+
+    seed: int = Field(default=0, ge=0)
+    drop: Probability = 0.0
+    duplicate: Probability = 0.0
+    reorder: Probability = 0.0
+    corrupt: Probability = 0.0
+    delay: Duration = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether any fault is on."""
+        return any((self.drop, self.duplicate, self.reorder, self.corrupt, self.delay))

@@ -1,0 +1,1 @@
+"""The coordinator: peers, admission, jobs and their rounds."""

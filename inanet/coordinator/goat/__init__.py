@@ -1,0 +1,1 @@
+"""What only GOAT's jobs have at the coordinator: schedules, and rounds of asynchronous training."""

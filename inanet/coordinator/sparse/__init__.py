@@ -1,0 +1,1 @@
+"""What only sparse jobs have at the coordinator: hot keys, and a model that servers keep."""

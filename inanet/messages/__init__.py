@@ -1,0 +1,1 @@
+"""What processes say to each other: control messages, and the session of a training process and its agent."""

@@ -1,0 +1,1 @@
+"""From a network to a plan: trees, prices, rates."""

@@ -1,0 +1,1 @@
+"""What all protocol machines share: their contract, events, plans and number formats."""

@@ -1,0 +1,314 @@
+"""What a node must know to take part in a job: its view of the plan, and the shards laid out over it.
+
+Plans are data. The coordinator computes them, ``control/`` carries them, and :class:`inanet.proto.tree.node.Node` applies
+one version atomically between two batches. A *tree* spans a set of nodes; a *shard* is a part of a tensor carried by
+one tree; a job may use several trees at once, one per root.
+"""
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+
+class Fold(IntEnum):
+    """How contributions to a slot are combined."""
+
+    #: signed 32-bit addition; never wraps, by choice of scale (number format)
+    SUM = 0
+    #: signed 32-bit maximum
+    MAX32 = 1
+    #: maximum of signed 64-bit pairs (low word first)
+    MAX64 = 2
+    #: unsigned maximum of each of the 1024 bytes: block exponents
+    MAX8 = 3
+
+
+class Part(IntEnum):
+    """What the slots of a shard hold."""
+
+    DATA = 0
+    #: one byte per 256-element block of the data shard it belongs to, 1024 blocks a fragment (prologue)
+    EXPONENTS = 1
+
+
+class ExponentMode(IntEnum):
+    """How ranks agree on block exponents (exponent agreement)."""
+
+    #: the format needs none (integers, maxima)
+    NONE = 0
+    #: max-reduce them first, every round
+    PROLOGUE = 1
+    #: prologue in a tensor's first round, then the last result's exponent plus some headroom
+    CARRIED = 2
+    #: a constant factor; blocks that do not fit are restarted with their exponent
+    FIXED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Parent:
+    """The hop towards the root. ``bit`` is this node's own one-hot id there."""
+
+    name: str
+    endpoint: int
+    bit: int
+    #: fragments this node may have in flight towards the parent
+    window: int
+    #: endpoint of the IP multicast group to which the parent may send results as well; 0: none
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A hop away from the root. ``bit`` is never reused within a round (child ids)."""
+
+    name: str
+    endpoint: int
+    bit: int
+    #: plan version that issued the bit; packets under an older one are ``stale_plan``
+    since: int
+    #: result fragments this node may have in flight towards the child
+    window: int
+    #: it is told to join the group of the placement
+    joins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """A child id that left the plan mid-round: its bit stands for the bits in ``mask`` (re-parenting)."""
+
+    bit: int
+    mask: int
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """One node's place in one tree. A root has no parent, a worker has no children."""
+
+    tree: int
+    parent: Parent | None = None
+    children: tuple[Child, ...] = ()
+    retired: tuple[Retired, ...] = ()
+    #: endpoint of the IP multicast group that children join for the results of this node (multicast results); 0: none
+    group: int = 0
+    #: a child is sent results by multicast only once it has answered a probe; otherwise from the start
+    probe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One of several switches that sum for a job (GOAT); its number among the job's nodes is its place in the list plus 1.
+
+    Next hops are endpoints: to the PS, to every site of the list (0: to itself), to every worker.
+    """
+
+    name: str
+    endpoint: int
+    to_ps: int
+    to_sites: tuple[int, ...]
+    ways: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """A sub-model (GOAT): ``count`` fragments of a tensor from ``first`` on that are scheduled as a whole.
+
+    ``number`` is its own in the job. Worker *k* sends it to node ``nodes[k]`` (0: the PS, *i* + 1: site *i*), where it has
+    slots from ``bases[i]`` on (-1: none).
+    """
+
+    number: int
+    first: int
+    count: int
+    nodes: tuple[int, ...]
+    bases: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """How a sparse job finds hot keys while it trains; see :class:`inanet.proto.zebra.identifying.Identification`.
+
+    After every ``after`` iterations keys are ranked by their updates. The hottest take over when their list is further than
+    ``threshold`` from the one in use, from the iteration after the next one on. Earlier counts keep ``fading`` of their weight.
+    Values of hot keys take ``c`` of ``memory`` bytes of the switch at most; how many are hot is decided ``step`` at a time.
+    """
+
+    after: int = 10
+    threshold: float = 0.1
+    fading: float = 0.0
+    c: float = 0.25
+    memory: int = 1 << 20
+    step: int = 1000
+
+    def most(self, width: int) -> int:
+        """Most keys, of ``width`` values of 4 B, that can be hot."""
+        return int(self.c * self.memory) // (4 * width)
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """What the ranks of a sparse job (Zebra) have chosen; see :class:`inanet.proto.zebra.membership.Job`.
+
+    ``shards`` PSs keep the keys. ``hot`` keys, hottest first, are summed in the switch in steps of ``2**-shift``. ``optimiser`` is
+    a name of :data:`inanet.proto.zebra.serving.OPTIMISERS`, ``rate`` its rate, ``beta`` FTRL's; first values are within
+    ``initial`` of zero. ``online``: other keys become hot while it trains. ``model``: PSs keep the values under this name, and
+    the job begins with those that they have; without one they are gone with the job.
+    """
+
+    width: int = 1
+    shards: int = 1
+    sharding: str = "hash"
+    optimiser: str = "sum"
+    rate: float = 0.1
+    beta: float = 1.0
+    initial: float = 0.0
+    registers: int = 32
+    hot_pairs: int = 20
+    shift: int = 20
+    hot: tuple[int, ...] = ()
+    online: Online | None = None
+    model: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Switched:
+    """What a job whose sums are made in a switch needs beside its tree; the same for all its nodes.
+
+    ``system`` is a name of :data:`inanet.proto.slots.systems.SYSTEMS`. Addresses are endpoints (:mod:`inanet.wire.endpoint`).
+    """
+
+    system: str
+    #: the job's in the framing, 1 to 255
+    number: int
+    #: worker *k*, whose bit is ``1 << k``, sends from and receives at ``workers[k]``
+    workers: tuple[int, ...]
+    #: where contributions are sent to
+    switch: int
+    #: the system's PS; 0 where it has none
+    ps: int
+    #: where answers come from
+    results: int
+    #: who agrees on exponents of floats
+    exponents: int
+    #: slots the job may use; ``own``: nobody else does
+    slots: int
+    own: bool
+    #: fragments a worker may have in flight
+    window: int
+    #: slots the job may hold at a time, of those that jobs share; 0: as many as there are
+    quota: int = 0
+    #: values in a packet; 0: what the system's packets always have
+    values: int = 0
+    #: the switches, where there are several, and the one that each worker is at
+    sites: tuple[Site, ...] = ()
+    entries: tuple[int, ...] = ()
+    #: workers that have left, by index; without them only a job in asynchronous training goes on
+    departed: tuple[int, ...] = ()
+    #: a sparse job: what it has chosen, and its PSs by shard
+    sparse: Sparse | None = None
+    servers: tuple[int, ...] = ()
+    #: the number of its hot set (0: nothing is hot), and the last iteration whose counts have been decided on
+    hot_version: int = 0
+    decided: int = 0
+    #: the iteration of its model that a job with one begins after; -1: shards have to say first which they have
+    begin: int = -1
+    #: NetReduce: rings of the hosts, one for each rank of a host (:func:`inanet.proto.netreduce.tunnel.rings_of`)
+    rings: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node's view of one plan version of a job."""
+
+    job: int
+    #: increases by one with every change; travels modulo 256
+    version: int
+    #: 64-bit secret of this membership epoch, for header tags
+    key: int
+    #: contributing ranks over all hosts: *n* of the number format
+    ranks: int
+    placements: tuple[Placement, ...] = ()
+    #: fragments each neighbour may have in flight towards this node, so that it returns credit in time; 0: not known
+    window: int = 0
+    #: the job's sums are made in a switch
+    switched: Switched | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A contiguous range of a tensor's fragments, carried by one tree."""
+
+    shard: int
+    tensor: int
+    tree: int
+    part: Part
+    fold: Fold
+    #: index within the tensor (of its data fragments, or of its exponent fragments) of fragment 0 of this shard
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What all ranks must agree on for a collective; compared field by field, never only hashed.
+
+    ``dtype`` is one of ``f32 f16 bf16 i32 i64``, ``op`` one of ``sum mean max min``.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    op: str
+    mode: ExponentMode
+    #: factor of ``ExponentMode.FIXED``, 0 otherwise
+    factor: float = 0.0
+    #: NaN and Inf poison their block instead of being refused
+    propagate: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of elements, as an unbounded integer."""
+        total = 1
+        for extent in self.shape:
+            total *= extent
+        return total
+
+
+def tensor_spec(
+    name: str, dtype: str, shape: tuple[int, ...], op: str, mode: str, factor: float, propagate: bool
+) -> TensorSpec:
+    """What a rank calls for: ``mode`` (``prologue carried fixed``) and ``factor`` count only where sums are rounded.
+
+    Raises ``ValueError`` for other modes.
+    """
+    if mode not in ("prologue", "carried", "fixed"):
+        raise ValueError(f"impossible mode {mode!r}")
+    exact = dtype in ("i32", "i64") or op in ("max", "min")
+    kind = ExponentMode.NONE if exact else ExponentMode[mode.upper()]
+    return TensorSpec(name, dtype, shape, op, kind, 0.0 if exact else factor, propagate)
+
+
+def difference(first: TensorSpec, second: TensorSpec) -> tuple[str, str, str] | None:
+    """The first field in which two collectives differ, with both values in words; None if they agree."""
+    if first is second or first == second:
+        return None
+    for name in ("name", "dtype", "shape", "op", "mode", "factor", "propagate"):
+        one, other = getattr(first, name), getattr(second, name)
+        if one != other:
+            return name, _word(one), _word(other)
+    raise AssertionError("specs differ in a field that is not compared")
+
+
+def _word(value: Any) -> str:
+    name = getattr(value, "name", None)
+    return name.lower() if name is not None else repr(value)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """A tensor admitted to a job: its id and its shards, data before exponents."""
+
+    tensor: int
+    spec: TensorSpec
+    shards: tuple[Shard, ...] = field(default=())
+    #: sub-models in order, where the tensor's sums are made in several switches
+    scheduled: tuple[Scheduled, ...] = field(default=())

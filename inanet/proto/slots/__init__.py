@@ -1,0 +1,1 @@
+"""Systems whose slots are a switch's registers."""

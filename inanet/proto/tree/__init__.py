@@ -1,0 +1,1 @@
+"""XAgg: nodes that aggregate in trees."""

@@ -1,0 +1,221 @@
+"""A worker's own part in a round: the source of its contributions and the sink of the results.
+
+A collective holds the arrays of the host's local ranks and turns fragments into slot rows and rows into results, range
+by range and only when asked, so that encoding, sending and receiving overlap without a whole-tensor temporary. It
+decides which exponents a fragment uses (exponent agreement); it knows nothing of links and groups.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from inanet.kernels.layout import POISON
+from inanet.proto.common.encoding import NOTHING
+from inanet.proto.common.formats import Format
+from inanet.proto.common.plan import ExponentMode, Part, Shard, TensorLayout
+from inanet.proto.tree.slots import GROUP, HEAD
+
+#: exponents are sent this many groups of 1024 fragments ahead of the data they belong to (prologue)
+EXPONENTS_AHEAD = 3
+
+Arrays = Sequence[NDArray[Any]]
+
+
+class TensorState:
+    """What outlives a round: the number format, and in ``carried`` mode the exponents of the next round."""
+
+    def __init__(self, layout: TensorLayout, form: Format) -> None:
+        self.layout = layout
+        self.format = form
+        self._carried: NDArray[np.uint8] | None = None
+        self._carried_from = 0
+        self._failed: set[int] = set()
+        #: this host takes part in rounds of the tensor
+        self.used = False
+
+    def carry(self, round_: int, exponents: NDArray[np.uint8] | None) -> None:
+        """A round has ended well and leaves these exponents to the next."""
+        self._carried, self._carried_from = exponents, round_
+        self._failed = {number for number in self._failed if number > round_}
+
+    def fail(self, round_: int) -> None:
+        """A round has failed: the one after it starts from nothing, on every host, whatever it has seen of this one."""
+        if self.used and round_ >= self._carried_from:
+            self._failed.add(round_)
+
+    def carried(self, round_: int) -> NDArray[np.uint8] | None:
+        """Exponents for this round, if the one before it has left any. Rounds must be asked for in order."""
+        failed = {number for number in self._failed if number < round_}
+        if not failed:
+            return self._carried
+        # one of them is enough to remember
+        self._failed -= failed
+        self._failed.add(min(failed))
+        return None
+
+
+class Collective:
+    """One round of one tensor on one host.
+
+    ``arrays`` are 1-D, one per local rank, in rank order, and are overwritten with the result fragment by fragment. Raises
+    ``ValueError`` for arrays that are not the tensor's.
+    """
+
+    def __init__(self, state: TensorState, round_: int, arrays: Arrays) -> None:
+        self.state = state
+        self.round = round_
+        form = state.format
+        self.arrays = form.bind(arrays)
+        state.used = True
+        spec = state.layout.spec
+        #: exponent shards take part in this round
+        self.uses_prologue = False
+        self.decided = False
+        self.exponents: NDArray[np.uint8] = form.initial_exponents()
+        self.next_exponents: NDArray[np.uint8] | None = (
+            np.zeros(form.fragments, np.uint8)
+            if form.uses_exponents and spec.mode is ExponentMode.CARRIED
+            else None
+        )
+        #: per exponent fragment: agreed by all ranks
+        self.agreed: NDArray[np.bool_] = np.zeros(form.exponent_fragments, np.bool_)
+        #: fragments of which an attempt has begun whose exponent this host was never told
+        self._untold: set[int] = set()
+        self.remaining = sum(shard.count for shard in state.layout.shards if shard.part is Part.DATA)
+        #: this host holds NaN or Inf that are not to be propagated
+        self.refused = False
+        #: range of fragments in which they were found: what lies outside may hold results by now
+        self._suspects: tuple[int, int | None] = (0, None)
+        if not form.uses_exponents and not spec.propagate:
+            self.refused = form.locate_nonfinite(arrays)[0] >= 0
+
+    def decide(self) -> None:
+        """Choose the exponents, once every earlier round of this tensor is over here.
+
+        Not before: all hosts must come to the same decision, however many rounds they have begun by then (exponent agreement).
+        """
+        spec, form = self.state.layout.spec, self.state.format
+        carried = self.state.carried(self.round) if spec.mode is ExponentMode.CARRIED else None
+        self.uses_prologue = form.uses_exponents and spec.mode is not ExponentMode.FIXED and carried is None
+        self.agreed[:] = not self.uses_prologue
+        if carried is not None:
+            self.exponents[:] = carried
+        form.clear()
+        self.decided = True
+
+    @property
+    def finished(self) -> bool:
+        """Whether every result has reached the arrays."""
+        return self.remaining == 0
+
+    def ready(self, shard: Shard, start: int, most: int, data_position: int) -> int:
+        """How many fragments from ``start`` on can be encoded now, at most ``most``.
+
+        Data waits for its exponents; exponents stay a few groups ahead of ``data_position`` (fragments already
+        encoded) instead of scanning the whole tensor before the first byte leaves.
+        """
+        stop = min(start + most, shard.count)
+        if self.refused:
+            return 0
+        if shard.part is Part.EXPONENTS:
+            return max(0, min(stop, data_position // GROUP + EXPONENTS_AHEAD) - start)
+        if not self.uses_prologue:
+            return stop - start
+        position = start
+        while position < stop:
+            group = (shard.first + position) // GROUP
+            if not self.agreed[group]:
+                break
+            position = min(stop, (group + 1) * GROUP - shard.first)
+        return position - start
+
+    def encode(
+        self,
+        shard: Shard,
+        start: int,
+        stop: int,
+        rows: NDArray[np.int32],
+        slot0: int,
+        misfit: NDArray[np.uint8],
+    ) -> None:
+        """Fill payload and checksum of the rows of fragments ``start`` to ``stop - 1``.
+
+        ``misfit[i]`` becomes the exponent that fragment ``start + i`` needs if it does not fit the agreed one, else 0.
+        """
+        form = self.state.format
+        low, high = shard.first + start, shard.first + stop
+        if shard.part is Part.EXPONENTS:
+            misfit[: stop - start] = 0
+            self._encode_exponents(low, high, rows, slot0 + start)
+            return
+        form.encode(self.arrays, low, high, self.exponents, rows, slot0 + start, misfit)
+        for fragment in self._untold.intersection(range(low, high)) if self._untold else ():
+            proposal = np.zeros(1, np.uint8)
+            form.exponents(self.arrays, fragment, fragment + 1, proposal)
+            # never 0, which would mean that it fits
+            misfit[fragment - low] = max(int(proposal[0]), 1)
+        if not self.state.layout.spec.propagate and form.uses_exponents:
+            self._judge(low, high, misfit[: stop - start])
+
+    def _judge(self, low: int, high: int, exponents: NDArray[np.uint8]) -> None:
+        """Refuse the round if a block of fragments ``low`` to ``high - 1`` needs the exponent of NaN or Inf."""
+        if not self.refused and (exponents == POISON).any():
+            self.refused = True
+            self._suspects = (low, high)
+
+    def _encode_exponents(self, low: int, high: int, rows: NDArray[np.int32], row0: int) -> None:
+        form = self.state.format
+        view = rows.view(np.uint8)
+        for index in range(low, high):
+            first = index * GROUP
+            last = min(first + GROUP, form.fragments)
+            body = view[row0 + index - low, HEAD * 4 : HEAD * 4 + GROUP]
+            body[:] = 0
+            form.exponents(self.arrays, first, last, body[: last - first])
+            if not self.state.layout.spec.propagate:
+                self._judge(first, last, body)
+        form.seal(rows, row0, high - low)
+
+    def restart(self, shard: Shard, fragment: int, exponent: int, *, follows: bool) -> None:
+        """A later attempt of a fragment begins with a new exponent, or for 0 with that of the attempt before it.
+
+        ``follows``: this host took part in the attempt before. Otherwise it does not know that exponent and has to
+        propose one (EXPONENT).
+        """
+        if shard.part is not Part.DATA or not self.state.format.uses_exponents:
+            return
+        if exponent:
+            self.exponents[shard.first + fragment] = exponent
+            self._untold.discard(shard.first + fragment)
+        elif not follows:
+            self._untold.add(shard.first + fragment)
+
+    def decode(
+        self, shard: Shard, rows: NDArray[np.int32], slots: NDArray[np.int64], fragments: NDArray[np.int64]
+    ) -> None:
+        """Take results: ``slots`` are rows, ``fragments`` their indices within the shard."""
+        form = self.state.format
+        if shard.part is Part.EXPONENTS:
+            view = rows.view(np.uint8)
+            for slot, fragment in zip(slots.tolist(), fragments.tolist(), strict=True):
+                first = (shard.first + fragment) * GROUP
+                last = min(first + GROUP, form.fragments)
+                self.exponents[first:last] = view[slot, HEAD * 4 : HEAD * 4 + last - first]
+                self.agreed[shard.first + fragment] = True
+            return
+        following = NOTHING if self.next_exponents is None else self.next_exponents
+        form.decode(rows, slots, fragments + shard.first, self.exponents, self.arrays, following)
+        self.remaining -= len(fragments)
+        if self.remaining == 0:
+            self.state.carry(self.round, self.next_exponents)
+
+    def where_refused(self) -> tuple[int, int]:
+        """Local rank (position in ``arrays``) and element index of the first NaN or Inf, once :attr:`refused`."""
+        return self.state.format.locate_nonfinite(self.arrays, *self._suspects)
+
+    @property
+    def overflow(self) -> int:
+        """First element whose exact integer sum does not fit the dtype, or -1."""
+        return self.state.format.overflow

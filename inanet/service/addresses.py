@@ -1,0 +1,210 @@
+"""Addresses in configuration files, and what they turn out to be on this machine.
+
+A host may be written as IPv4 address, host name or network interface. Parsing opens nothing (so ``--check``
+does not); :func:`resolve` asks the system and says how it came to its answer, because an address chosen by
+mistake (a loopback entry in /etc/hosts, a VPN) otherwise shows only as a job that never starts.
+"""
+
+import array
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from inanet.service.exits import Failure
+
+#: Longest path the kernel takes for a Unix socket.
+SOCKET_PATH_BYTES = 107
+
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@-]{0,251}[A-Za-z0-9])?", re.ASCII)
+_DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
+_SIOCGIFCONF = 0x8912
+#: More addresses than this are cut off.
+_MOST_INTERFACES = 1024
+_SHARED_SPACE = ipaddress.IPv4Network("100.64.0.0/10")
+#: Interface types (/sys/class/net/*/type) of tunnels and point-to-point links: ARPHRD_PPP, ARPHRD_NONE,
+#: TUNNEL, IPGRE.
+_TUNNEL_TYPES = frozenset({512, 65534, 768, 778})
+
+
+class AddressError(Failure):
+    """An address that does not exist here or cannot be used; the message says what to write instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """``host:port``, or the path of a Unix socket (``unix:/run/ina.sock``; the host is empty then)."""
+
+    host: str
+    port: int
+    path: str = ""
+
+    def __str__(self) -> str:
+        return f"unix:{self.path}" if self.path else f"{self.host}:{self.port}"
+
+    @property
+    def local(self) -> bool:
+        """Whether the text alone says that nothing but this machine is meant."""
+        return bool(self.path) or self.host in ("localhost", "lo") or is_loopback(self.host)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """An IPv4 address of this machine or another, and where it came from, for the log."""
+
+    address: str
+    port: int
+    origin: str
+
+
+def parse_host_port(text: object, *, default_port: int | None = None, unix: bool = False) -> HostPort:
+    """``"10.0.0.1:7400"``, ``"eth0"``, ``"node7:0"`` or, if ``unix``, ``"unix:/path"``.
+
+    Without ``default_port`` the port must be given. Raises ``ValueError`` saying what is wrong; what is
+    allowed.
+    """
+    forms = "an IPv4 address, host name or interface" + (
+        ", :port may follow" if default_port is not None else " with :port"
+    )
+    allowed = f"allowed: {forms}" + (", or unix:/path" if unix else "")
+    if not isinstance(text, str):
+        raise ValueError(f"{text!r} is not a string; {allowed}")
+    if text.startswith("unix:"):
+        if not unix:
+            raise ValueError(f"{text!r}: a Unix socket cannot be used here; {allowed}")
+        return HostPort("", 0, check_socket_path(text.removeprefix("unix:")))
+    host, colon, port_text = text.rpartition(":")
+    if not colon:
+        host, port_text = text, ""
+    if ":" in host:
+        raise ValueError(f"{text!r} looks like IPv6, which is not supported; {allowed}")
+    if colon and not (port_text.isascii() and port_text.isdigit() and int(port_text) <= 0xFFFF):
+        raise ValueError(f"{text!r}: the port {port_text!r} is not a number from 0 to 65535; {allowed}")
+    if not colon and default_port is None:
+        raise ValueError(f"{text!r} has no port; {allowed}")
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"{text!r}: {host!r} is not a host; {allowed}")
+    if _DIGITS_AND_DOTS.fullmatch(host) and not _is_ipv4(host):
+        raise ValueError(f"{text!r}: {host!r} is not an IPv4 address; {allowed}")
+    return HostPort(host, int(port_text) if colon else default_port or 0)
+
+
+def check_socket_path(path: str) -> str:
+    """The path, if a Unix socket can be bound to it. Raises ``ValueError``."""
+    if not path.startswith("/"):
+        raise ValueError(f"{path!r} is not an absolute path; allowed: /path/of/the.sock")
+    if len(path.encode()) > SOCKET_PATH_BYTES:
+        raise ValueError(
+            f"{path!r} is {len(path.encode())} bytes long; allowed: {SOCKET_PATH_BYTES}, the kernel's limit"
+        )
+    return path
+
+
+def _is_ipv4(host: str) -> bool:
+    try:
+        ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is an IPv4 address of 127.0.0.0/8; names are not looked up."""
+    return _is_ipv4(address) and ipaddress.IPv4Address(address).is_loopback
+
+
+def interfaces() -> dict[str, str]:
+    """IPv4 address of every interface of this machine that has one, by name; the first where there are
+    several.
+
+    Asks with an ioctl on a socket: that needs no netlink, which hardened services lack, and sees the network
+    namespace of this thread, which /sys may not.
+    """
+    # struct ifreq: a name and a union whose largest member, struct ifmap, has two longs and 8 bytes
+    entry = 16 + 2 * struct.calcsize("l") + 8
+    buffer = array.array("B", bytes(_MOST_INTERFACES * entry))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        filled, _ = struct.unpack("iP", fcntl.ioctl(handle, _SIOCGIFCONF, request))
+    found: dict[str, str] = {}
+    for start in range(0, filled, entry):
+        name = bytes(buffer[start : start + 16]).partition(b"\0")[0].decode()
+        found.setdefault(name, socket.inet_ntoa(bytes(buffer[start + 20 : start + 24])))
+    return found
+
+
+def resolve(wanted: HostPort) -> Resolved:
+    """The IPv4 address that ``wanted`` means, looked for among addresses, interfaces and host names in this
+    order.
+
+    Raises :class:`AddressError` naming what was tried and which interfaces there are. Host names may take as
+    long as the system's resolver does: call it from a thread while an event loop runs.
+    """
+    if _is_ipv4(wanted.host):
+        return Resolved(wanted.host, wanted.port, "address")
+    present = interfaces()
+    if wanted.host in present:
+        return Resolved(present[wanted.host], wanted.port, f"interface {wanted.host}")
+    try:
+        answers = socket.getaddrinfo(wanted.host, None, socket.AF_INET, socket.SOCK_DGRAM)
+    except (socket.gaierror, UnicodeError) as error:
+        listed = ", ".join(f"{name} ({address})" for name, address in present.items()) or "none"
+        raise AddressError(
+            f"{wanted.host!r} is neither an interface of this machine with an IPv4 address ({listed}) nor a "
+            f"host name that resolves to one ({error}): give an IPv4 address or one of these interfaces"
+        ) from None
+    return Resolved(str(answers[0][4][0]), wanted.port, f"host name {wanted.host}")
+
+
+def suspicion(address: str, present: Mapping[str, str] | None = None) -> str | None:
+    """Why other machines may be unable to reach this address of ours; ``None`` if nothing says so."""
+    if is_loopback(address):
+        return "is a loopback address, which no other machine can reach"
+    names = [
+        name for name, owned in (interfaces() if present is None else present).items() if owned == address
+    ]
+    tunnels = [name for name in names if _is_tunnel(name)]
+    if tunnels:
+        return f"belongs to {tunnels[0]}, a tunnel or VPN"
+    if ipaddress.IPv4Address(address) in _SHARED_SPACE:
+        return "lies in 100.64.0.0/10, which VPNs and carriers use"
+    if ipaddress.IPv4Address(address).is_link_local:
+        return "is link-local: the interface got no address from its network"
+    return None
+
+
+def _is_tunnel(interface: str) -> bool:
+    try:
+        return int(Path("/sys/class/net", interface, "type").read_text()) in _TUNNEL_TYPES
+    except (OSError, ValueError):
+        return False
+
+
+def refuse_loopback_early(node: str, advertised: str, coordinator: HostPort) -> None:
+    """The same before there is a connection. Nothing is said of a coordinator whose name does not resolve: after a boot that
+    may come, and whoever connects tries until then.
+    """
+    if coordinator.local or not is_loopback(advertised):
+        return
+    try:
+        met = resolve(coordinator)
+    except AddressError:
+        return
+    refuse_loopback(node, advertised, met.address)
+
+
+def refuse_loopback(node: str, advertised: str, coordinator: str) -> None:
+    """Raise :class:`AddressError` if ``node`` would tell a coordinator on another machine a loopback address.
+
+    Both are IPv4 addresses; ``coordinator`` is the one the control connection leads to.
+    """
+    if is_loopback(advertised) and not is_loopback(coordinator):
+        raise AddressError(
+            f"{node} would advertise {advertised} to the coordinator at {coordinator}, but that is a "
+            "loopback address, which no other machine can reach: set node.listen to this machine's address "
+            "or interface towards the others"
+        )

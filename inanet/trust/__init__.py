@@ -1,0 +1,1 @@
+"""Certificates: who may be what, who issues them, which are revoked."""

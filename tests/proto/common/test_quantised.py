@@ -1,0 +1,431 @@
+"""Sums and means of floats: the error bound, and everything that could break bit-identity (number format)."""
+
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, log2
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inanet.kernels.layout import ROW_WORDS
+from inanet.proto.common.formats import FIXED_FACTOR, make_format
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+
+from .arrays import exact_sums, exchange, from_floats, make_spec, random_array, to_floats
+
+#: significant bits and the smallest exponent of a last place
+PRECISION = {"f32": (24, -149), "f16": (11, -24), "bf16": (8, -133)}
+LARGEST = {
+    "f32": Fraction(2**128 - 2**104),
+    "f16": Fraction(65504),
+    "bf16": Fraction(2**128 - 2**120),
+}
+
+
+def half_ulp(dtype: str, value: Fraction) -> Fraction:
+    """Half a unit in the last place of the binade of ``value``."""
+    digits, smallest = PRECISION[dtype]
+    magnitude = abs(value)
+    if magnitude == 0:
+        return Fraction(2) ** (smallest - 1)
+    exponent = magnitude.numerator.bit_length() - magnitude.denominator.bit_length()
+    if Fraction(2) ** exponent > magnitude:
+        exponent -= 1
+    return Fraction(2) ** (max(exponent - digits + 1, smallest) - 1)
+
+
+def check_bound(
+    dtype: str, op: str, arrays: list[np.ndarray], results: list[np.ndarray], integers: int = 1
+) -> None:
+    """Every result within ``n * 2**(L - 32) * 2**e`` plus half a unit in the last place.
+
+    ``e`` is taken from the values. ``integers`` = 2 doubles the first term: beyond 256 ranks.
+    """
+    ranks = len(arrays)
+    values = np.stack([to_floats(dtype, array) for array in arrays])
+    totals = exact_sums(dtype, arrays)
+    got = to_floats(dtype, results[0]).tolist()
+    for start in range(0, len(totals), 256):
+        # the smallest e with |x| < 2**e in the block, not below that of denormals
+        peak = np.abs(values[:, start : start + 256]).max()
+        e = max(int(np.frexp(peak)[1]), -126) if peak else -126
+        bound = integers * ranks * Fraction(2) ** (ceil(log2(ranks)) - 32 + e)
+        for total, result in zip(totals[start : start + 256], got[start : start + 256], strict=True):
+            wanted, slack = (total / ranks, bound / ranks) if op == "mean" else (total, bound)
+            if abs(result) == float("inf"):
+                assert abs(wanted) + slack >= LARGEST[dtype] + half_ulp(dtype, LARGEST[dtype])
+            else:
+                value = Fraction(result)
+                assert abs(value - wanted) <= slack + half_ulp(dtype, value)
+    for result in results[1:]:
+        np.testing.assert_array_equal(result.view(np.uint8), results[0].view(np.uint8))
+
+
+floats32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
+#: values in a narrow band, so that the bound is tight and sums cancel
+narrow = st.floats(-2.0, 2.0, width=32)
+scales = st.sampled_from([1.0, 1e-40, 1e30, 2.0**-126, 2.0**100])
+
+
+@st.composite
+def contributions(draw: st.DrawFn) -> list[np.ndarray]:
+    """1 to 33 float32 arrays of the same few elements, of mixed or of similar magnitude."""
+    ranks = draw(st.integers(1, 33))
+    length = draw(st.integers(1, 6))
+    element = draw(st.sampled_from([floats32, narrow]))
+    scale = draw(scales) if element is narrow else 1.0
+    rows = draw(st.lists(st.lists(element, min_size=length, max_size=length), min_size=ranks, max_size=ranks))
+    return [(np.array(row, np.float64) * scale).astype(np.float32) for row in rows]
+
+
+@given(contributions(), st.sampled_from(["sum", "mean"]))
+def test_error_bound_f32(arrays: list[np.ndarray], op: str) -> None:
+    made = make_format(make_spec("f32", op, len(arrays[0])), len(arrays))
+    results, _ = exchange(made, [[array] for array in arrays])
+    check_bound("f32", op, arrays, results)
+
+
+@given(contributions(), st.sampled_from(["sum", "mean"]), st.sampled_from(["f16", "bf16"]))
+def test_error_bound_16_bits(arrays: list[np.ndarray], op: str, dtype: str) -> None:
+    if dtype == "f16":
+        narrowed = [np.clip(array, -65504, 65504).astype(np.float16) for array in arrays]
+    else:
+        narrowed = [from_floats("bf16", array) for array in arrays]
+    made = make_format(make_spec(dtype, op, len(arrays[0])), len(arrays))
+    results, _ = exchange(made, [[array] for array in narrowed])
+    check_bound(dtype, op, narrowed, results)
+
+
+@pytest.mark.parametrize("ranks", range(1, 34))
+@pytest.mark.parametrize(
+    "magnitude",
+    ["1e30", "denormals", "mixed in a block", "one block of each", "zeros", "largest"],
+)
+def test_error_bound_by_magnitude(magnitude: str, ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    x = rng.standard_normal((ranks, 300)).astype(np.float32)
+    if magnitude == "1e30":
+        x *= np.float32(1e30)
+    elif magnitude == "denormals":
+        x = (x.astype(np.float64) * 2.0**-140).astype(np.float32)
+    elif magnitude == "mixed in a block":
+        x *= np.float32(10.0) ** rng.integers(-30, 30, x.shape).astype(np.float32)
+    elif magnitude == "one block of each":
+        x[:, 256:] *= np.float32(1e-30)
+        x[:, :256] *= np.float32(1e30)
+    elif magnitude == "zeros":
+        x[:] = np.where(rng.random(x.shape) < 0.5, np.float32(0), np.float32(-0.0))
+    else:
+        x = np.copysign(np.finfo(np.float32).max, x)
+    arrays = list(x)
+    for op in ("sum", "mean"):
+        made = make_format(make_spec("f32", op, 300), ranks)
+        results, _ = exchange(made, [[array] for array in arrays])
+        check_bound("f32", op, arrays, results)
+
+
+@pytest.mark.parametrize("ranks", [4, 128, 256, 512, 3, 255, 257])
+def test_the_largest_values_never_wrap(ranks: int) -> None:
+    """Number format: with INT32_MAX/(n 2^e) rounded up, four values next to 2^e would sum to 2^31."""
+    for sign in (1, -1):
+        value = sign * np.nextafter(np.float32(8.0), np.float32(0))
+        arrays = [np.full(1, value, np.float32)] * ranks
+        made = make_format(make_spec("f32", "sum", 1), ranks)
+        results, rows = exchange(made, [[array] for array in arrays])
+        assert rows[0, 6] * sign > 0
+        check_bound("f32", "sum", arrays, results[:1], integers=1 if ranks <= 256 else 2)
+
+
+def test_contributions_beyond_the_exponent_are_clamped_not_wrapped() -> None:
+    """Values changed between prologue and encoding spoil their own sum at worst, never wrap."""
+    made = make_format(make_spec("f32", "sum", 4), 4)
+    exps = np.full(1, 127, np.uint8)
+    rows = np.zeros((1, ROW_WORDS), np.int32)
+    made.encode([np.array([1e30, -1e30, np.inf, -np.inf], np.float32)], 0, 1, exps, rows, 0)
+    # largest float32 up to (2^31 - 1) / 4
+    limit = 2**29 - 32
+    assert rows[0, 6:10].tolist() == [limit, -limit, limit, -limit]
+
+
+@given(st.permutations(range(6)), st.lists(st.integers(1, 5), max_size=5))
+def test_order_and_placement_do_not_change_bits(order: list[int], cuts: list[int]) -> None:
+    """Ranks on one host sum quantised integers, so moving a rank between hosts changes nothing (number format)."""
+    made = make_format(make_spec("f32", "mean", 300), 6)
+    arrays = [random_array("f32", 300, seed) * np.float32(10.0) ** (seed - 3) for seed in range(6)]
+    expected, rows = exchange(made, [[array] for array in arrays])
+    edges = [0, *sorted(set(cuts)), 6]
+    hosts = [[arrays[k] for k in order[a:b]] for a, b in pairwise(edges)]
+    results, same = exchange(made, hosts)
+    np.testing.assert_array_equal(same, rows)
+    for result in results:
+        np.testing.assert_array_equal(result.view(np.uint32), expected[0].view(np.uint32))
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_every_16_bit_number_survives_alone(dtype: str) -> None:
+    """With one rank, values whose magnitudes lie within a block's 31 bits come back bit for bit."""
+    infinity = 0x7C00 if dtype == "f16" else 0x7F80
+    magnitudes = np.arange(1, infinity, dtype=np.uint16)
+    patterns = np.stack([magnitudes, magnitudes | np.uint16(0x8000)], axis=1).ravel()
+    made = make_format(make_spec(dtype, "sum", len(patterns)), 1)
+    array = patterns.view(np.float16) if dtype == "f16" else patterns
+    results, _ = exchange(made, [[array]])
+    np.testing.assert_array_equal(results[0].view(np.uint16), patterns)
+
+
+def test_f16_sums_round_once() -> None:
+    """Two f16 values whose sum needs 12 bits: half-way cases go to even, as the exact sum would."""
+    made = make_format(make_spec("f16", "sum", 2), 2)
+    a, b = np.array([2049.0, 2051.0]) / 2, np.array([2048.0, 2048.0]) / 2
+    results, _ = exchange(made, [[a.astype(np.float16)], [b.astype(np.float16)]])
+    assert results[0].tolist() == (a + b).astype(np.float16).tolist()
+
+
+def test_sums_beyond_the_type_are_infinite() -> None:
+    made = make_format(make_spec("f16", "sum", 2), 2)
+    array = np.array([60000, -60000], np.float16)
+    results, _ = exchange(made, [[array], [array]])
+    assert results[0].tolist() == [np.inf, -np.inf]
+    mean = make_format(make_spec("f16", "mean", 2), 2)
+    results, _ = exchange(mean, [[array], [array]])
+    assert results[0].tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 5, 7, 33, 49])
+def test_means_are_rounded_correctly(ranks: int) -> None:
+    """The float64 quotient is rounded again, but never to another float32 than the exact quotient.
+
+    For 49, and only there among these, ``1 / n`` is too far off to multiply by.
+    """
+    made = make_format(make_spec("f32", "mean", 256), ranks)
+    rng = np.random.default_rng(ranks)
+    rows = np.zeros((1, ROW_WORDS), np.int32)
+    sums = rng.integers(-(2**31) + 1, 2**31, 256)
+    # multiples of n times odd 25-bit numbers: their quotients are exactly half-way
+    sums[:64] = ranks * (2 * rng.integers(2**23, 2**24, 64) + 1)
+    sums = np.where(abs(sums) < 2**31, sums, 12345)
+    rows[0, 6:262] = sums
+    array = np.zeros(256, np.float32)
+    one = np.zeros(1, np.int64)
+    made.decode(rows, one, one, np.full(1, 127, np.uint8), [array])
+    shift = 30 - (ranks - 1).bit_length()
+    for total, got in zip(sums.tolist(), array.tolist(), strict=True):
+        quotient = Fraction(total, ranks) / 2**shift
+        assert abs(Fraction(got) - quotient) <= half_ulp("f32", quotient)
+        if abs(Fraction(got) - quotient) == half_ulp("f32", quotient):
+            assert np.float32(got).view(np.uint32) % 2 == 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize(
+    ("value", "exponent"),
+    [(0.0, 0), (-0.0, 0), (1.0, 127), (-1.5, 127), (0.75, 126), (np.inf, 255), (-np.inf, 255), (np.nan, 255)],
+)
+def test_exponents(dtype: str, value: float, exponent: int) -> None:
+    made = make_format(make_spec(dtype, "sum", 257), 2)
+    array = from_floats(dtype, np.append(np.zeros(256), value))
+    out = np.full(2, 77, np.uint8)
+    made.exponents([np.zeros_like(array), array], 0, 2, out)
+    assert out.tolist() == [0, exponent]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "pattern", "exponent"),
+    [
+        ("f32", 0x007FFFFF, 0),
+        ("f32", 0x00800000, 1),
+        ("f32", 0x7F7FFFFF, 254),
+        ("f16", 1, 103),
+        ("f16", 0x3FF, 112),
+    ],
+)
+def test_exponents_at_the_edges(dtype: str, pattern: int, exponent: int) -> None:
+    made = make_format(make_spec(dtype, "sum", 1), 1)
+    array = np.array([pattern], np.uint32 if dtype == "f32" else np.uint16)
+    out = np.zeros(1, np.uint8)
+    made.exponents([array.view(np.float32) if dtype == "f32" else array], 0, 1, out)
+    assert out[0] == exponent
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+def test_poisoned_blocks_are_nan_throughout_and_reported(dtype: str) -> None:
+    made = make_format(make_spec(dtype, "sum", 700), 2)
+    arrays = [random_array(dtype, 700, 1), random_array(dtype, 700, 2)]
+    arrays[1][300:301] = from_floats(dtype, [np.inf])
+    results, rows = exchange(made, [[arrays[0]], [arrays[1]]])
+    assert not rows[1, 6:262].any()
+    nan = np.isnan(to_floats(dtype, results[0]))
+    assert np.flatnonzero(nan).tolist() == list(range(256, 512))
+    assert made.poisoned == 256
+    made.clear()
+    assert made.poisoned == -1
+
+
+def test_misfits_name_the_exponent_they_need() -> None:
+    made = make_format(TensorSpec("t", "f32", (1024,), "sum", ExponentMode.CARRIED), 4)
+    small, large = np.full(1024, 0.9, np.float32), np.full(1024, 0.9, np.float32)
+    large[256] = 1.0
+    large[512] = 5.0
+    large[1023] = np.nan
+    exps = np.full(4, 126, np.uint8)
+    rows = np.full((4, ROW_WORDS), 0x33333333, np.int32)
+    misfit = np.full(4, 9, np.uint8)
+    made.encode([small, large], 0, 4, exps, rows, 0, misfit)
+    assert misfit.tolist() == [0, 127, 129, 255]
+    assert rows[1:, 6].tolist() == [127, 129, 255]
+    assert not rows[1:, 7:262].any()
+    assert rows[0, 6:262].all()
+    # announced, it fits; a poisoned block contributes nothing
+    exps[:] = [126, 127, 129, 255]
+    made.encode([small, large], 0, 4, exps, rows, 0, misfit)
+    assert not misfit.any()
+    assert rows[:3, 6:262].all()
+    assert not rows[3, 6:262].any()
+
+
+def test_fixed_factor() -> None:
+    made = make_format(make_spec("f32", "sum", 3, factor=1e8), 4)
+    arrays = [np.array([0.1 * k, -1e-8, 5.0], np.float32) for k in range(1, 5)]
+    exps = made.initial_exponents()
+    assert exps.tolist() == [FIXED_FACTOR]
+    results, rows = exchange(made, [[array] for array in arrays], exps)
+    assert rows[0, 6:9].tolist() == [sum(round(float(a[0]) * 1e8) for a in arrays), -4, 2000000000]
+    assert results[0].tolist() == [np.float32(rows[0, 6] / 1e8), np.float32(-4e-8), 20.0]
+
+
+@pytest.mark.parametrize(
+    ("factor", "ranks"), [(1e8, 4), (1e6, 3), (2.0**100, 33), (2.0**-96, 1), (1.0, 1000), (0.7, 5)]
+)
+def test_fixed_factor_fits_up_to_the_last_integer(factor: float, ranks: int) -> None:
+    """A block fits exactly if no |rint(x * factor)| exceeds the limit; else it asks for its own exponent."""
+    made = make_format(make_spec("f32", "sum", 1, factor=factor), ranks)
+    limit = (2**31 - 1) // ranks
+    largest = np.float32(min(limit / factor, float(np.finfo(np.float32).max)))
+    rows = np.zeros((1, ROW_WORDS), np.int32)
+    seen = set()
+    for direction in (np.float32(0), np.float32(np.inf)):
+        x = largest
+        for _ in range(40):
+            misfit = np.zeros(1, np.uint8)
+            made.encode([np.array([x])], 0, 1, made.initial_exponents(), rows, 0, misfit)
+            fits = np.isfinite(x) and round(Fraction(float(x)) * Fraction(factor)) <= limit
+            expected = 0 if fits else int(x.view(np.uint32) >> 23)
+            assert misfit[0] == expected
+            seen.add(bool(fits))
+            x = np.nextafter(x, direction)
+    assert seen == {True, False}
+
+
+def test_a_block_that_outgrew_the_factor_uses_its_announced_exponent() -> None:
+    made = make_format(make_spec("f32", "sum", 512, factor=1e8), 2)
+    arrays = [random_array("f32", 512, 1), random_array("f32", 512, 2)]
+    arrays[1][300] = 1e20
+    exps = made.initial_exponents()
+    rows = np.zeros((2, ROW_WORDS), np.int32)
+    misfit = np.zeros(2, np.uint8)
+    made.encode([arrays[0]], 0, 2, exps, rows, 0, misfit)
+    assert not misfit.any()
+    made.encode([arrays[1]], 0, 2, exps, rows, 0, misfit)
+    assert misfit.tolist() == [0, int(np.float32(1e20).view(np.uint32) >> 23)]
+    np.maximum(exps, misfit, out=exps)
+    for array in arrays:
+        made.encode([array], 0, 2, exps, rows, 0, misfit)
+        assert not misfit.any()
+    results, _ = exchange(made, [[array] for array in arrays], exps)
+    check_bound("f32", "sum", [array[256:] for array in arrays], [result[256:] for result in results])
+
+
+def test_the_denormal_block_fits_any_factor() -> None:
+    """Why 0 can stand for the factor: no block needs exponent 0 under it."""
+    made = make_format(make_spec("f32", "sum", 1, factor=2.0**100), 32768)
+    misfit = np.zeros(1, np.uint8)
+    largest = np.array([0x007FFFFF], np.uint32).view(np.float32)
+    made.encode([largest], 0, 1, made.initial_exponents(), np.zeros((1, ROW_WORDS), np.int32), 0, misfit)
+    assert misfit[0] == 0
+
+
+@given(
+    st.integers(1, 40),
+    st.integers(0, 254),
+    st.lists(st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-3, 3), min_size=1, max_size=4),
+)
+def test_carried_exponent_lies_two_to_six_bits_above_the_largest_sum(
+    ranks: int, exponent: int, sums: list[int]
+) -> None:
+    made = make_format(TensorSpec("t", "f32", (512,), "sum", ExponentMode.CARRIED), ranks)
+    rows = np.zeros((2, ROW_WORDS), np.int32)
+    rows[1, 6 : 6 + len(sums)] = sums
+    out = np.full(2, 99, np.uint8)
+    exps = np.array([55, exponent], np.uint8)
+    one = np.array([1])
+    made.decode(rows, one, one, exps, [np.zeros(512, np.float32)], out)
+    peak = max(abs(value) for value in sums)
+    field = peak.bit_length() - 1 - (157 - (ranks - 1).bit_length() - exponent) + 127
+    wanted = max(field + 2, min(exponent - 1, field + 6))
+    assert out.tolist() == [99, min(max(wanted, 0), 254) if peak else 0]
+
+
+def test_a_carried_exponent_suits_the_same_values_again() -> None:
+    made = make_format(TensorSpec("t", "f32", (600,), "sum", ExponentMode.CARRIED), 3)
+    arrays = [random_array("f32", 600, 9) * np.float32(1e-20)] * 3
+    exps = made.initial_exponents()
+    made.exponents(arrays, 0, 3, exps)
+    _, rows = exchange(made, [[array] for array in arrays], exps)
+    following = np.zeros(3, np.uint8)
+    made.decode(rows, np.arange(3), np.arange(3), exps, [np.zeros(600, np.float32)], following)
+    misfit = np.zeros(3, np.uint8)
+    made.encode(arrays, 0, 3, following, np.zeros_like(rows), 0, misfit)
+    assert not misfit.any()
+    results, _ = exchange(made, [[array] for array in arrays], following)
+    np.testing.assert_allclose(results[0], arrays[0] * np.float32(3), rtol=1e-5, atol=1e-26)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "expected"), [("f32", 0.0, 0), ("bf16", 0.0, 0), ("f32", 1e8, 9), ("i32", 0.0, 9)]
+)
+def test_poisoned_blocks_carry_zero_over_and_other_formats_nothing(
+    dtype: str, factor: float, expected: int
+) -> None:
+    rows = np.ones((1, ROW_WORDS), np.int32)
+    one = np.zeros(1, np.int64)
+    spec = make_spec(dtype, "sum", 5, factor=factor)
+    out = np.full(1, 9, np.uint8)
+    array = np.zeros(5, {"f32": np.float32, "bf16": np.uint16, "i32": np.int32}[dtype])
+    make_format(spec, 2).decode(rows, one, one, np.full(1, 255, np.uint8), [array], out)
+    assert out[0] == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 100, 128, 129, 512])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_float32_arithmetic_gives_the_bits_of_float64(ranks: int, op: str) -> None:
+    """For every exponent, with values up to the largest it admits and down to ones that round to nothing."""
+    generator = np.random.default_rng(ranks)
+    blocks = 255
+    bits = generator.integers(0, 1 << 23, (blocks, 256), np.uint32)
+    # exponents at and below the block's, both signs, and values of a few low bits
+    fields = np.maximum(np.arange(blocks)[:, None] - generator.integers(0, 40, (blocks, 256)), 0)
+    bits[:, :4] = [0x7FFFFF, 0, 1, 0x400000]
+    fields[:, :4] = np.arange(blocks)[:, None]
+    bits |= fields.astype(np.uint32) << 23 | generator.integers(0, 2, (blocks, 256), np.uint32) << 31
+    array = bits.reshape(-1).view(np.float32)
+    quick, exact = (make_format(make_spec("f32", op, array.size), ranks) for _ in range(2))
+    exact._scale32[:] = 0
+    exact._multiply32[:] = 0
+    exps = np.arange(blocks, dtype=np.uint8)
+    everything = np.arange(blocks)
+    outcomes = []
+    for made in (quick, exact):
+        rows, out = np.zeros((blocks, ROW_WORDS), np.int32), np.zeros_like(array)
+        made.encode([array], 0, blocks, exps, rows, 0)
+        outcomes.append(rows[:, 6:262].copy())
+        # any sum may come back, not only what one rank sent
+        generator = np.random.default_rng(7)
+        rows[:, 6:262] = generator.integers(-(2**31) + 1, 2**31, (blocks, 256), np.int32)
+        made.decode(rows, everything, everything, exps, [out])
+        outcomes.append(out.view(np.uint32).copy())
+    np.testing.assert_array_equal(outcomes[0], outcomes[2])
+    np.testing.assert_array_equal(outcomes[1], outcomes[3])
+    # most exponents can be done the quick way, as long as the clamp never bites
+    assert (np.count_nonzero(quick._scale32) > 200) == (ranks <= 128)
