@@ -19,7 +19,8 @@ from inanet.aio.uplink import Uplink
 from inanet.config.daemons import WorkerConfig
 from inanet.errors import InaError, JoinRefused, JoinTimeout, OverflowRefused, error_of
 from inanet.member.evaluation import Evaluation
-from inanet.member.member import Failed, Member
+from inanet.member.identity import Failed
+from inanet.member.member import Member
 from inanet.proto.common.events import NodeEvent, Participation
 from inanet.proto.common.plan import TensorSpec
 from inanet.proto.slots.host import SwitchedHost
@@ -34,11 +35,12 @@ _log = structlog.get_logger("inanet.backend")
 class _Membership:
     """One job of this host. ``sums`` if all of its ranks are here, else ``member`` and ``uplink``.
 
-    ``beside``: the machine that carries it, if that is not the host's node.
+    ``host``: the machine that carries it, if that is not the host's node, run by ``beside``.
     """
 
     name: str
     beside: Beside | None = None
+    host: SwitchedHost | None = None
     sums: LocalSums | None = None
     member: Member | None = None
     uplink: Uplink | None = None
@@ -47,7 +49,7 @@ class _Membership:
 
 
 class FabricBackend:
-    """See :class:`inanet.agent.server.Backend`. ``lost(job, error)`` is called when a whole job is lost."""
+    """See :class:`inanet.agent.group.Backend`. ``lost(job, error)`` is called when a whole job is lost."""
 
     def __init__(
         self,
@@ -97,7 +99,7 @@ class FabricBackend:
             station.identity(job, ranks, world, system, device=beside.device if beside else None),
             finished=lambda round_, failed: self._finished(mine, round_, failed),
             progress=progress,
-            follower=beside.machine if beside else None,
+            follower=mine.host,
         )
         mine.member = member
         mine.uplink = Uplink(
@@ -151,6 +153,7 @@ class FabricBackend:
                 mine.member.on_event(event, station.driver.now())
                 self.flush()
 
+        mine.host = host
         beside = Beside(host, device, happened)
         station.beside.add(beside)
         return beside

@@ -2,25 +2,66 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import structlog
 from numpy.typing import NDArray
 
+from inanet.agent.session import Session
 from inanet.errors import FabricError, InaError, JoinRefused, MismatchError, WorkerLostError
 from inanet.messages import segments
 from inanet.proto.common.events import Participation
 from inanet.proto.common.plan import TensorSpec, difference
 from inanet.proto.slots.systems import TREES
 
-if TYPE_CHECKING:
-    from inanet.agent.server import Backend
-    from inanet.agent.session import Session
-
 _log: Any = structlog.get_logger("inanet.local")
+
+
+class Backend(Protocol):
+    """What carries a host's collectives. Each ``join`` is followed by one ``leave``, only then by another."""
+
+    async def join(
+        self, job: str, ranks: tuple[int, ...], world: int, system: str, progress: Callable[[str], None]
+    ) -> None:
+        """Called once all local ranks are connected; returns when the job is complete. Raises ``InaError``.
+
+        ``system`` is one of :data:`inanet.proto.slots.systems.NAMES`. ``progress(text)`` tells the processes who is missing. Cancelled if the local ranks give up.
+        """
+        ...
+
+    def submit(
+        self, job: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
+    ) -> "asyncio.Future[Participation | None]":
+        """One round: 1, 2, ... without gaps but those of :meth:`mismatch`.
+
+        ``arrays`` are 1-D views of shared memory, one per local rank, ordered by rank, with float16 as
+        float16 and bfloat16 as uint16; they are overwritten with the result. The future may raise
+        ``InaError``, and completes within a deadline.
+        """
+        ...
+
+    def mismatch(self, job: str, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
+        """Local ranks disagree on a round, which is not submitted: the other hosts must hear of it."""
+        ...
+
+    def awaited(self, job: str) -> str:
+        """In words, whom joining waits for of which nothing is heard, and rounds that all local ranks have begun."""
+        ...
+
+    async def quieten(self, job: str, reason: str) -> None:
+        """The job is over, and has rounds under way: returns when nothing writes into their arrays any more. ``leave`` follows."""
+        ...
+
+    async def leave(self, job: str, reason: str) -> None:
+        """The local ranks are gone, or the job is over. Futures of its rounds need not complete any more."""
+        ...
+
+    def stats(self) -> dict[str, int]:
+        """Counters for whoever asks."""
+        ...
 
 
 class State(Enum):
@@ -40,7 +81,7 @@ class _Round:
     """Who called a round, and since when somebody waits for it. ``submitted``: the backend may write into its arrays."""
 
     since: float
-    calls: "dict[int, tuple[TensorSpec, NDArray[Any]]]" = field(default_factory=dict)
+    calls: dict[int, tuple[TensorSpec, NDArray[Any]]] = field(default_factory=dict)
     submitted: bool = False
 
 
@@ -55,7 +96,7 @@ class Group:
         job: str,
         world: int,
         local_world: int,
-        backend: "Backend",
+        backend: Backend,
         over: "Callable[[Group, str], None]",
         system: str = TREES,
         refused: Callable[[], Collection[str]] = tuple,
@@ -91,7 +132,7 @@ class Group:
 
     # ------------------------------------------------------------ joining
 
-    def enter(self, session: "Session", rank: int, world: int, local_world: int) -> None:
+    def enter(self, session: Session, rank: int, world: int, local_world: int) -> None:
         """A local rank arrives; the last one makes the group JOINING. Raises ``JoinRefused``."""
         if (self.world, self.local_world) != (world, local_world):
             raise JoinRefused(
@@ -134,7 +175,7 @@ class Group:
 
     # ------------------------------------------------------------ rounds
 
-    def call(self, session: "Session", spec: TensorSpec, view: NDArray[Any]) -> None:
+    def call(self, session: Session, spec: TensorSpec, view: NDArray[Any]) -> None:
         """One local rank's part in its next round."""
         if self.state is State.JOINED and self._departed:
             text = f"{_show(self._departed)} of this host left the job, rank {session.rank} goes on"
@@ -152,7 +193,7 @@ class Group:
             self._start(session.rounds, round_)
 
     @staticmethod
-    def _enter(rounds: dict[int, _Round], session: "Session", spec: TensorSpec, view: NDArray[Any]) -> _Round:
+    def _enter(rounds: dict[int, _Round], session: Session, spec: TensorSpec, view: NDArray[Any]) -> _Round:
         round_ = rounds.get(session.rounds)
         if round_ is None:
             round_ = rounds[session.rounds] = _Round(asyncio.get_running_loop().time())
@@ -253,7 +294,7 @@ class Group:
 
     # ------------------------------------------------------------ the end
 
-    def leave(self, session: "Session", why: str) -> None:
+    def leave(self, session: Session, why: str) -> None:
         """A process has left in good order (``why`` is empty) or not. Nobody may wait for it in vain."""
         rank = session.rank
         if self.sessions.get(rank) is not session:
@@ -286,7 +327,12 @@ class Group:
         error = self._error
         assert error is not None
         if note:
-            where = {"job": error.job, "rank": error.rank, "round": error.round, "ranks": error.ranks}
+            where: dict[str, Any] = {
+                "job": error.job,
+                "rank": error.rank,
+                "round": error.round,
+                "ranks": error.ranks,
+            }
             error = type(error)(f"{error.reason}; {note}", **where, **error.details())
         self.told = True
         given_up, self._given_up = self._given_up, {}

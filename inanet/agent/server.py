@@ -7,25 +7,22 @@ jobs joined and left. Nothing knows of the network. :mod:`inanet.messages.sessio
 
 import asyncio
 import socket
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
-from numpy.typing import NDArray
 
-from inanet.agent.group import Group, State
+from inanet.agent.group import Backend, Group, State
 from inanet.agent.listener import Listener
 from inanet.agent.session import Session
-from inanet.coordinator.refusals import Refusals, Sought
 from inanet.errors import FabricError, InaError, JoinRefused, WorkerLostError
 from inanet.messages.session import PROTOCOL
 from inanet.messages.session import field as get
 from inanet.messages.text import clip
-from inanet.proto.common.events import Participation
-from inanet.proto.common.plan import TensorSpec
 from inanet.proto.slots.systems import NAMES, TREES
+from inanet.service.refusals import Refusals, Sought
 
 #: seconds after which waiting is reported to those who wait, and between two such reports
 REPORT_SECONDS = 1.0
@@ -35,50 +32,6 @@ _CLOSE_SECONDS = 5.0
 _QUIET_SECONDS = 4.0
 _MOST_RANKS = 1 << 16
 _log: Any = structlog.get_logger("inanet.local")
-
-
-class Backend(Protocol):
-    """What carries a host's collectives. Each ``join`` is followed by one ``leave``, only then by another."""
-
-    async def join(
-        self, job: str, ranks: tuple[int, ...], world: int, system: str, progress: Callable[[str], None]
-    ) -> None:
-        """Called once all local ranks are connected; returns when the job is complete. Raises ``InaError``.
-
-        ``system`` is one of :data:`inanet.proto.slots.systems.NAMES`. ``progress(text)`` tells the processes who is missing. Cancelled if the local ranks give up.
-        """
-        ...
-
-    def submit(
-        self, job: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
-    ) -> "asyncio.Future[Participation | None]":
-        """One round: 1, 2, ... without gaps but those of :meth:`mismatch`.
-
-        ``arrays`` are 1-D views of shared memory, one per local rank, ordered by rank, with float16 as
-        float16 and bfloat16 as uint16; they are overwritten with the result. The future may raise
-        ``InaError``, and completes within a deadline.
-        """
-        ...
-
-    def mismatch(self, job: str, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
-        """Local ranks disagree on a round, which is not submitted: the other hosts must hear of it."""
-        ...
-
-    def awaited(self, job: str) -> str:
-        """In words, whom joining waits for of which nothing is heard, and rounds that all local ranks have begun."""
-        ...
-
-    async def quieten(self, job: str, reason: str) -> None:
-        """The job is over, and has rounds under way: returns when nothing writes into their arrays any more. ``leave`` follows."""
-        ...
-
-    async def leave(self, job: str, reason: str) -> None:
-        """The local ranks are gone, or the job is over. Futures of its rounds need not complete any more."""
-        ...
-
-    def stats(self) -> dict[str, int]:
-        """Counters for whoever asks."""
-        ...
 
 
 class LocalServer:
@@ -109,7 +62,8 @@ class LocalServer:
         self._reporter: asyncio.TimerHandle | None = None
         self._groups: dict[str, Group] = {}
         self._refusals = Refusals()
-        self._sessions: set[Session] = set()
+        #: each with the group it has entered
+        self._sessions: dict[Session, Group | None] = {}
         self._joining: dict[Group, asyncio.Task[None]] = {}
         #: by job: the next membership in it must wait until the last one is over
         self._leaving: dict[str, asyncio.Task[None]] = {}
@@ -123,7 +77,7 @@ class LocalServer:
         self._listener.open()
 
     def _accepted(self, connection: socket.socket, pid: int) -> None:
-        self._sessions.add(Session(self, connection, pid))
+        self._sessions[Session(self, connection, pid)] = None
         if self._reporter is None:
             self._tell_waiting()
 
@@ -184,7 +138,8 @@ class LocalServer:
         group.enter(session, rank, world, local_world)
         self._refusals.came(Sought(str(rank), name))
         self._groups[name] = group
-        session.group, session.rank = group, rank
+        self._sessions[session] = group
+        session.enter(group, rank)
         if group.state is State.FORMING:
             group.tell_missing()
         else:
@@ -194,8 +149,7 @@ class LocalServer:
 
     def gone(self, session: Session, why: str) -> None:
         """A session has ended, in good order if ``why`` is empty."""
-        self._sessions.discard(session)
-        group = session.group
+        group = self._sessions.pop(session, None)
         if group is None:
             return
         group.leave(session, why)
@@ -288,9 +242,9 @@ class LocalServer:
             group.end(
                 WorkerLostError("the worker agent of this host was stopped"), "the worker agent was stopped"
             )
-        for session in list(self._sessions):
+        for session, entered in list(self._sessions.items()):
             # the others are told when nothing is written into their arrays any more
-            if session.group is None or session.group.told:
+            if entered is None or entered.told:
                 session.close("")
         if self._reporter is not None:
             self._reporter.cancel()

@@ -5,7 +5,7 @@ import asyncio
 import os
 import socket
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import structlog
@@ -18,10 +18,6 @@ from inanet.messages.session import MOST_AHEAD, MOST_IDS, MOST_SEGMENTS, Session
 from inanet.messages.session import field as get
 from inanet.proto.common.events import Participation
 from inanet.proto.common.plan import TensorSpec, tensor_spec
-
-if TYPE_CHECKING:
-    from inanet.agent.group import Group
-    from inanet.agent.server import LocalServer
 
 #: dtype of the views handed to the backend
 _DTYPES = {name: np.dtype(kind) for name, kind in [
@@ -42,12 +38,45 @@ _RANKS_LIMIT = 1024
 _log: Any = structlog.get_logger("inanet.local")
 
 
-class Session:
-    """Reads and answers one process. ``group`` and ``rank`` are set by the server's ``hello``."""
+class Server(Protocol):
+    """Whom sessions report to."""
 
-    def __init__(self, server: "LocalServer", connection: socket.socket, pid: int) -> None:
+    def hello(self, session: "Session", message: dict[str, Any]) -> None:
+        """A process introduces itself: call :meth:`Session.enter`, or raise ``JoinRefused``."""
+        ...
+
+    def gone(self, session: "Session", why: str) -> None:
+        """A session has ended, in good order if ``why`` is empty."""
+        ...
+
+    def figures(self) -> dict[str, int]:
+        """Counters for whoever asks."""
+        ...
+
+
+class LocalRanks(Protocol):
+    """The ranks of a job on this host."""
+
+    @property
+    def shares(self) -> bool:
+        """Whether they reduce small tensors in memory that they share."""
+        ...
+
+    def call(self, session: "Session", spec: TensorSpec, view: NDArray[Any]) -> None:
+        """One rank's part in its next round."""
+        ...
+
+    def end(self, error: InaError, reason: str) -> None:
+        """The job is over for all of them."""
+        ...
+
+
+class Session:
+    """Reads and answers one process."""
+
+    def __init__(self, server: Server, connection: socket.socket, pid: int) -> None:
         self.pid = pid
-        self.group: Group | None = None
+        self._ranks: LocalRanks | None = None
         self.rank = -1
         #: collectives called so far
         self.rounds = 0
@@ -64,6 +93,10 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._readable)
         self._silent = self._loop.call_later(_HELLO_SECONDS, self.close, "it did not say who it is")
+
+    def enter(self, ranks: LocalRanks, rank: int) -> None:
+        """The process is rank ``rank`` among ``ranks``."""
+        self._ranks, self.rank = ranks, rank
 
     # ------------------------------------------------------------ messages in
 
@@ -106,7 +139,7 @@ class Session:
 
     def _act(self, message: dict[str, Any]) -> None:
         kind = message["t"]
-        if self.group is None and kind != "hello":
+        if self._ranks is None and kind != "hello":
             raise SessionError(f"{kind} before hello")
         if kind == "again":
             self._again(message)
@@ -120,7 +153,7 @@ class Session:
             self._give_up(message)
         elif kind == "stats":
             self.send(pack("stats", figures=self._server.figures()))
-        elif kind == "hello" and self.group is None:
+        elif kind == "hello" and self._ranks is None:
             self._silent.cancel()
             self._server.hello(self, message)
         elif kind == "bye":
@@ -162,20 +195,20 @@ class Session:
         self._call(message, known[0], known[1])
 
     def _call(self, message: dict[str, Any], spec: TensorSpec, view: NDArray[Any]) -> None:
-        assert self.group is not None
+        assert self._ranks is not None
         seq = get(message, "seq", int)
         # numbers between are of collectives in the memory that the ranks share
-        if seq != self.rounds + 1 and not (self.group.shares and seq > self.rounds):
+        if seq != self.rounds + 1 and not (self._ranks.shares and seq > self.rounds):
             raise SessionError(f"collective {seq} does not follow {self.rounds}")
         if self._unanswered >= MOST_AHEAD:
             raise SessionError(f"more than {MOST_AHEAD} collectives on their way")
         self.rounds = seq
         self._unanswered += 1
-        self.group.call(self, spec, view)
+        self._ranks.call(self, spec, view)
 
     def _give_up(self, message: dict[str, Any]) -> None:
         """Ranks that share memory have lost each other there: the job is over."""
-        assert self.group is not None
+        assert self._ranks is not None
         error = error_of(
             get(message, "cause", str),
             get(message, "message", str),
@@ -184,7 +217,7 @@ class Session:
             round=get(message, "round", int, low=0),
             ranks=tuple(get(message, "ranks", list)),
         )
-        self.group.end(error, error.reason)
+        self._ranks.end(error, error.reason)
 
     def _view(self, message: dict[str, Any], spec: TensorSpec) -> NDArray[Any]:
         """The 1-D view of shared memory that a reduce message speaks of."""

@@ -75,7 +75,7 @@ class LocalSums:
     def submit(
         self, number: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]
     ) -> "asyncio.Future[Participation | None]":
-        """One round; see :meth:`inanet.agent.server.Backend.submit`.
+        """One round; see :meth:`inanet.agent.group.Backend.submit`.
 
         Raises :class:`~inanet.errors.FabricError` for what no number format can do.
         """

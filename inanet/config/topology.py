@@ -55,7 +55,7 @@ class Topology(Section):
     @property
     def nodes(self) -> tuple[str, ...]:
         """Names of all nodes that stand here, each once: roots, aggregators, workers, switches."""
-        named = (*self.aggregators, *self.workers)
+        named: tuple[Aggregator | Worker, ...] = (*self.aggregators, *self.workers)
         return tuple(dict.fromkeys((*self.roots, *(node.name for node in named), *self.switches)))
 
     def fabric(self, ps: str) -> "Fabric":

@@ -17,13 +17,13 @@ from inanet.coordinator.job_maker import JobMaker
 from inanet.coordinator.members import Forming, Refused
 from inanet.coordinator.peers import Peer, Peers
 from inanet.coordinator.pending_jobs import Office, Pending
-from inanet.coordinator.refusals import Refusals, Sought
 from inanet.coordinator.resuming_jobs import ResumingJobs
 from inanet.coordinator.resumption import JobMessage, Resuming
 from inanet.coordinator.settings import FormatOf, Settings
 from inanet.coordinator.switches import refusal
 from inanet.messages.control import Hello, Welcome
 from inanet.proto.slots.systems import SPARSE
+from inanet.service.refusals import Refusals, Sought
 
 #: Seconds after which a worker may ask again to join a job under the name of one that is about to end.
 _ENDING_SECONDS = 0.25

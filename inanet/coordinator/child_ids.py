@@ -9,6 +9,7 @@ have taken part in is over.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from inanet.coordinator.receive_buffers import Station
 from inanet.messages.text import listing
@@ -19,11 +20,12 @@ from inanet.proto.common.plan import (
     Parent,
     Placement,
     Retired,
-    Scheduled,
     Switched,
-    TensorSpec,
 )
 from inanet.wire.xagg import MAX_CHILDREN
+
+if TYPE_CHECKING:
+    from inanet.planning.goat.publication import Publish
 
 
 class PlanError(ValueError):
@@ -65,7 +67,7 @@ class Planner:
         group_of: Callable[[int, str], int] | None = None,
         probe: bool = False,
         switched: Switched | None = None,
-        publish: Callable[[TensorSpec, int], tuple[Scheduled, ...]] | None = None,
+        publish: "Publish | None" = None,
     ) -> None:
         self.job = job
         self.key = key

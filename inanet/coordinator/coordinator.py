@@ -26,7 +26,6 @@ from inanet.coordinator.members import Refused
 from inanet.coordinator.multicast_groups import probing_group
 from inanet.coordinator.overview import overview
 from inanet.coordinator.peers import Peer, Peers
-from inanet.coordinator.refusals import Refusals
 from inanet.coordinator.registry import Registry
 from inanet.coordinator.resumption import JobMessage
 from inanet.coordinator.settings import FormatOf, Settings
@@ -46,6 +45,7 @@ from inanet.messages.registration import Overview, Query, Register, Registered, 
 from inanet.messages.text import clip
 from inanet.planning.negotiation import Negotiation, RateMessage
 from inanet.planning.trees import Performance
+from inanet.service.refusals import Refusals
 from inanet.trust.certificates import Certified
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 
-from inanet.coordinator.goat.computations import Works
 from inanet.coordinator.goat.fabric import GoatFabric
 from inanet.coordinator.goat.rounds import SYSTEM
 from inanet.coordinator.job import Job
@@ -10,6 +9,7 @@ from inanet.coordinator.peers import Peers
 from inanet.coordinator.settings import Settings
 from inanet.coordinator.sparse.fabric import SparseFabric
 from inanet.coordinator.switches import Numbers, SwitchedFabric
+from inanet.planning.goat.computations import Works
 from inanet.planning.topology import Fabric
 from inanet.proto.common.plan import Switched
 from inanet.proto.slots.systems import SPARSE, SYSTEMS

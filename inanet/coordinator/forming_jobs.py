@@ -6,11 +6,11 @@ from inanet.coordinator.job_maker import JobMaker
 from inanet.coordinator.members import Forming, Members
 from inanet.coordinator.peers import Peer, Peers
 from inanet.coordinator.pending_jobs import Office, Pending
-from inanet.coordinator.refusals import Refusals, Sought
 from inanet.coordinator.resuming_jobs import ResumingJobs
 from inanet.coordinator.settings import Settings
 from inanet.coordinator.sparse.fabric import check_sparse
 from inanet.messages.control import Hello
+from inanet.service.refusals import Refusals, Sought
 
 #: Seconds until those who wait hear that somebody was turned away, if nothing else is to be said sooner: many may be.
 _SOON_SECONDS = 0.2

@@ -8,12 +8,12 @@ from inanet.coordinator.job_maker import JobMaker
 from inanet.coordinator.members import Refused
 from inanet.coordinator.peers import Peer, Peers
 from inanet.coordinator.pending_jobs import Office, Pending
-from inanet.coordinator.refusals import Refusals
 from inanet.coordinator.resumption import JobMessage, Resuming
 from inanet.coordinator.settings import Settings
 from inanet.messages.control import Hello, JobEnded, Known, Resume
 from inanet.messages.text import clip
 from inanet.planning.topology import Arrangement, Topology
+from inanet.service.refusals import Refusals
 
 
 class ResumingJobs:

@@ -9,7 +9,7 @@ from inanet.config.control import CoordinatorControl
 from inanet.config.fields import GROUP_PORT, GROUP_RANGE
 from inanet.coordinator.layouts import FormatFacts
 from inanet.planning.rates import LOSS_THRESHOLD
-from inanet.planning.topology import Fabric
+from inanet.planning.topology import TreeFabric
 from inanet.proto.common.plan import TensorSpec
 
 
@@ -17,7 +17,7 @@ from inanet.proto.common.plan import TensorSpec
 class Settings:
     """Of one coordinator. ``token`` is the secret every node of the fabric must know."""
 
-    topology: Fabric
+    topology: TreeFabric
     token: str
     #: a node that answers no ping for so long is lost; pings are sent every third of it
     silence: float = 10.0
@@ -72,7 +72,7 @@ class Settings:
 
 def settings_of(
     control: CoordinatorControl,
-    fabric: Fabric,
+    fabric: TreeFabric,
     *,
     negotiate: bool,
     evaluate: bool = False,

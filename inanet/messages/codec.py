@@ -4,7 +4,7 @@ Whatever bytes a peer sends, decoding yields messages or raises :class:`ControlE
 never holds more than one frame's worth of memory for it.
 """
 
-import msgpack  # type: ignore[import-untyped]
+import msgpack
 from pydantic import TypeAdapter, ValidationError
 
 from inanet.messages.control import KINDS, Frozen, Message

@@ -99,6 +99,6 @@ def _with_relatives(
         if not any(source in rates or source in found for source in flows[key].follows):
             before = len(found)
             # any of them would do; the one that could do least loses least
-            follow([min(flows[key].follows, key=lambda s: (flows[s].ceiling, repr(s)))])  # type: ignore[index,arg-type,list-item]
+            follow([min(flows[key].follows, key=lambda s: (flows[s].ceiling, repr(s)))])  # type: ignore[index,list-item]
             queue += [other for other in list(found)[before:] if flows[other].holds]
     return list(found)

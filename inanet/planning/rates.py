@@ -7,7 +7,7 @@ directions (:mod:`inanet.planning.fair_shares`). Replies are numbered, so that o
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
@@ -186,7 +186,7 @@ class Negotiator:
 
     def rates(self) -> dict[_Key, float]:
         """The rate of every flow: :meth:`flows` under the nodes' capacities."""
-        limits = {
+        limits: dict[Hashable, float] = {
             (name, side): limit
             for name, capacity in self._capacities.items()
             for side, limit in (("in", capacity.receive), ("out", capacity.send))
@@ -200,16 +200,16 @@ class Negotiator:
         for (job, _, _, name, direction), rate in self.rates().items():
             now.setdefault((job, name), [0.0, 0.0])[direction == "down"] += rate
         out: list[tuple[float, str, Grant]] = []
-        for number, job in self._jobs.items():
-            job.told = {name: told for name, told in job.told.items() if (number, name) in now}
-            for name in sorted(name for job_, name in now if job_ == number):
+        for number, record in self._jobs.items():
+            record.told = {name: told for name, told in record.told.items() if (number, name) in now}
+            for name in sorted(name for job, name in now if job == number):
                 up, down = now[number, name]
-                before = job.told.get(name)
+                before = record.told.get(name)
                 if before is None or not (_kept(before[0], up) and _kept(before[1], down)):
-                    job.sequence += 1
-                    job.told[name] = (up, down)
+                    record.sequence += 1
+                    record.told[name] = (up, down)
                     rise = up + down - sum(before or (0.0, 0.0))
-                    out.append((rise, name, Grant(number, job.sequence, up, down)))
+                    out.append((rise, name, Grant(number, record.sequence, up, down)))
         # those who give something up hear of it before those who get it
         return [(name, grant) for _, name, grant in sorted(out, key=lambda item: item[0])]
 

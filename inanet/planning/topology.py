@@ -6,18 +6,22 @@ that take part, and to the aggregators that are there: the children of an absent
 ancestor that is present.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from inanet.messages.fields import MAX_TREES, Name
 from inanet.messages.text import listing
 from inanet.planning.trees import Performance
-from inanet.proto.common.plan import NodePlan, Scheduled, Switched, TensorSpec
+from inanet.proto.common.plan import NodePlan, Switched
 from inanet.wire.xagg import MAX_CHILDREN
+
+if TYPE_CHECKING:
+    from inanet.messages.control import Hello
+    from inanet.planning.goat.publication import Publish
 
 
 class TopologyError(ValueError):
@@ -67,12 +71,12 @@ class Arrangement:
     reason: str = ""
     #: for jobs whose sums are made in a switch
     switched: Switched | None = None
-    #: for those that are made in several: sub-models of a tensor for a number of ranks
-    publish: Callable[[TensorSpec, int], tuple[Scheduled, ...]] | None = None
+    #: for those that are made in several
+    publish: "Publish | None" = None
 
 
 class Fabric(Protocol):
-    """Who may take part, and which trees a job gets: a :class:`Topology`, the same for all jobs, or a planner."""
+    """Who may take part in jobs of a system, and which trees a job gets. ``workers``: by name, what each said of itself."""
 
     def refusal(self, role: str, name: str) -> str:
         """Why a node of this role and name cannot take part; empty if it can."""
@@ -80,11 +84,18 @@ class Fabric(Protocol):
     def fits(self, workers: Collection[str]) -> None:
         """Raise :class:`TopologyError` if these hosts cannot be one job."""
 
-    def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
+    def awaited(self, workers: Mapping[str, "Hello"], connected: Collection[str]) -> tuple[str, ...]:
         """What a job of these hosts has to wait for beside its ranks, in words, if these servers are there."""
 
-    def arrange(self, workers: Collection[str], connected: Collection[str]) -> Arrangement:
+    def arrange(self, workers: Mapping[str, "Hello"], connected: Collection[str]) -> Arrangement:
         """The trees for a job of these hosts, once nothing is awaited."""
+
+    def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology | None":
+        """The trees of a job that outlived its coordinator, from what its members hold; None: not known yet."""
+
+
+class TreeFabric(Fabric, Protocol):
+    """The fabric of jobs that are summed in trees: a :class:`Topology`, the same for all jobs, or a planner."""
 
     def improve(
         self, topology: "Topology", workers: Sequence[Performance], size: int, connected: Collection[str]
@@ -99,9 +110,6 @@ class Fabric(Protocol):
 
     def busy(self, name: str) -> str:
         """Why a server should be left out of running jobs, as of the report that has just come; empty if it need not."""
-
-    def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology | None":
-        """The trees of a job that outlived its coordinator, from what its members hold; None: not known yet."""
 
 
 class Topology(BaseModel):

@@ -15,7 +15,7 @@ def listen(tell: Callable[[int], None], clock: Callable[[], float] = time.monoto
     # imported here because daemons without a data plane need no numba
     from numba.core import event
 
-    class Listener(event.Listener):
+    class Listener(event.Listener):  # type: ignore[misc]
         number = 0
         told = float("-inf")
 

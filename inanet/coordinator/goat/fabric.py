@@ -1,30 +1,21 @@
 """A job's switches where several sum for it, and who schedules its tensors on them."""
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 
-from inanet.coordinator.goat.computations import Works
 from inanet.coordinator.settings import Settings
 from inanet.coordinator.switches import MOST_WORKERS, Numbers, SwitchedFabric
 from inanet.messages.control import Hello
 from inanet.messages.services import EXPONENTS, Service
 from inanet.messages.text import listing
 from inanet.planning.extras import plan_extra
-from inanet.planning.goat.publication import Draft, Memory, Publisher
+from inanet.planning.goat.computations import Works
+from inanet.planning.goat.publication import Draft, Memory, Publish, Publisher
 from inanet.planning.topology import Arrangement, Topology, TopologyError
 from inanet.proto.common.formats import make_format
 from inanet.proto.common.plan import Switched, TensorSpec
 from inanet.proto.slots.goat.routes import sites
 from inanet.proto.slots.stream import words_of
 from inanet.wire.goat import MAX_NODES, VALUES
-
-
-@dataclass(frozen=True, slots=True)
-class Publish:
-    """What a job has its tensors scheduled with: ``draft(spec, ranks)``, and where that is computed."""
-
-    draft: Callable[[TensorSpec, int], Draft]
-    works: Works
 
 
 def ways(links: Collection[tuple[str, str]], ps: str, switches: Collection[str]) -> dict[str, str]:

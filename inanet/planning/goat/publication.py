@@ -4,16 +4,18 @@ A tensor is scheduled when it is first seen, because its size is known then, and
 the tree of ways to the PS that the switches forward along. A sub-model's slots are its own from then on (published addresses).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from inanet.planning.goat.computations import Works
 from inanet.planning.goat.instance import Instance, from_graph
 from inanet.planning.goat.krgs import Schedule, schedule
 from inanet.planning.goat.relaxation import NoSolution
 from inanet.planning.goat.submodels import FRAGMENT_VALUES, VALUE_BYTES, SubModel, partition
 from inanet.planning.goat.topologies import empty_graph
-from inanet.proto.common.plan import Scheduled
+from inanet.proto.common.plan import Scheduled, TensorSpec
 from inanet.wire.goat import NO_SUBMODEL, WORDS
 
 #: register bytes of a slot in the switch's program: values, checksum, and what is beside them
@@ -158,7 +160,7 @@ class Publisher:
 
 
 class Draft:
-    """Tensors on their way to addresses, as a piece of :class:`~inanet.coordinator.goat.computations.Works`: name and fragments each."""
+    """Tensors on their way to addresses, as a piece of :class:`~inanet.planning.goat.computations.Works`: name and fragments each."""
 
     def __init__(self, publisher: Publisher, tensors: Sequence[tuple[str, int]]) -> None:
         self._publisher, self._tensors = publisher, tuple(tensors)
@@ -197,3 +199,11 @@ class Draft:
             raise ValueError("the scheduler failed; the coordinator's log has the details")
         found = iter(self._publisher.commit(self._planned, self._parts))
         return [tuple(next(found) for _ in range(count)) for count in self._counts]
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """What a job has its tensors scheduled with: ``draft(spec, ranks)``, and where that is computed."""
+
+    draft: Callable[[TensorSpec, int], Draft]
+    works: Works

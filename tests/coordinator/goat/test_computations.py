@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from inanet.coordinator.goat.computations import Works
 from inanet.messages.control import Ping, Pong
+from inanet.planning.goat.computations import Works
 from inanet.planning.goat.publication import Publisher
 from inanet.proto.common.local import LocalTensor
 from tests.coordinator.goat.test_fabric import FLOATS, INTEGERS, Lab, arrays_of

@@ -1,0 +1,93 @@
+"""How the code lies: every module has a user, and a class that is inherited has more than one heir or a use of its own.
+
+What is listed here as still failing may only shrink. That rules are cited by name is :mod:`tests.test_protocol_names`' business.
+"""
+
+import ast
+import re
+from collections import defaultdict
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("inanet", "daemons")
+#: modules that only tests import
+UNUSED = {"inanet.phy.trace"}
+#: classes with one heir that nothing else names
+INHERITED_ONCE = {"Core", "Hops", "Renewing", "Sending", "Upkeep", "Versions"}
+#: where commands and other programs' entry points are named
+ENTRIES = ("pyproject.toml", "systemd", ".ci/run")
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """Modules by name."""
+    found = {}
+    for package in PACKAGES:
+        for file in sorted((ROOT / package).rglob("*.py")):
+            parts = file.relative_to(ROOT).with_suffix("").parts
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(file.read_text(encoding="utf-8"))
+    return found
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Dotted names that a module imports, or loads by a string such as ``"inanet.cli.main:main"``."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            names |= set(re.findall(r"\b(?:inanet|daemons)(?:\.\w+)+", node.value.partition(" ")[0]))
+    return names
+
+
+def test_every_module_is_imported() -> None:
+    used = {other for name, tree in trees().items() for other in imported(tree) if other != name}
+    for place in ENTRIES:
+        path = ROOT / place
+        for file in [path] if path.is_file() else sorted(path.iterdir()):
+            used |= set(re.findall(r"\b(?:inanet|daemons)(?:\.\w+)+", file.read_text(encoding="utf-8")))
+    packages = {name.rpartition(".")[0] for name in trees()}
+    runnable = {
+        name
+        for name, tree in trees().items()
+        if any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body)
+    }
+    # what tests are made with
+    support = {name for name in trees() if name.startswith("inanet.testing.")}
+    unused = trees().keys() - used - packages - runnable - support
+    assert unused == UNUSED, f"nobody imports these, or they need not be listed: {sorted(unused ^ UNUSED)}"
+
+
+def test_no_class_exists_to_be_inherited_once() -> None:
+    heirs: dict[str, list[str]] = defaultdict(list)
+    mentions: dict[str, int] = defaultdict(int)
+    classes = {}
+    for module, tree in trees().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+                names = {
+                    base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+                    for base in bases
+                }
+                classes[node.name] = names
+                for name in names:
+                    heirs[name].append(f"{module}.{node.name}")
+                    mentions[name] -= 1
+            elif isinstance(node, ast.Name):
+                mentions[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                mentions[node.attr] += 1
+    once = {
+        name
+        for name, names in classes.items()
+        if len(heirs[name]) == 1 and mentions[name] <= 0 and "Protocol" not in names
+    }
+    assert once == INHERITED_ONCE, (
+        f"these have one heir and no other use, or need not be listed: {sorted(once ^ INHERITED_ONCE)}; "
+        "let the heir have them as parts, or be one class with them"
+    )
