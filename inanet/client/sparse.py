@@ -30,8 +30,8 @@ from inanet.phy.memory import MemoryNetwork
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.events import Counted
 from inanet.proto.common.plan import Online
-from inanet.proto.zebra.identifying import Identification
-from inanet.proto.zebra.membership import (
+from inanet.proto.zebra.hot import Identification
+from inanet.proto.zebra.job import (
     DEFAULT_SHIFT,
     EMPTY,
     F32,
@@ -43,10 +43,10 @@ from inanet.proto.zebra.membership import (
     following,
     with_exponents,
 )
-from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
-from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
 from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.switch import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.worker import ZebraWorker
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.wire.batch import U64

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from inanet.errors import FabricError, InaError, JoinRefused, RoundTimeout
-from inanet.proto.zebra.membership import F32
+from inanet.proto.zebra.job import F32
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.wire.batch import U64
 

@@ -30,12 +30,11 @@ from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.events import PeerSilent
-from inanet.proto.zebra.membership import HotSet, Job, fixed
-from inanet.proto.zebra.program import ZebraProgram
-from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.serving import OPTIMISERS
-from inanet.proto.zebra.store import Uniform, zeros
+from inanet.proto.zebra.job import HotSet, Job, fixed
+from inanet.proto.zebra.shard import ParameterShard
+from inanet.proto.zebra.store import OPTIMISERS, Uniform, zeros
 from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.switch import ZebraProgram
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.service.shard_state import StateFile
 from inanet.switch.endpoint import SwitchEndpoint
@@ -110,7 +109,7 @@ class SparseFile:
 
     def machine(self, name: str, state: StateFile | None = None, **how: Any) -> tuple[Machine, int]:
         """A machine that is served, with its hot set, and its address. A shard begins with its ``state``, which ``how`` is said as
-        to :meth:`~inanet.proto.zebra.ps.ParameterShard.restore`.
+        to :meth:`~inanet.proto.zebra.shard.ParameterShard.restore`.
 
         Raises ``ValueError`` for an unknown name, for hot keys that do not fit into the switch, and for a state that is not of
         this shard.

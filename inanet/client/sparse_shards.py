@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from inanet.proto.zebra.membership import Job
-from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.state import BadState
+from inanet.proto.zebra.job import Job
+from inanet.proto.zebra.journal import BadState
+from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Initial, Optimiser
 from inanet.proto.zebra.stream import Timing
 from inanet.service.shard_state import StateFile
@@ -25,7 +25,7 @@ class Shards:
         self._made = 0
 
     def first(self) -> list[ParameterShard]:
-        """All shards, with the model that is in the folder. Raises :class:`~inanet.proto.zebra.state.BadState` and ``OSError``."""
+        """All shards, with the model that is in the folder. Raises :class:`~inanet.proto.zebra.journal.BadState` and ``OSError``."""
         last = []
         for number, path in enumerate(self._paths):
             file = self._files[number] = StateFile(path)

@@ -19,10 +19,10 @@ from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.papers.zebra_hot import OA, SE, Generated
 from inanet.proto.common.program import Verdicts
 from inanet.proto.zebra.hot import ranking, stop_rule
+from inanet.proto.zebra.job import Job, fixed
 from inanet.proto.zebra.layout import Layout, at_random, by_heat, in_sequence, orchestrate
-from inanet.proto.zebra.membership import Job, fixed
-from inanet.proto.zebra.packets import Head, Sheaf
-from inanet.proto.zebra.program import ZebraProgram
+from inanet.proto.zebra.packets import EncodedPackets, Header
+from inanet.proto.zebra.switch import ZebraProgram
 from inanet.wire.batch import I64, PacketBatch
 from inanet.wire.zebra import EMPTY_BYTES, Kind, entry_bytes
 
@@ -91,9 +91,11 @@ def count(load: Load, pairs: int, registers: int, scheme: str) -> float:
         if scheme == "layout and packaging":
             order, counts = orchestrate(by_heat(load.hot, registers).register[ranks], registers, pairs)
         words = np.ones((len(ranks), 1), np.uint32)
-        sheaf = Sheaf(Kind.HOT, Head(1, 0, 0, 1, iteration, 1), counts, ranks[order].astype(np.uint64), words)
-        batch = PacketBatch(sheaf.arena, sheaf.offsets, sheaf.lengths, np.ones(len(sheaf), np.uint64))
-        program.process(batch, np.zeros(len(sheaf), np.uint8), verdicts, 0.0)
+        encoded = EncodedPackets(
+            Kind.HOT, Header(1, 0, 0, 1, iteration, 1), counts, ranks[order].astype(np.uint64), words
+        )
+        batch = PacketBatch(encoded.arena, encoded.offsets, encoded.lengths, np.ones(len(encoded), np.uint64))
+        program.process(batch, np.zeros(len(encoded), np.uint8), verdicts, 0.0)
     stats = program.stats()
     if stats["iterations"] != len(load.batches):
         raise RuntimeError(

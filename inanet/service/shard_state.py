@@ -1,6 +1,6 @@
 """A PS shard's state file: its journal, from which a process that is started in the place of one that ended goes on.
 
-Records (:mod:`inanet.proto.zebra.state`) are appended, so that an iteration costs what it has changed. When the file has grown
+Records (:mod:`inanet.proto.zebra.journal`) are appended, so that an iteration costs what it has changed. When the file has grown
 to several times the shard, it is written anew beside the old one and put in its place. A process may be killed at any moment;
 after a loss of power the last iterations may be missing, and then the shard says so to everybody who knows of them.
 """
@@ -12,16 +12,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from inanet.proto.zebra.state import BadState, Entry, part_of, records
+from inanet.proto.zebra.journal import BadState, Entry, part_of, records
 
 #: bytes up to which a file is not written anew, and how many times the shard it may be
 _LEAST, _TIMES = 16 << 20, 4
 
 
 class StateFile:
-    """The state file of one shard, held by one process at a time. A :class:`~inanet.proto.zebra.state.Journal`.
+    """The state file of one shard, held by one process at a time. A :class:`~inanet.proto.zebra.journal.Journal`.
 
-    Raises :class:`~inanet.proto.zebra.state.BadState` while another process has it, ``OSError`` when it cannot be opened.
+    Raises :class:`~inanet.proto.zebra.journal.BadState` while another process has it, ``OSError`` when it cannot be opened.
     ``least`` bytes are not worth writing it anew.
     """
 
@@ -47,7 +47,7 @@ class StateFile:
 
     def entries(self) -> Iterator[Entry]:
         """What is in it. What was cut off when a process ended was never told of, and is removed. Raises
-        :class:`~inanet.proto.zebra.state.BadState` for damage.
+        :class:`~inanet.proto.zebra.journal.BadState` for damage.
         """
         whole = 0
         data = self.path.read_bytes()
@@ -114,7 +114,7 @@ class StateFile:
 
 
 class ModelFolder:
-    """A server's parts of models, each in a file: see :class:`~inanet.proto.zebra.state.Models`. Servers may have one folder."""
+    """A server's parts of models, each in a file: see :class:`~inanet.proto.zebra.journal.Models`. Servers may have one folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -124,7 +124,7 @@ class ModelFolder:
         return StateFile(self._folder / f"{part}.state")
 
     def trained(self, model: str) -> list[str]:
-        """Parts of a model that have iterations. Raises ``OSError``, and :class:`~inanet.proto.zebra.state.BadState` for damage."""
+        """Parts of a model that have iterations. Raises ``OSError``, and :class:`~inanet.proto.zebra.journal.BadState` for damage."""
         parts = re.compile(rf"{re.escape(model)}\.\d+of\d+\.state")
         found = []
         for file in sorted(file for file in self._folder.iterdir() if parts.fullmatch(file.name)):

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.zebra.membership import DEFAULT_SHIFT, F32, Job, fixed
-from inanet.proto.zebra.program import ZebraProgram
-from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.job import DEFAULT_SHIFT, F32, Job, fixed
+from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Initial, Optimiser, zeros
 from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.switch import ZebraProgram
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network

@@ -26,8 +26,8 @@ from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.plan import NodePlan, Online, Sparse, Switched
-from inanet.proto.zebra.membership import EMPTY, hot_of
-from inanet.proto.zebra.serving import TIMING, job_of
+from inanet.proto.zebra.job import EMPTY, hot_of, job_of
+from inanet.proto.zebra.stream import DAEMON_TIMING
 from inanet.proto.zebra.worker import ZebraWorker
 from inanet.service.addresses import refuse_loopback_early, resolve
 from inanet.sparse.line import Line
@@ -194,7 +194,7 @@ def _worker(plan: NodePlan, rank: int) -> ZebraWorker:
     facts = plan.switched
     if facts is None:
         raise FabricError("the coordinator's plan has no switch: it is another version", rank=rank)
-    worker = ZebraWorker(job_of(facts, plan.key), rank, TIMING, secrets.randbits(32))
+    worker = ZebraWorker(job_of(facts, plan.key), rank, DAEMON_TIMING, secrets.randbits(32))
     if facts.hot_version != EMPTY.version:
         worker.prepare(hot_of(facts))
         worker.start(facts.hot_version)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from inanet.client.sparse import Phy, SparseGroup, sparse_group
 from inanet.errors import FabricError, RoundTimeout
 from inanet.proto.common.plan import Online
-from inanet.proto.zebra.state import BadState
+from inanet.proto.zebra.journal import BadState
 from inanet.proto.zebra.store import Sgd
 from inanet.proto.zebra.stream import Timing
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from inanet.cli.zebra import zebra
 from inanet.client.sparse_process import SparseFile, join_sparse
 from inanet.config.file import ConfigError
-from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Ftrl
 from inanet.service.shard_state import StateFile
 

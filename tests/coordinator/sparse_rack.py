@@ -22,9 +22,11 @@ from inanet.proto.common.plan import NodePlan, Sparse
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.root import SwitchedRoot
 from inanet.proto.tree.node import Node
-from inanet.proto.zebra.membership import hot_of
-from inanet.proto.zebra.serving import TIMING, HotTables, Shards, job_of
-from inanet.proto.zebra.state import BadState, Entry, part_of, records
+from inanet.proto.zebra.job import hot_of, job_of
+from inanet.proto.zebra.journal import BadState, Entry, part_of, records
+from inanet.proto.zebra.shards import ShardServer
+from inanet.proto.zebra.stream import DAEMON_TIMING
+from inanet.proto.zebra.switch import daemon_program
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sparse.line import Place
 from inanet.switch.endpoint import SwitchEndpoint
@@ -61,7 +63,7 @@ class Drawer:
 
 
 class File:
-    """One of them: see :class:`~inanet.proto.zebra.state.Kept`."""
+    """One of them: see :class:`~inanet.proto.zebra.journal.Kept`."""
 
     def __init__(self, drawer: Drawer, name: str) -> None:
         self._drawer, self._name = drawer, name
@@ -100,12 +102,12 @@ class Fabric:
         self.members: dict[str, Member] = {}
         self.places: dict[str, Place] = {}
         self.machines: dict[int, Any] = {}
-        self.shards: dict[int, Shards] = {}
+        self.shards: dict[int, ShardServer] = {}
         self.missing = ""
         self._ids: dict[str, int] = {}
         for number in range(servers):
             self.start_server(number)
-        self.program = HotTables(budget=budget)
+        self.program = daemon_program(budget=budget)
         self.registration = Registration("zebra", self.program)
         self.pipeline = Pipeline([self.registration])
 
@@ -117,7 +119,7 @@ class Fabric:
         self.talk()
 
     def start_server(self, number: int, port: int | None = None) -> None:
-        shards = Shards()
+        shards = ShardServer()
         shards.endpoint = endpoint("10.0.1.1", 7000 + number if port is None else port)
         drawer = self.drawers.get(number)
         if drawer is not None:
@@ -169,7 +171,7 @@ class Fabric:
         for rank in range(world):
             plan = self.plan(f"{job}-{rank}")
             assert plan.switched is not None
-            worker = ZebraWorker(job_of(plan.switched, plan.key), rank, TIMING, rank)
+            worker = ZebraWorker(job_of(plan.switched, plan.key), rank, DAEMON_TIMING, rank)
             if plan.switched.hot_version:
                 worker.prepare(hot_of(plan.switched))
                 worker.start(plan.switched.hot_version)

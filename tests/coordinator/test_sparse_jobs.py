@@ -17,8 +17,8 @@ from inanet.messages.control import Gathered, Kept, LayoutReady
 from inanet.messages.fields import check_sparse
 from inanet.proto.common.events import Tally
 from inanet.proto.common.plan import Online
-from inanet.proto.zebra.serving import OPTIMISERS, Shards
-from inanet.proto.zebra.store import Adagrad, Uniform
+from inanet.proto.zebra.shards import ShardServer
+from inanet.proto.zebra.store import OPTIMISERS, Adagrad, Uniform
 from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import MAX_CHILDREN
@@ -158,7 +158,7 @@ def test_two_servers_with_one_address_are_one() -> None:
     fabric.start_switch()
     shards = fabric.shards[0]
     fabric.start_server(1, port=7000)
-    fabric.shards[1], fabric.machines[shards.endpoint] = Shards(), shards
+    fabric.shards[1], fabric.machines[shards.endpoint] = ShardServer(), shards
     fabric.start_rank(0, sparse=replace(SPARSE, shards=2))
     assert "1 more parameter server" in fabric.missing
     for rank in range(2):
@@ -272,7 +272,7 @@ def test_decoder_and_shards_know_the_same_optimisers() -> None:
 
 
 def test_packets_of_nobody_are_counted_and_dropped() -> None:
-    shards = Shards()
+    shards = ShardServer()
     arena = np.zeros(64, np.uint8)
     offsets, lengths = np.array([0, 32], np.int64), np.array([32, 3], np.int64)
     shards.receive(PacketBatch(arena, offsets, lengths, np.ones(2, np.uint64)), 0.0)

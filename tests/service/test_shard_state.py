@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from inanet.proto.zebra import state
+from inanet.proto.zebra import journal
 from inanet.service.shard_state import ModelFolder, StateFile
 
 
 def step(iteration: int, keys: int = 5) -> bytes:
     names, values = np.arange(keys, dtype=np.uint64), np.full((keys, 2), iteration, np.float32)
-    return state.parameters(state.Record.STEP, iteration, 1, 1, names, values, [values + 0.5])
+    return journal.parameters(journal.Record.STEP, iteration, 1, 1, names, values, [values + 0.5])
 
 
 def iterations(path: Path) -> list[int]:
@@ -72,7 +72,7 @@ def test_a_long_file_is_written_anew_and_is_long_again_when_it_has_grown_to_four
         file.rewrite(step(3))
         # the file in its place is this process's, too
         with pytest.raises(
-            state.BadState, match=r"shard0.state is in use by another process; a shard runs once"
+            journal.BadState, match=r"shard0.state is in use by another process; a shard runs once"
         ):
             StateFile(path)
         assert [file.append(step(iteration)) for iteration in range(4, 8)] == [False, False, False, True]
@@ -92,7 +92,7 @@ def test_damage_says_where_and_what_can_be_done(tmp_path: Path) -> None:
     with (
         closing(StateFile(path)) as file,
         pytest.raises(
-            state.BadState, match=rf"the record at byte {where} is damaged.* or cut it to {where} B"
+            journal.BadState, match=rf"the record at byte {where} is damaged.* or cut it to {where} B"
         ),
     ):
         list(file.entries())
@@ -115,7 +115,7 @@ def test_a_file_in_which_nothing_was_written_is_removed(
     with closing(StateFile(path)) as file:
         monkeypatch.undo()
         file.append(step(1))
-        with pytest.raises(state.BadState, match="in use by another process"):
+        with pytest.raises(journal.BadState, match="in use by another process"):
             StateFile(path)
     assert iterations(path) == [1]
 
@@ -125,7 +125,7 @@ def test_a_folder_says_which_parts_of_a_model_have_iterations(tmp_path: Path) ->
     for part, written in (
         ("a.0of2", step(1)),
         ("a.1of2", b""),
-        ("a.0of1", state.born("a", 1)),
+        ("a.0of1", journal.born("a", 1)),
         ("a.b.0of2", step(1)),
     ):
         with closing(folder.open(part)) as file:
@@ -141,5 +141,5 @@ def test_a_folder_says_which_parts_of_a_model_have_iterations(tmp_path: Path) ->
         assert folder.trained("a") == ["a.0of2"]
     assert (tmp_path / "a.0of2.state").read_bytes() == step(1) + step(2)[:-1]
     (tmp_path / "a.0of2.state").write_bytes(b"x" * 99)
-    with pytest.raises(state.BadState, match=r"a\.0of2\.state: the record at byte 0 is damaged"):
+    with pytest.raises(journal.BadState, match=r"a\.0of2\.state: the record at byte 0 is damaged"):
         folder.trained("a")

@@ -5,7 +5,7 @@ import struct
 import numpy as np
 import pytest
 
-from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf
+from inanet.proto.zebra.packets import Column, EncodedPackets, Header, ParsedBatch
 from inanet.wire import zebra
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
@@ -68,15 +68,15 @@ def test_golden_packets(packet: Packet, head: str, body: str) -> None:
     words = struct.unpack(f">{len(data[24:-4]) // 4}I", data[24:-4])
     assert struct.unpack(">I", data[-4:])[0] == sum((2 * j + 1) * w for j, w in enumerate(words)) % (1 << 32)
     assert zebra.decode(data, KEY) == packet
-    judged = Judged(batch_of(data), 7, KEY)
-    assert judged.reason.tolist() == [0]
-    assert judged[Column.SEQUENCE].tolist() == [packet.sequence]
-    assert judged[Column.SENDER].tolist() == [packet.sender]
-    assert judged[Column.VERSION].tolist() == [packet.version]
+    parsed = ParsedBatch(batch_of(data), 7, KEY)
+    assert parsed.reason.tolist() == [0]
+    assert parsed[Column.SEQUENCE].tolist() == [packet.sequence]
+    assert parsed[Column.SENDER].tolist() == [packet.sender]
+    assert parsed[Column.VERSION].tolist() == [packet.version]
     if packet.kind == Kind.ACK:
-        assert judged[Column.PAIRS].tolist() == [packet.life]
+        assert parsed[Column.PAIRS].tolist() == [packet.life]
         return
-    names, values = judged.entries(np.array([0]))
+    names, values = parsed.entries(np.array([0]))
     assert tuple(names.tolist()) == packet.names or packet.kind == Kind.VALUES
     assert tuple(values.ravel().tolist()) == packet.words
 
@@ -93,7 +93,7 @@ def test_any_flipped_bit_is_found_by_decoder_and_kernel() -> None:
         copy = bytearray(data)
         copy[bit // 8] ^= 1 << bit % 8
         damaged.append(bytes(copy))
-    reasons = Judged(batch_of(*damaged), 7, KEY).reason
+    reasons = ParsedBatch(batch_of(*damaged), 7, KEY).reason
     assert reasons.all()
     for copy, reason in zip(damaged, reasons.tolist(), strict=True):
         with pytest.raises(MalformedPacket) as caught:
@@ -105,8 +105,8 @@ def test_any_flipped_bit_is_found_by_decoder_and_kernel() -> None:
 
 def test_short_long_and_foreign_packets_have_reasons() -> None:
     data = HOT.encode(KEY)
-    judged = Judged(batch_of(b"", data[:27], data[:-4], data + b"....", b"\0" + data[1:], data), 7, KEY)
-    assert [Drop(x).label for x in judged.reason.tolist()] == [
+    parsed = ParsedBatch(batch_of(b"", data[:27], data[:-4], data + b"....", b"\0" + data[1:], data), 7, KEY)
+    assert [Drop(x).label for x in parsed.reason.tolist()] == [
         "short",
         "short",
         "short",
@@ -114,18 +114,18 @@ def test_short_long_and_foreign_packets_have_reasons() -> None:
         "bad_magic",
         "ok",
     ]
-    assert Judged(batch_of(data), 8, KEY).reason.tolist() == [Drop.FOREIGN_JOB]
-    assert Judged(batch_of(data), 7, KEY + 1).reason.tolist() == [Drop.BAD_TAG]
+    assert ParsedBatch(batch_of(data), 8, KEY).reason.tolist() == [Drop.FOREIGN_JOB]
+    assert ParsedBatch(batch_of(data), 7, KEY + 1).reason.tolist() == [Drop.BAD_TAG]
 
 
 def test_a_sheaf_is_the_packets_one_by_one() -> None:
-    head = Head(7, KEY, 3, 2, 9, 1)
+    head = Header(7, KEY, 3, 2, 9, 1)
     names = np.array([4, 5, 6], np.uint64)
     words = np.array([[1], [2], [3]], np.uint32)
-    sheaf = Sheaf(Kind.HOT, head, np.array([2, 1]), names, words)
+    packets = EncodedPackets(Kind.HOT, head, np.array([2, 1]), names, words)
     packets = [
-        sheaf.arena[at : at + length].tobytes()
-        for at, length in zip(sheaf.offsets.tolist(), sheaf.lengths.tolist(), strict=True)
+        packets.arena[at : at + length].tobytes()
+        for at, length in zip(packets.offsets.tolist(), packets.lengths.tolist(), strict=True)
     ]
     assert packets == [
         Packet(Kind.HOT, 7, 3, 2, 9, 0, 1, 0, (4, 5), (1, 2)).encode(KEY),

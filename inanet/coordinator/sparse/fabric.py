@@ -16,7 +16,7 @@ from inanet.messages.text import listing
 from inanet.planning.topology import Arrangement, Topology, TopologyError
 from inanet.proto.common.plan import Sparse, Switched
 from inanet.proto.slots.systems import SPARSE
-from inanet.proto.zebra.membership import UNIT, register_bytes
+from inanet.proto.zebra.job import UNIT, register_bytes
 from inanet.wire.xagg import MAX_CHILDREN
 
 

@@ -1,6 +1,6 @@
 """The part of a sparse job that finds hot keys while it trains: gather what its machines have counted, decide, publish a plan.
 
-What is decided, and from which iteration on it counts, depends on no message (:mod:`inanet.proto.zebra.identifying`). So every
+What is decided, and from which iteration on it counts, depends on no message (:mod:`inanet.proto.zebra.hot`). So every
 message may come twice, and what was lost is asked for, or said, again with the next ping.
 """
 
@@ -10,8 +10,8 @@ from typing import Protocol
 
 from inanet.messages.control import Gather, Gathered, Hello, Message
 from inanet.proto.common.plan import Switched
-from inanet.proto.zebra.identifying import Identification
-from inanet.proto.zebra.membership import chosen, hot_of
+from inanet.proto.zebra.hot import Identification
+from inanet.proto.zebra.job import chosen, hot_of
 
 
 @dataclass(frozen=True, slots=True)

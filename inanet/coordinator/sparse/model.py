@@ -11,7 +11,7 @@ from inanet.coordinator.rounds import JobLost
 from inanet.coordinator.sparse.hot_keys import PlanOwner, Servers
 from inanet.messages.control import Kept
 from inanet.messages.text import listing
-from inanet.proto.zebra.membership import chosen
+from inanet.proto.zebra.job import chosen
 
 
 class KeptModel:

@@ -125,7 +125,7 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True)
 class Online:
-    """How a sparse job finds hot keys while it trains; see :class:`inanet.proto.zebra.identifying.Identification`.
+    """How a sparse job finds hot keys while it trains; see :class:`inanet.proto.zebra.hot.Identification`.
 
     After every ``after`` iterations keys are ranked by their updates. The hottest take over when their list is further than
     ``threshold`` from the one in use, from the iteration after the next one on. Earlier counts keep ``fading`` of their weight.
@@ -146,10 +146,10 @@ class Online:
 
 @dataclass(frozen=True, slots=True)
 class Sparse:
-    """What the ranks of a sparse job (Zebra) have chosen; see :class:`inanet.proto.zebra.membership.Job`.
+    """What the ranks of a sparse job (Zebra) have chosen; see :class:`inanet.proto.zebra.job.Job`.
 
     ``shards`` PSs keep the keys. ``hot`` keys, hottest first, are summed in the switch in steps of ``2**-shift``. ``optimiser`` is
-    a name of :data:`inanet.proto.zebra.serving.OPTIMISERS`, ``rate`` its rate, ``beta`` FTRL's; first values are within
+    a name of :data:`inanet.proto.zebra.store.OPTIMISERS`, ``rate`` its rate, ``beta`` FTRL's; first values are within
     ``initial`` of zero. ``online``: other keys become hot while it trains. ``model``: PSs keep the values under this name, and
     the job begins with those that they have; without one they are gone with the job.
     """

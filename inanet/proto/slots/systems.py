@@ -139,11 +139,11 @@ NAMES = (TREES, *SYSTEMS)
 SPARSE: Mapping[str, System] = {
     "zebra": System(
         "",
-        "inanet.proto.zebra.serving:HotTables",
+        "inanet.proto.zebra.switch:daemon_program",
         "",
         range(7416, 7417),
         static=True,
-        server="inanet.proto.zebra.serving:Shards",
+        server="inanet.proto.zebra.shards:ShardServer",
     ),
 }
 #: whatever has a program for switches

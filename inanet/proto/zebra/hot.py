@@ -1,13 +1,22 @@
-"""Which parameters are hot: counting updates, how many to take (Principle 1), from a sample or while training runs.
+"""Which keys are hot: counting updates, how many keys to take (Principle 1), from a sample or while training runs.
 
 Sources: Zebra, section III-C (Principle 1, sampling, iterations), section V-C (the stop rule, precision, Kendall tau).
+
+While training runs, a machine takes a tally in the moment in which it finishes the last of so many iterations, when nothing of the
+next is counted. Whoever sees all machines (a coordinator, or a group of one process) decides from their tallies. Shards report
+theirs; the switch is asked then, since no shard finishes an iteration before it. Until the decision is there shard 0 keeps
+the end of the next iteration to itself, because it names the hot set of the one after. So a decision is the same, and counts
+from the same iteration on, whenever packets come and however long messages take.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from inanet.proto.common.events import Tally
+from inanet.proto.common.plan import Online
+from inanet.proto.zebra.job import EMPTY, HotSet, fixed, following
 from inanet.wire.batch import I64, U64
 
 #: Bytes of one value in a switch.
@@ -224,3 +233,126 @@ class OnlineIdentifier:
         found = ranked.top(choose(ranked, **self._options).k).keys  # type: ignore[arg-type]
         self.distance = list_distance(current, found)
         return found if self.distance > self.threshold else None
+
+
+#: Tallies that may be asked for. A switch can be one ahead of a decision, if there is one after every iteration.
+_KEPT = 2
+
+#: Keys, and their updates since the last call.
+Fetch = Callable[[], tuple[U64, I64]]
+
+
+class UpdateCounts:
+    """Of one machine, for one job, every ``every`` iterations (0: never). A tally lists the ``most`` hottest keys."""
+
+    def __init__(self, every: int, most: int) -> None:
+        self._every = every
+        self._most = most
+        self._first = 1
+        self._past: list[tuple[U64, I64]] = []
+        self._tallies: dict[int, Tally] = {}
+
+    def begin(self, iteration: int) -> None:
+        """Count from this iteration on: those before had another life of the machine."""
+        self._first = iteration
+        self._past.clear()
+
+    def keep(self, fetch: Fetch) -> None:
+        """Take counts over that the machine is about to lose."""
+        if self._every:
+            self._past.append(fetch())
+
+    def finished(self, iteration: int, fetch: Fetch) -> Tally | None:
+        """The machine has finished an iteration: the tally, if it is time for one."""
+        if not self._every or iteration % self._every:
+            return None
+        parts = [*self._past, fetch()]
+        keys = np.concatenate([part for part, _ in parts])
+        counts = np.concatenate([part for _, part in parts])
+        ranked = ranking(keys[counts > 0], counts[counts > 0])
+        most = self._most
+        tally = Tally(
+            iteration,
+            self._first,
+            tuple(ranked.keys[:most].tolist()),
+            tuple(ranked.counts[:most].tolist()),
+            int(ranked.counts[most:].sum()),
+        )
+        self.begin(iteration + 1)
+        self._tallies[iteration] = tally
+        for old in list(self._tallies)[:-_KEPT]:
+            del self._tallies[old]
+        return tally
+
+    def of(self, iteration: int) -> Tally:
+        """The tally of an iteration that is finished; an empty one if it was taken by another life of the machine."""
+        return self._tallies.get(iteration, Tally(iteration, iteration + 1))
+
+
+class Identification:
+    """Of a job with so many ``shards``, whose keys have ``width`` values. Gradients are in steps of 2^-``shift``.
+
+    ``hot`` is the set that is to be used, ``decided`` the last iteration that was decided on. ``changes`` counts other sets.
+    """
+
+    def __init__(self, online: Online, shards: int, width: int, shift: int, hot: HotSet = EMPTY) -> None:
+        self.hot = hot
+        self.decided = 0
+        self.changes = 0
+        self._every = online.after
+        self._shards = shards
+        self._shift = shift
+        self._identifier = OnlineIdentifier(
+            online.threshold,
+            fading=online.fading,
+            c=online.c,
+            memory=online.memory,
+            width=width,
+            step=online.step,
+        )
+        #: by iteration, then by place: shards, and behind them the switch
+        self._tallies: dict[int, dict[int, Tally]] = {}
+
+    @property
+    def distance(self) -> float:
+        """Kendall tau distance of the two lists at the last decision."""
+        return self._identifier.distance
+
+    @property
+    def due(self) -> int:
+        """The iteration that is decided on next."""
+        return self.decided + self._every
+
+    def take(self, place: int, tally: Tally) -> None:
+        """Enter the tally of a shard, by its number, or of the switch, behind the shards. One that comes again is the same."""
+        # a shard may be one iteration further than the decision
+        if tally.iteration in (self.due, self.due + self._every) and 0 <= place <= self._shards:
+            self._tallies.setdefault(tally.iteration, {})[place] = tally
+
+    @property
+    def asking(self) -> int:
+        """The iteration whose tally the switch is to give now; 0: none."""
+        taken = self._tallies.get(self.due, {})
+        return self.due if len(taken) == self._shards and self._shards not in taken else 0
+
+    def decide(self) -> bool | None:
+        """Decide, if all tallies are in; whether other keys are hot from now on, ``None`` if some are missing."""
+        taken = self._tallies.get(self.due, {})
+        if len(taken) <= self._shards:
+            return None
+        del self._tallies[self.due]
+        self.decided = self.due
+        if max(tally.first for tally in taken.values()) > self.decided - self._every + 1:
+            # a machine was restarted and has counts of a part of the iterations: they would say that its keys are cold
+            return False
+        found = self._identifier.decide(
+            self.hot.keys,
+            np.concatenate([np.array(tally.keys, np.uint64) for tally in taken.values()]),
+            np.concatenate([np.array(tally.counts, np.int64) for tally in taken.values()]),
+            sum(tally.others for tally in taken.values()),
+        )
+        if found is None:
+            return False
+        self.hot = fixed(following(self.hot.version), found, self._shift)
+        self.changes += 1
+        return True

@@ -11,9 +11,9 @@ from numba import njit
 from numpy.typing import NDArray
 
 from inanet.wire.batch import I64, U8
+from inanet.wire.drops import Drop
 
-#: what :func:`note` says of a packet
-SEEN, FRESH, BEYOND = 0, 1, 2
+FRESH, SEEN, BEYOND = int(Drop.OK), int(Drop.DUPLICATE), int(Drop.BAD_FRAGMENT)
 #: packets that a source may have in an iteration
 MOST = 1 << 22
 
@@ -26,7 +26,7 @@ MOST = 1 << 22
     inline="always",
 )
 def note(seen: Any, received: Any, expected: Any, source: int, sequence: int, end: bool) -> Any:
-    """Enter one packet; says whether it is new."""
+    """Enter one packet; gives the reason to drop it, :data:`FRESH` if it is new."""
     if sequence >= seen.shape[1] or (expected[source] >= 0 and sequence > expected[source]):
         return BEYOND
     if seen[source, sequence]:
@@ -86,11 +86,10 @@ class Ledger:
 
     def missing(self) -> list[int]:
         """Sources of which something is missing."""
-        found: list[int] = np.flatnonzero(self.received != self.expected).tolist()
-        return found
+        return [int(source) for source in np.flatnonzero(self.received != self.expected)]
 
     def enter(self, sources: I64, sequences: I64, ends: NDArray[np.bool_]) -> U8:
-        """Enter packets, int64[n] each; says of each :data:`SEEN`, :data:`FRESH` or :data:`BEYOND`, uint8[n]."""
+        """Enter packets, int64[n] each; gives the reason to drop each, :data:`FRESH` for new ones, uint8[n]."""
         most = int(sequences.max(initial=0))
         if not self._fixed and most >= self.seen.shape[1] and most < MOST:
             grown: U8 = np.zeros((len(self.seen), max(2 * self.seen.shape[1], most + 1)), np.uint8)

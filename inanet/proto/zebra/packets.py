@@ -1,6 +1,8 @@
-"""What every machine does with packets: judge those of a batch, take their entries out, seal those that leave."""
+"""Packets as every machine handles them: parse a batch, read its entries, encode and seal packets, acknowledge and answer.
 
-from collections.abc import Sequence
+Iterations and sequence numbers have 32 bits on the wire and go on for ever in a machine; :func:`ahead` and :func:`beyond` compare them.
+"""
+
 from enum import IntEnum
 from typing import Any
 
@@ -10,11 +12,9 @@ from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32, store32
 from inanet.proto.common.seal import checksum_at, tag_at
-from inanet.proto.zebra.serial import SERIAL, low
-from inanet.wire.batch import I64, U8, PacketBatch, Transmission
+from inanet.wire.batch import I64, U8, U64, PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.zebra import (
-    CHECKSUM_BYTES,
     EMPTY_BYTES,
     HEADER,
     HEADER_BYTES,
@@ -28,18 +28,32 @@ from inanet.wire.zebra import (
     frame,
 )
 
-_SHORT, _OVERSIZED, _MAGIC = int(Drop.SHORT), int(Drop.OVERSIZED), int(Drop.BAD_MAGIC)
-_TYPE, _JOB, _TAG, _CHECK = (
-    int(Drop.BAD_TYPE),
-    int(Drop.FOREIGN_JOB),
-    int(Drop.BAD_TAG),
-    int(Drop.BAD_CHECKSUM),
-)
+_SHORT, _OVERSIZED, _BAD_MAGIC = int(Drop.SHORT), int(Drop.OVERSIZED), int(Drop.BAD_MAGIC)
+_BAD_TYPE, _FOREIGN_JOB = int(Drop.BAD_TYPE), int(Drop.FOREIGN_JOB)
+_BAD_TAG, _BAD_CHECKSUM = int(Drop.BAD_TAG), int(Drop.BAD_CHECKSUM)
 _END, _NEWS = int(Flag.END), int(Kind.NEWS)
-_HEAD, _EMPTY, _NEXT, _CHECK_BYTES = HEADER_BYTES, EMPTY_BYTES, NEXT_BYTES, CHECKSUM_BYTES
-_FIRST_MAGIC = MAGIC_VERSION
-_INLINE = {"cache": True, "nogil": True, "_nrt": False, "inline": "always"}
+_HEAD, _EMPTY, _NEXT = HEADER_BYTES, EMPTY_BYTES, NEXT_BYTES
+_MAGIC = MAGIC_VERSION
 _BATCH = {"cache": True, "nogil": True, "_nrt": False}
+
+#: the part of a number that is on the wire
+SERIAL = 0xFFFFFFFF
+_HALF = 1 << 31
+
+
+def low(number: int) -> int:
+    """The part of ``number`` that a header has."""
+    return number & SERIAL
+
+
+def ahead(wire: I64, of: int) -> I64:
+    """How far numbers off the wire, int64[n], are ahead of a machine's own one; negative: behind. Right for up to 2^31."""
+    return (wire - low(of) + _HALF & SERIAL) - _HALF
+
+
+def beyond(wire: I64, of: int) -> I64:
+    """How far numbers off the wire, int64[n], are beyond a machine's own one, from 0 to 2^32 - 1."""
+    return wire - low(of) & SERIAL
 
 
 class Column(IntEnum):
@@ -73,7 +87,7 @@ def among(*kinds: Kind) -> NDArray[np.bool_]:
 def inspect(
     arena: Any, offsets: Any, lengths: Any, job: int, key: int, entry: Any, fields: Any, reason: Any
 ) -> None:
-    """Judge a batch: ``reason`` of every packet (0: sound), its header's columns in ``fields[i * COLUMNS:]``.
+    """Check a batch: ``reason`` of every packet (0: sound), its header's columns in ``fields[i * COLUMNS:]``.
 
     ``entry[kind]``, of all kinds that there are, holds the bytes of an entry without values and the values (0 or 1 times width).
     """
@@ -82,18 +96,18 @@ def inspect(
         if length < _EMPTY:
             reason[i] = _SHORT
             continue
-        if arena[at] != _FIRST_MAGIC:
-            reason[i] = _MAGIC
+        if arena[at] != _MAGIC:
+            reason[i] = _BAD_MAGIC
             continue
         kind = np.int64(arena[at + 1])
         if kind < 1 or kind >= entry.shape[0]:
-            reason[i] = _TYPE
+            reason[i] = _BAD_TYPE
             continue
         if np.int64(load16(arena, at + 2)) != job:
-            reason[i] = _JOB
+            reason[i] = _FOREIGN_JOB
             continue
         if tag_at(arena, at, key) != load32(arena, at + 20):
-            reason[i] = _TAG
+            reason[i] = _BAD_TAG
             continue
         pairs, width = np.int64(load16(arena, at + 16)), np.int64(arena[at + 18])
         flags = np.int64(arena[at + 19])
@@ -104,7 +118,7 @@ def inspect(
             reason[i] = _SHORT if length < _EMPTY + body else _OVERSIZED
             continue
         if checksum_at(arena, at + _HEAD, body // 4) != load32(arena, at + _HEAD + body):
-            reason[i] = _CHECK
+            reason[i] = _BAD_CHECKSUM
             continue
         reason[i] = 0
         first = i * 8
@@ -150,25 +164,16 @@ def _take(arena: Any, ats: Any, pairs: Any, name_bytes: int, width: int, names: 
             out += 1
 
 
-def _entry_table() -> I64:
-    table = np.zeros((len(Kind) + 1, 2), np.int64)
-    for kind, name_bytes, values in (
-        (Kind.HOT, RANK_BYTES, 1),
-        (Kind.AGGREGATE, RANK_BYTES, 1),
-        (Kind.NEWS, RANK_BYTES, 1),
-        (Kind.COLD, KEY_BYTES, 1),
-        (Kind.PULL, KEY_BYTES, 0),
-        (Kind.VALUES, 0, 1),
-    ):
-        table[kind] = name_bytes, values
-    return table
+#: by kind: bytes of an entry's name, and whether values follow
+ENTRY: I64 = np.zeros((len(Kind) + 1, 2), np.int64)
+ENTRY[[Kind.HOT, Kind.AGGREGATE, Kind.NEWS]] = RANK_BYTES, 1
+ENTRY[Kind.COLD] = KEY_BYTES, 1
+ENTRY[Kind.PULL] = KEY_BYTES, 0
+ENTRY[Kind.VALUES] = 0, 1
 
 
-ENTRY = _entry_table()
-
-
-class Judged:
-    """A batch with what is known of its packets: ``columns`` int64[n, 8], ``reason`` uint8[n] (0: sound).
+class ParsedBatch:
+    """A batch and what its headers say: ``columns`` int64[n, 8], ``reason`` uint8[n] (0: sound).
 
     Sound here means header, length, tag and checksum; whether a packet belongs to anything is its receiver's to say.
     """
@@ -177,30 +182,22 @@ class Judged:
         self.batch = batch
         count = len(batch)
         self.reason: U8 = np.zeros(count, np.uint8)
-        columns: I64 = np.zeros((count, COLUMNS), np.int64)
-        inspect(batch.arena, batch.offsets, batch.lengths, job, key, ENTRY, columns.reshape(-1), self.reason)
-        self.columns = columns
+        self.columns: I64 = np.zeros((count, COLUMNS), np.int64)
+        fields = self.columns.reshape(-1)
+        inspect(batch.arena, batch.offsets, batch.lengths, job, key, ENTRY, fields, self.reason)
         #: kinds that the batch has; most batches have one or two
-        self._kinds = frozenset(columns[:, Column.KIND].tolist())
+        self._kinds = frozenset(self.columns[:, Column.KIND].tolist())
 
     def __getitem__(self, column: Column) -> I64:
         """One column of all packets, int64[n]."""
         return self.columns[:, column]
 
-    def as_from(self, batch: PacketBatch) -> "Judged":
-        """The same judgement of the same packets under other sources."""
-        other = object.__new__(Judged)
-        other.batch, other.reason, other.columns = batch, self.reason, self.columns
-        other._kinds = self._kinds
-        return other
-
     def refuse(self, which: NDArray[np.bool_] | I64, reason: Drop) -> None:
-        """Give sound packets among ``which`` a reason."""
-        if which.dtype == np.bool_:
-            self.reason[which & (self.reason == 0)] = reason
-            return
-        mask = np.zeros(len(self.reason), np.bool_)
-        mask[which] = True
+        """Give sound packets among ``which`` (a mask, or indices) a reason."""
+        mask = which
+        if which.dtype != np.bool_:
+            mask = np.zeros(len(self.reason), np.bool_)
+            mask[which] = True
         self.reason[mask & (self.reason == 0)] = reason
 
     def of(self, kind: Kind) -> I64:
@@ -209,7 +206,7 @@ class Judged:
             return NONE
         return np.flatnonzero((self.reason == 0) & (self.columns[:, Column.KIND] == kind))
 
-    def entries(self, which: I64) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+    def entries(self, which: I64) -> tuple[U64, NDArray[np.uint32]]:
         """Names (ranks or keys) uint64[entries] and words uint32[entries, width] of packets of one kind, in order."""
         if not len(which):
             return np.zeros(0, np.uint64), np.zeros((0, 0), np.uint32)
@@ -224,78 +221,7 @@ class Judged:
         return names, words
 
 
-class Sheaf:
-    """Packets of one stream, encoded: ``arena`` uint8, ``offsets`` and ``lengths`` int64[n].
-
-    Packet *i* carries ``counts[i]`` entries; the last one, if ``end``, is the stream's END.
-    """
-
-    def __init__(
-        self,
-        kind: Kind,
-        head: "Head",
-        counts: I64,
-        names: NDArray[np.uint64] | None,
-        words: NDArray[np.uint32] | None,
-        *,
-        base: int = 0,
-        end: bool = True,
-        next_version: int | None = None,
-    ) -> None:
-        """``names`` and ``words`` hold all entries in the order of the packets. ``base`` is the first sequence number."""
-        most = int(counts.max(initial=1))
-        total = len(counts) + end
-        layout = frame(kind, head.width, most)
-        frames: NDArray[np.void] = np.zeros(total, layout)
-        header = frames["header"]
-        header["magic"] = MAGIC_VERSION
-        header["kind"] = kind
-        header["job"], header["sender"], header["version"] = head.job, head.sender, head.version
-        header["iteration"], header["width"], header["flags"] = head.iteration, head.width, head.flags
-        header["sequence"] = base + np.arange(total) & SERIAL
-        header["pairs"][: len(counts)] = counts
-        packet = np.repeat(np.arange(len(counts)), counts)
-        place = np.arange(len(packet)) - np.repeat(np.cumsum(counts) - counts, counts)
-        for field in ("rank", "key"):
-            if names is not None and field in (layout["entry"].base.names or ()):
-                frames["entry"][field][packet, place] = names
-        if words is not None:
-            frames["entry"]["value"][packet, place] = words
-        self.arena: U8 = frames.view(np.uint8).reshape(-1)
-        self.offsets: I64 = np.arange(total, dtype=np.int64) * layout.itemsize
-        size = int(ENTRY[kind, 0] + 4 * head.width * ENTRY[kind, 1])
-        self.lengths: I64 = np.full(total, EMPTY_BYTES, np.int64)
-        self.lengths[: len(counts)] += counts * size
-        if end:
-            header["flags"][-1] |= Flag.END
-            if next_version is not None:
-                at = int(self.offsets[-1]) + HEADER_BYTES
-                self.arena[at : at + NEXT_BYTES] = np.frombuffer(
-                    next_version.to_bytes(NEXT_BYTES, "big"), np.uint8
-                )
-                self.lengths[-1] += NEXT_BYTES
-        seal(self.arena, self.offsets, self.lengths, head.key)
-
-    def number(self, sequences: I64, key: int) -> None:
-        """Give the packets these sequence numbers instead of consecutive ones: they answer others."""
-        big = sequences.astype(">u4").view(np.uint8).reshape(-1, 4)
-        self.arena[self.offsets[:, None] + np.arange(12, 16)] = big
-        seal(self.arena, self.offsets, self.lengths, key)
-
-    def attempted(self, attempt: int, key: int) -> "Sheaf":
-        """The same packets, in memory of their own, under another number of the attempt."""
-        other = object.__new__(Sheaf)
-        other.arena, other.offsets, other.lengths = self.arena.copy(), self.offsets, self.lengths
-        flags = other.arena[self.offsets + 19]
-        other.arena[self.offsets + 19] = flags & 0x0F | attempt << KIND_SHIFT
-        seal(other.arena, other.offsets, other.lengths, key)
-        return other
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-
-class Head:
+class Header:
     """What the headers of a stream's packets have in common; ``key`` is the job's. Of ``iteration`` they have the low half."""
 
     __slots__ = ("flags", "iteration", "job", "key", "sender", "version", "width")
@@ -307,40 +233,128 @@ class Head:
         self.iteration, self.width, self.flags = low(iteration), width, flags
 
 
-def acknowledgements(judged: Judged, which: I64, head: Head, life: int = 0) -> list[Transmission]:
-    """ACKs for packets of a batch, to where each came from. ``head.sender`` says who acknowledges, ``life`` in which life."""
+class EncodedPackets:
+    """Packets of one stream: ``arena`` uint8, ``offsets`` and ``lengths`` int64[n].
+
+    Packet *i* carries ``counts[i]`` entries; the last one, if ``end``, is the stream's END.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        common: Header,
+        counts: I64,
+        names: U64 | None = None,
+        words: NDArray[np.uint32] | None = None,
+        *,
+        base: int = 0,
+        end: bool = True,
+        next_version: int | None = None,
+    ) -> None:
+        """``names`` and ``words`` hold all entries in the order of the packets. ``base`` is the first sequence number."""
+        total = len(counts) + end
+        layout = frame(kind, common.width, int(counts.max(initial=1)))
+        frames: NDArray[np.void] = np.zeros(total, layout)
+        header = frames["header"]
+        _fill(header, kind, common)
+        header["version"], header["iteration"] = common.version, common.iteration
+        header["width"], header["flags"] = common.width, common.flags
+        header["sequence"] = base + np.arange(total) & SERIAL
+        header["pairs"][: len(counts)] = counts
+        packet = np.repeat(np.arange(len(counts)), counts)
+        place = np.arange(len(packet)) - np.repeat(np.cumsum(counts) - counts, counts)
+        for field in ("rank", "key"):
+            if names is not None and field in (layout["entry"].base.names or ()):
+                frames["entry"][field][packet, place] = names
+        if words is not None:
+            frames["entry"]["value"][packet, place] = words
+        self.arena: U8 = frames.view(np.uint8).reshape(-1)
+        self.offsets: I64 = np.arange(total, dtype=np.int64) * layout.itemsize
+        size = int(ENTRY[kind, 0] + 4 * common.width * ENTRY[kind, 1])
+        self.lengths: I64 = np.full(total, EMPTY_BYTES, np.int64)
+        self.lengths[: len(counts)] += counts * size
+        if end:
+            header["flags"][-1] |= Flag.END
+            if next_version is not None:
+                at = int(self.offsets[-1]) + HEADER_BYTES
+                big = next_version.to_bytes(NEXT_BYTES, "big")
+                self.arena[at : at + NEXT_BYTES] = np.frombuffer(big, np.uint8)
+                self.lengths[-1] += NEXT_BYTES
+        seal(self.arena, self.offsets, self.lengths, common.key)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def number(self, sequences: I64, key: int) -> None:
+        """Give the packets these sequence numbers instead of consecutive ones: they answer others."""
+        big = sequences.astype(">u4").view(np.uint8).reshape(-1, 4)
+        self.arena[self.offsets[:, None] + np.arange(12, 16)] = big
+        seal(self.arena, self.offsets, self.lengths, key)
+
+    def attempted(self, attempt: int, key: int) -> "EncodedPackets":
+        """The same packets, in memory of their own, under another number of the attempt."""
+        other = object.__new__(EncodedPackets)
+        other.arena, other.offsets, other.lengths = self.arena.copy(), self.offsets, self.lengths
+        flags = other.arena[self.offsets + 19]
+        other.arena[self.offsets + 19] = flags & 0x0F | attempt << KIND_SHIFT
+        seal(other.arena, other.offsets, other.lengths, key)
+        return other
+
+    def to(self, destination: int, which: I64) -> list[Transmission]:
+        """Some packets, int64[n], to one destination; those of equal length together, the longest first."""
+        offsets, lengths = self.offsets[which], self.lengths[which]
+        return [
+            Transmission(destination, self.arena, offsets[lengths == length], length)
+            for length in np.unique(lengths)[::-1].tolist()
+        ]
+
+    def to_each(self, destinations: U64) -> list[Transmission]:
+        """One packet to each of ``destinations`` uint64[n]."""
+        return [
+            transmission
+            for destination in np.unique(destinations).tolist()
+            for transmission in self.to(int(destination), np.flatnonzero(destinations == destination))
+        ]
+
+
+def _fill(header: NDArray[np.void], kind: Kind, common: Header) -> None:
+    header["magic"], header["kind"] = MAGIC_VERSION, kind
+    header["job"], header["sender"] = common.job, common.sender
+
+
+def acknowledgements(
+    parsed: ParsedBatch, which: I64, common: Header, life: int = 0, to: U64 | None = None
+) -> list[Transmission]:
+    """ACKs for packets of a batch, to where each came from or to ``to`` uint64[len(which)]. ``common.sender`` says who
+    acknowledges, ``life`` in which life.
+    """
     if not len(which):
         return []
-    stride = EMPTY_BYTES
-    order = which[np.argsort(judged.batch.sources[which], kind="stable")]
+    sources = parsed.batch.sources[which] if to is None else to
+    order = np.argsort(sources, kind="stable")
+    columns, sources = parsed.columns[which[order]], sources[order]
     frames = np.zeros(len(order), np.dtype([("header", HEADER), ("checksum", ">u4")]))
     header = frames["header"]
-    columns = judged.columns[order]
-    header["magic"], header["kind"], header["job"], header["sender"] = (
-        MAGIC_VERSION,
-        Kind.ACK,
-        head.job,
-        head.sender,
-    )
+    _fill(header, Kind.ACK, common)
     header["version"] = columns[:, Column.VERSION]
     header["iteration"] = columns[:, Column.ITERATION]
     header["sequence"] = columns[:, Column.SEQUENCE]
     header["flags"] = columns[:, Column.KIND] << KIND_SHIFT | columns[:, Column.FLAGS] >> KIND_SHIFT
     header["pairs"] = life
     arena = frames.view(np.uint8).reshape(-1)
-    offsets = np.arange(len(order), dtype=np.int64) * stride
-    seal(arena, offsets, np.full(len(order), stride, np.int64), head.key)
-    sources = judged.batch.sources[order]
+    offsets = np.arange(len(order), dtype=np.int64) * EMPTY_BYTES
+    seal(arena, offsets, np.full(len(order), EMPTY_BYTES, np.int64), common.key)
     cuts = np.flatnonzero(np.diff(sources)) + 1
     return [
-        Transmission(int(sources[part[0]]), arena, offsets[part], stride)
+        Transmission(int(sources[part[0]]), arena, offsets[part], EMPTY_BYTES)
         for part in np.split(np.arange(len(order)), cuts)
     ]
 
 
-def by_length(destination: int, arena: U8, offsets: I64, lengths: I64) -> Sequence[Transmission]:
-    """Packets to one destination as transmissions, those of equal length together, in order of length."""
-    found = []
-    for length in np.unique(lengths)[::-1].tolist():
-        found.append(Transmission(destination, arena, offsets[lengths == length], length))
-    return found
+def answers(kind: Kind, common: Header, sequences: I64, destinations: U64) -> list[Transmission]:
+    """Packets without entries that answer others: one to each of ``destinations`` uint64[n], with ``sequences`` int64[n]."""
+    if not len(destinations):
+        return []
+    packets = EncodedPackets(kind, common, np.zeros(len(destinations), np.int64), end=False)
+    packets.number(sequences, common.key)
+    return packets.to_each(destinations)

@@ -7,18 +7,13 @@ from numba import njit, types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load32
-from inanet.proto.zebra.ledger import BEYOND, FRESH, note
+from inanet.proto.zebra.ledger import FRESH, note
 from inanet.proto.zebra.logsum import TABLE, add_logs, floats_of, to_log
 from inanet.wire.batch import I64
 from inanet.wire.drops import Drop
 from inanet.wire.zebra import HEADER_BYTES
 
-_BAD_SLOT, _BAD_FRAGMENT, _DUPLICATE, _PASSES = (
-    int(Drop.BAD_SLOT),
-    int(Drop.BAD_FRAGMENT),
-    int(Drop.DUPLICATE),
-    int(Drop.TOO_MANY_PASSES),
-)
+_BAD_SLOT, _PASSES = int(Drop.BAD_SLOT), int(Drop.TOO_MANY_PASSES)
 _HEAD = HEADER_BYTES
 
 
@@ -117,7 +112,7 @@ def gather(
             continue
         how = note(r.seen, r.received, r.expected, workers[i], sequences[i], ends[i] != 0)
         if how != FRESH:
-            reason[i] = _BAD_FRAGMENT if how == BEYOND else _DUPLICATE
+            reason[i] = how
             continue
         passes[i] = needed
         for j in range(pairs[i]):

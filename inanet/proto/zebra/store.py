@@ -1,15 +1,94 @@
-"""A PS shard's parameters and what it does with a sum of gradients."""
+"""A PS shard's parameters by key, their first values, and what an optimiser makes of a sum of gradients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
-from inanet.proto.zebra.keyindex import KeyIndex
-from inanet.proto.zebra.membership import F32
+from inanet.proto.zebra.job import F32
 from inanet.wire.batch import I64, U64
+
+#: A table is enlarged when more than this share of it is taken.
+_LOAD = 0.5
+_LEAST = 64
+
+
+@njit(
+    "int64(uint64[::1], int64[::1], uint64[::1], int64[::1], int64, boolean)",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def _locate(names: Any, places: Any, keys: Any, rows: Any, next_row: int, insert: bool) -> Any:
+    """Rows of ``keys`` in the table ``names`` and ``places`` (-1: free; a power of two entries), -1 for unknown ones.
+
+    With ``insert`` an unknown key takes ``next_row``, which is counted up; returned is the next one.
+    """
+    mask = np.uint64(names.size - 1)
+    for i in range(keys.size):
+        key = keys[i]
+        # finaliser of splitmix64: neighbours in the key space must not crowd in the table
+        h = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        h = (h ^ (h >> np.uint64(31))) & mask
+        while places[h] >= 0 and names[h] != key:
+            h = (h + np.uint64(1)) & mask
+        if places[h] < 0 and insert:
+            names[h] = key
+            places[h] = next_row
+            next_row += 1
+        rows[i] = places[h]
+    return next_row
+
+
+class KeyIndex:
+    """Numbers keys from 0 on, in the order in which they were first added."""
+
+    def __init__(self, keys: U64 | None = None) -> None:
+        self._size = 0
+        self._names: U64 = np.zeros(_LEAST, np.uint64)
+        self._places: I64 = np.full(_LEAST, -1, np.int64)
+        if keys is not None:
+            self.add(keys)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def find(self, keys: U64) -> I64:
+        """int64[n]: rows of ``keys`` (uint64[n]), -1 for those that were never added."""
+        rows: I64 = np.empty(len(keys), np.int64)
+        _locate(self._names, self._places, np.ascontiguousarray(keys, np.uint64), rows, 0, False)
+        return rows
+
+    def add(self, keys: U64) -> I64:
+        """Rows of ``keys``, new ones numbered on."""
+        self._reserve(self._size + len(keys))
+        rows: I64 = np.empty(len(keys), np.int64)
+        self._size = int(
+            _locate(self._names, self._places, np.ascontiguousarray(keys, np.uint64), rows, self._size, True)
+        )
+        return rows
+
+    def keys(self) -> U64:
+        """uint64[n]: all keys by row."""
+        taken = self._places >= 0
+        out: U64 = np.empty(self._size, np.uint64)
+        out[self._places[taken]] = self._names[taken]
+        return out
+
+    def _reserve(self, count: int) -> None:
+        size = len(self._names)
+        if count <= size * _LOAD:
+            return
+        while count > size * _LOAD:
+            size *= 2
+        known = self.keys()
+        self._names, self._places = np.zeros(size, np.uint64), np.full(size, -1, np.int64)
+        rows: I64 = np.empty(len(known), np.int64)
+        _locate(self._names, self._places, known, rows, 0, True)
 
 
 class Optimiser(Protocol):
@@ -83,6 +162,15 @@ class Ftrl:
         values[:] = np.where(np.abs(z) <= l1, np.float32(0), -(z - np.sign(z) * l1) / below)
 
 
+#: by name; made with a rate, and beta, which is FTRL's
+OPTIMISERS: Mapping[str, Callable[[float, float], Optimiser]] = {
+    "sum": lambda _rate, _beta: Sum(),
+    "sgd": lambda rate, _beta: Sgd(rate),
+    "adagrad": lambda rate, _beta: Adagrad(rate),
+    "ftrl": Ftrl,
+}
+
+
 class Initial(Protocol):
     """First values of keys (uint64[n]) that nobody has asked for before: float32[n, width], the same for the same key."""
 
@@ -107,10 +195,10 @@ class Uniform:
         """The values."""
         salt = np.uint64(self.seed * 0xD1B54A32D192ED03 & 0xFFFFFFFFFFFFFFFF)
         places = np.arange(1, width + 1, dtype=np.uint64) + salt
-        h: NDArray[np.uint64] = np.add.outer(keys * np.uint64(0x9E3779B97F4A7C15), places)
+        h: U64 = np.add.outer(keys * np.uint64(0x9E3779B97F4A7C15), places)
         h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        top: NDArray[np.uint64] = (h ^ (h >> np.uint64(31))) >> np.uint64(40)
+        top: U64 = (h ^ (h >> np.uint64(31))) >> np.uint64(40)
         out: F32 = ((top / 2.0**23 - 1.0) * self.bound).astype(np.float32)
         return out
 
@@ -159,7 +247,7 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """What the states belong to: the optimiser's name."""
+        """The optimiser's name: what the states belong to."""
         return type(self._optimiser).__name__
 
     def put(self, keys: U64, values: F32, states: Sequence[F32]) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.zebra import state
-from inanet.proto.zebra.membership import HotSet, Job
-from inanet.proto.zebra.program import ZebraProgram
-from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra import journal
+from inanet.proto.zebra.job import HotSet, Job
+from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Optimiser
 from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.switch import ZebraProgram
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire.endpoint import endpoint
@@ -36,8 +36,8 @@ class Notes:
         self.data = records
         self.rewritten += 1
 
-    def entries(self) -> list[state.Entry]:
-        return [entry for _, entry in state.records(self.data)]
+    def entries(self) -> list[journal.Entry]:
+        return [entry for _, entry in journal.records(self.data)]
 
 
 class Rig:

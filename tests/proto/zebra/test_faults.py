@@ -3,7 +3,7 @@
 import numpy as np
 
 from inanet.proto.common.events import PeerSilent
-from inanet.proto.zebra.membership import fixed
+from inanet.proto.zebra.job import fixed
 from inanet.proto.zebra.worker import Pulled, Stalled
 from inanet.testing.switched import SWITCH
 from inanet.wire.batch import Transmission
@@ -73,7 +73,7 @@ def test_sums_wait_with_the_cpu_until_the_ps_has_them() -> None:
     for worker in rig.workers:
         worker.push(KEYS, ONES, rig.star.now)
     rig.star.settle(0.05)
-    cpu = rig.program._served[3].cpu
+    cpu = rig.program._tables[3].cpu
     assert cpu.kept > 0
     assert rig.program.stats()["occupied_3"] == 0
     rig.star.attach(address, shard)

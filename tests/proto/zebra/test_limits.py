@@ -5,12 +5,11 @@ import pytest
 from numpy.typing import NDArray
 
 from inanet.proto.common.program import Action, Verdicts
-from inanet.proto.zebra import serial
+from inanet.proto.zebra.job import Job, fixed, following
 from inanet.proto.zebra.layout import orchestrate
-from inanet.proto.zebra.membership import Job, fixed, following
-from inanet.proto.zebra.packets import Head, Sheaf
-from inanet.proto.zebra.program import ZebraProgram
-from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra.packets import EncodedPackets, Header, ahead, beyond
+from inanet.proto.zebra.shard import ParameterShard
+from inanet.proto.zebra.switch import ZebraProgram
 from inanet.proto.zebra.worker import Pulled, Stalled
 from inanet.testing.switched import SWITCH, Impairment
 from inanet.wire.batch import PacketBatch, Transmission
@@ -57,7 +56,7 @@ def test_pulls_go_on_where_their_sequence_numbers_wrap() -> None:
     rig = Rig(1, 1, Impairment(5, **BAD))
     keys = np.arange(200, dtype=np.uint64)
     rig.push([(keys, np.arange(200, dtype=np.float32)[:, None])])
-    rig.workers[0]._pulling._asked = [2**32 - 3]
+    rig.workers[0]._pulls._asked = [2**32 - 3]
     for _ in range(2):
         assert rig.pull(keys)[0].ravel().tolist() == list(range(200))
 
@@ -68,8 +67,8 @@ def test_versions_of_hot_sets_wrap_and_leave_the_empty_one_alone() -> None:
 
 def test_serial_numbers() -> None:
     found = np.array([0, 1, 2**32 - 1, 2**31], np.int64)
-    assert serial.ahead(found, 2**32).tolist() == [0, 1, -1, -(2**31)]
-    assert serial.beyond(found, 2**32 - 1).tolist() == [1, 2, 0, 2**31 + 1]
+    assert ahead(found, 2**32).tolist() == [0, 1, -1, -(2**31)]
+    assert beyond(found, 2**32 - 1).tolist() == [1, 2, 0, 2**31 + 1]
 
 
 @pytest.mark.parametrize("sharding", ["hash", "range"])
@@ -132,9 +131,11 @@ def test_no_packet_needs_more_passes_than_a_switch_counts(registers: int, pairs:
     ranks = np.arange(0, 2000, registers)
     order, counts = orchestrate(ranks % registers, registers, job.capacity(Kind.HOT))
     words = np.ones((len(ranks), 1), np.uint32)
-    sheaf = Sheaf(Kind.HOT, Head(1, 0, 0, 1, 1, 1), counts, ranks[order].astype(np.uint64), words)
-    batch = PacketBatch(sheaf.arena, sheaf.offsets, sheaf.lengths, np.ones(len(sheaf), np.uint64))
-    program.process(batch, np.zeros(len(sheaf), np.uint8), Verdicts(len(sheaf)), 0.0)
+    encoded = EncodedPackets(
+        Kind.HOT, Header(1, 0, 0, 1, 1, 1), counts, ranks[order].astype(np.uint64), words
+    )
+    batch = PacketBatch(encoded.arena, encoded.offsets, encoded.lengths, np.ones(len(encoded), np.uint64))
+    program.process(batch, np.zeros(len(encoded), np.uint8), Verdicts(len(encoded)), 0.0)
     assert program.stats()["iterations"] == 1
     assert program.stats()["contributions"] == len(ranks)
 
@@ -195,7 +196,7 @@ def test_one_jobs_packets_do_not_reach_another_ones_sums() -> None:
     assert packets(program, jobs[1].workers[0], *mine) == [DROP, DROP, DROP, REPLY]
     stats = program.stats()
     assert (stats["contributions"], stats["drop_bad_tag"], stats["drop_foreign_host"]) == (2, 4, 2)
-    assert [int(program._served[n].registers.values.sum()) for n in (1, 2)] == [100, 9]
+    assert [int(program._tables[n].registers.values.sum()) for n in (1, 2)] == [100, 9]
     # a shard of one job acknowledges sums of the other
     ack = Packet(Kind.ACK, 1, 0, 1, 1, 0, 0, Kind.AGGREGATE << 4).encode(1)
     assert packets(program, jobs[1].shards[0], ack) == [DROP]
@@ -289,7 +290,7 @@ def test_hot_sets_that_are_over_are_forgotten() -> None:
     for shard in rig.shards:
         assert len(shard._hot) <= 4
         assert set(shard._ranks) == set(shard._hot)
-    assert len(rig.program._served[3].prepared) <= 2
+    assert len(rig.program._tables[3].prepared) <= 2
 
 
 def test_arrays_may_be_used_again_at_once() -> None:
@@ -335,10 +336,10 @@ def test_a_dead_peer_is_asked_ever_more_rarely() -> None:
     rig.star.detach(rig.job.shards[0])
     rig.workers[0].push(KEYS, ONES, rig.star.now)
     rig.star.settle(2.0)
-    before = rig.workers[0]._pushing.streams[0].repeated
+    before = rig.workers[0]._push.streams[0].repeated
     rig.star.settle(10.0)
     # a packet a second of each that is outstanding, which are two and an END
-    assert rig.workers[0]._pushing.streams[0].repeated - before <= 3 * 11
+    assert rig.workers[0]._push.streams[0].repeated - before <= 3 * 11
 
 
 def test_a_shard_outlives_what_makes_no_sense() -> None:

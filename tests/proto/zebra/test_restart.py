@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inanet.proto.zebra.membership import fixed
-from inanet.proto.zebra.program import ZebraProgram
-from inanet.proto.zebra.standing import Standing
+from inanet.proto.zebra.job import fixed
+from inanet.proto.zebra.stream import Liveness
+from inanet.proto.zebra.switch import ZebraProgram
 from inanet.testing.switched import Impairment
 
 from .rig import Rig, random_gradients, spread
@@ -108,29 +108,29 @@ def test_between_iterations_the_new_life_learns_the_number_from_the_workers() ->
 
 
 def test_a_late_acknowledgement_of_a_dead_life_counts_for_nothing() -> None:
-    standing = Standing(0.5)
-    standing.begin()
+    liveness = Liveness(0.5)
+    liveness.begin()
     lives = np.array([7, 7], np.int64)
-    assert not standing.restarted(lives[:0])
-    assert not standing.restarted(lives)
+    assert not liveness.restarted(lives[:0])
+    assert not liveness.restarted(lives)
     # life 7 answers this attempt, and life 8: whatever is acknowledged is doubtful
-    assert standing.restarted(np.array([8], np.int64))
-    assert (standing.attempt, standing.restarts) == (1, 1)
+    assert liveness.restarted(np.array([8], np.int64))
+    assert (liveness.attempt, liveness.restarts) == (1, 1)
     # what was sent under attempt 1 only life 8 can acknowledge; both in one batch would be a third life
-    assert not standing.restarted(np.array([8, 8], np.int64))
-    assert standing.restarted(np.array([8, 9], np.int64))
-    standing.begin()
-    assert standing.attempt == 0
-    assert not standing.restarted(np.array([9], np.int64))
+    assert not liveness.restarted(np.array([8, 8], np.int64))
+    assert liveness.restarted(np.array([8, 9], np.int64))
+    liveness.begin()
+    assert liveness.attempt == 0
+    assert not liveness.restarted(np.array([9], np.int64))
 
 
 def test_questions_become_rarer() -> None:
-    standing = Standing(0.5)
-    standing.begin()
-    assert not standing.asks(100.0)
-    standing.satisfied(1.0)
-    standing.satisfied(1.4)
-    asked = [at / 2 for at in range(2, 40) if standing.asks(at / 2)]
+    liveness = Liveness(0.5)
+    liveness.begin()
+    assert not liveness.asks(100.0)
+    liveness.acknowledged(1.0)
+    liveness.acknowledged(1.4)
+    asked = [at / 2 for at in range(2, 40) if liveness.asks(at / 2)]
     assert asked == [1.5, 2.5, 4.5, 8.5, 12.5, 16.5]
 
 

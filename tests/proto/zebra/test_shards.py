@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inanet.proto.zebra import state
-from inanet.proto.zebra.membership import fixed
-from inanet.proto.zebra.ps import ParameterShard
+from inanet.proto.zebra import journal
+from inanet.proto.zebra.job import fixed
+from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Adagrad, Ftrl
 from inanet.proto.zebra.worker import IterationDone, Refused, Stalled
 from inanet.testing.switched import Impairment
@@ -79,7 +79,7 @@ def test_what_was_acknowledged_and_not_finished_is_sent_again_by_workers_and_swi
     for worker in rig.workers[:2]:
         worker.push(KEYS, ONES, rig.star.now)
     rig.star.settle(0.005)
-    assert [worker._pushing.waiting() for worker in rig.workers] == [[], [], []]
+    assert [worker._push.unacknowledged() for worker in rig.workers] == [[], [], []]
     rig.restart_shard(0)
     rig.workers[2].push(KEYS, ONES, rig.star.now)
     rig.star.run(lambda: all(worker.done == 2 for worker in rig.workers), deadline=1.0)
@@ -102,7 +102,7 @@ def test_sums_that_the_dead_shard_had_are_sent_again() -> None:
     for worker in rig.workers:
         worker.push(KEYS, ONES, rig.star.now)
     rig.star.settle(0.005)
-    assert (rig.program._served[3].cpu.kept, rig.program.iterations, shard.finished) == (0, 1, 0)
+    assert (rig.program._tables[3].cpu.kept, rig.program.iterations, shard.finished) == (0, 1, 0)
     rig.restart_shard(0)
     rig.star.run(lambda: all(worker.done == 1 for worker in rig.workers), deadline=1.0)
     assert rig.program.stats()["shard_restarts"] == 1
@@ -182,7 +182,7 @@ def test_before_anything_is_finished_a_shard_needs_no_journal() -> None:
 # ------------------------------------------------------------- the journal
 
 
-def journal(optimiser: Ftrl, long: int, steps: int = 5) -> tuple[Rig, Notes]:
+def kept(optimiser: Ftrl, long: int, steps: int = 5) -> tuple[Rig, Notes]:
     rng, rig = np.random.default_rng(2), Rig(2, 1, optimiser=optimiser, width=2, long=long)
     rig.start(fixed(1, spread(np.arange(20, dtype=np.uint64))))
     for _ in range(steps):
@@ -191,8 +191,8 @@ def journal(optimiser: Ftrl, long: int, steps: int = 5) -> tuple[Rig, Notes]:
 
 
 def test_a_journal_that_is_written_anew_says_the_same() -> None:
-    rig, notes = journal(Ftrl(0.1), 1 << 30)
-    _, short = journal(Ftrl(0.1), 500)
+    rig, notes = kept(Ftrl(0.1), 1 << 30)
+    _, short = kept(Ftrl(0.1), 500)
     assert short.rewritten > 0 == notes.rewritten
     assert len(short.data) < len(notes.data)
     wanted = rig.shards[0].snapshot()
@@ -204,50 +204,50 @@ def test_a_journal_that_is_written_anew_says_the_same() -> None:
 
 
 def test_a_record_that_was_cut_off_counts_for_nothing() -> None:
-    _, notes = journal(Ftrl(0.1), 1 << 30, 2)
-    ends = [end for end, _ in state.records(notes.data)]
+    _, notes = kept(Ftrl(0.1), 1 << 30, 2)
+    ends = [end for end, _ in journal.records(notes.data)]
     for cut in range(ends[-2], len(notes.data)):
-        assert [end for end, _ in state.records(notes.data[:cut])] == ends[:-1]
+        assert [end for end, _ in journal.records(notes.data[:cut])] == ends[:-1]
 
 
 def test_damage_that_is_not_at_the_end_is_told() -> None:
-    _, notes = journal(Ftrl(0.1), 1 << 30, 2)
+    _, notes = kept(Ftrl(0.1), 1 << 30, 2)
     for place in (0, 9, 60, len(notes.data) - 3):
         broken = bytearray(notes.data)
         broken[place] ^= 4
-        with pytest.raises(state.BadState, match="is damaged"):
-            list(state.records(bytes(broken)))
+        with pytest.raises(journal.BadState, match="is damaged"):
+            list(journal.records(bytes(broken)))
 
 
 def test_a_damaged_length_is_not_taken_for_the_end() -> None:
-    _, notes = journal(Ftrl(0.1), 1 << 30, 2)
-    begins = [0, *(end for end, _ in state.records(notes.data))][:-2]
+    _, notes = kept(Ftrl(0.1), 1 << 30, 2)
+    begins = [0, *(end for end, _ in journal.records(notes.data))][:-2]
     assert len(begins) == 4
     for begin in begins:
         # counts of keys, or of letters: all that follows would be cut off
         broken = bytearray(notes.data)
         broken[begin + 28 + 5] ^= 4
-        with pytest.raises(state.BadState, match=f"the record at byte {begin} is damaged"):
-            list(state.records(bytes(broken)))
+        with pytest.raises(journal.BadState, match=f"the record at byte {begin} is damaged"):
+            list(journal.records(bytes(broken)))
 
 
 def test_no_model_is_of_an_iteration_that_cannot_be() -> None:
     nothing = np.zeros((0, 1), np.float32)
-    forged = state.parameters(state.Record.WHOLE, 1 << 63, 0, 0, KEYS[:0], nothing, [])
-    with pytest.raises(state.BadState, match="a record of iteration 9223372036854775808"):
-        list(state.records(forged))
+    forged = journal.parameters(journal.Record.WHOLE, 1 << 63, 0, 0, KEYS[:0], nothing, [])
+    with pytest.raises(journal.BadState, match="a record of iteration 9223372036854775808"):
+        list(journal.records(forged))
 
 
 def test_the_journal_of_another_shard_is_refused() -> None:
-    rig, notes = journal(Ftrl(0.1), 1 << 30, 1)
+    rig, notes = kept(Ftrl(0.1), 1 << 30, 1)
     with pytest.raises(
-        state.BadState, match=r"it is of job 3, shard 0.*Ftrl; this is job 3, shard 0.*Adagrad"
+        journal.BadState, match=r"it is of job 3, shard 0.*Ftrl; this is job 3, shard 0.*Adagrad"
     ):
         ParameterShard(rig.job, 0, Adagrad()).restore(notes.entries())
-    with pytest.raises(state.BadState, match="no model of iteration 4, but one of 1"):
+    with pytest.raises(journal.BadState, match="no model of iteration 4, but one of 1"):
         ParameterShard(rig.job, 0, Ftrl()).restore(notes.entries(), iteration=4)
-    _, longer = journal(Ftrl(0.1), 1 << 30, 3)
-    with pytest.raises(state.BadState, match="no model of iteration 1, but one of 3"):
+    _, longer = kept(Ftrl(0.1), 1 << 30, 3)
+    with pytest.raises(journal.BadState, match="no model of iteration 1, but one of 3"):
         ParameterShard(rig.job, 0, Ftrl()).restore(longer.entries(), anew=True, iteration=1)
     shard = ParameterShard(rig.job, 0, Ftrl())
     shard.restore(notes.entries())
@@ -256,8 +256,8 @@ def test_the_journal_of_another_shard_is_refused() -> None:
 
 
 def test_a_new_job_begins_with_the_model_of_an_iteration_that_all_shards_have() -> None:
-    rig, notes = journal(Ftrl(0.1), 500)
-    before, _ = journal(Ftrl(0.1), 1 << 30, 4)
+    rig, notes = kept(Ftrl(0.1), 500)
+    before, _ = kept(Ftrl(0.1), 1 << 30, 4)
     shard = ParameterShard(rig.job, 0, Ftrl(0.1), journal=notes)
     assert shard.restore(notes.entries(), anew=True, iteration=4) == 4
     assert (shard.finished, shard._next) == (0, 0)
@@ -348,8 +348,8 @@ def test_a_switch_that_forgot_a_job_and_one_that_was_restarted_are_two_lives() -
             rig.star.send(rig.job.workers[1], sent)
     rig.star.detach(rig.job.workers[1])
     rig.star.settle(0.005)
-    assert rig.program._served[3].begun == 1
-    assert not rig.workers[0]._pushing.waiting()
+    assert rig.program._tables[3].begun == 1
+    assert not rig.workers[0]._push.unacknowledged()
     rig.restart()
     rig.star.attach(rig.job.workers[1], rig.workers[1])
     rig.star.run(lambda: all(worker.done == 1 for worker in rig.workers), deadline=2.0)

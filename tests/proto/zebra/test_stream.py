@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from inanet.proto.zebra.packets import Head, Sheaf
-from inanet.proto.zebra.stream import Path, Stream, Timing
+from inanet.proto.zebra.packets import EncodedPackets, Header
+from inanet.proto.zebra.stream import RoundTrips, Stream, Timing
 from inanet.wire.zebra import HEADER, Kind
 
 TIMING = Timing(window=6, first=0.1, least=0.01)
@@ -11,8 +11,10 @@ TIMING = Timing(window=6, first=0.1, least=0.01)
 
 def stream(receivers: list[int], group: int | None = None) -> Stream:
     names = np.arange(9, dtype=np.uint64)
-    sheaf = Sheaf(Kind.HOT, Head(1, 0, 0, 0, 1, 1), np.ones(9, np.int64), names, np.zeros((9, 1), np.uint32))
-    return Stream(sheaf, receivers, Path(TIMING), group=group)
+    packets = EncodedPackets(
+        Kind.HOT, Header(1, 0, 0, 0, 1, 1), np.ones(9, np.int64), names, np.zeros((9, 1), np.uint32)
+    )
+    return Stream(packets, receivers, RoundTrips(TIMING), group=group)
 
 
 def sent(sender: Stream, now: float) -> list[tuple[int, int]]:

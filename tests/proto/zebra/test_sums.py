@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inanet.proto.zebra.membership import fixed
+from inanet.proto.zebra.job import fixed
 from inanet.testing.switched import Impairment
 
 from .rig import Rig, random_gradients, spread, summed

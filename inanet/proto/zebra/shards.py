@@ -1,139 +1,25 @@
-"""Zebra in a fabric's daemons: a switch's program and a PS's machine for whatever jobs the control plane names."""
+"""The PS's machine for sparse jobs: a shard of every job that the control plane names."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.events import Broken, Counted, ModelPart, NodeEvent, Tally
+from inanet.proto.common.events import Broken, Counted, ModelPart, NodeEvent
 from inanet.proto.common.plan import NodePlan, Switched
-from inanet.proto.common.program import Verdicts
-from inanet.proto.zebra.membership import EMPTY, UNIT, Job, chosen, hot_of
-from inanet.proto.zebra.program import DEFAULT_BUDGET, ZebraProgram
-from inanet.proto.zebra.ps import ParameterShard
-from inanet.proto.zebra.state import Kept, Models, part_of
-from inanet.proto.zebra.store import Adagrad, Ftrl, Optimiser, Sgd, Sum, Uniform, zeros
-from inanet.proto.zebra.stream import Timing
+from inanet.proto.zebra.job import EMPTY, chosen, hot_of, job_of
+from inanet.proto.zebra.journal import Kept, Models, part_of
+from inanet.proto.zebra.shard import ParameterShard
+from inanet.proto.zebra.store import OPTIMISERS, Uniform, zeros
+from inanet.proto.zebra.stream import DAEMON_TIMING
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 
-#: of all machines that daemons and ranks run: processes wait for processors
-TIMING = Timing(first=0.05, least=0.005)
-#: by name; made with a rate, and beta, which is FTRL's
-OPTIMISERS: Mapping[str, Callable[[float, float], Optimiser]] = {
-    "sum": lambda _rate, _beta: Sum(),
-    "sgd": lambda rate, _beta: Sgd(rate),
-    "adagrad": lambda rate, _beta: Adagrad(rate),
-    "ftrl": Ftrl,
-}
 
-
-def job_of(facts: Switched, key: int) -> Job:
-    """The job of a plan with this ``key``. Raises ``ValueError`` for one that cannot be."""
-    sparse = chosen(facts)
-    return Job(
-        facts.number,
-        facts.workers,
-        facts.servers,
-        facts.switch,
-        key=key,
-        width=sparse.width,
-        registers=sparse.registers,
-        hot_pairs=sparse.hot_pairs,
-        sharding="range" if sparse.sharding == "range" else "hash",
-        counted=0 if sparse.online is None else sparse.online.after,
-        listed=0 if sparse.online is None else sparse.online.most(sparse.width),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What jobs can have of a program's registers, in the terms of slots: ``free`` pieces of :data:`UNIT` bytes."""
-
-    free: int
-    shared: int = 0
-    width: int = 0
-
-
-class HotTables:
-    """The switch's program: hot tables, sums and ledgers of all jobs in ``budget`` bytes, which are its from the beginning.
-
-    ``age`` is of no use: whatever is in a register stays until its iteration is complete, or its job over.
-    """
-
-    name = "zebra"
-    #: of a packet that is packaged well; no packet has more pairs than the switch lets it make passes
-    passes = 1
-
-    def __init__(self, *, budget: int = DEFAULT_BUDGET, age: float = 1.0) -> None:
-        # a switch that is lost ends its jobs, so that it has one life for each
-        self._program = ZebraProgram(budget=budget, timing=TIMING)
-
-    @property
-    def drops(self) -> NDArray[np.int64]:
-        """Packets dropped, int64 by reason."""
-        return self._program.drops
-
-    @property
-    def file(self) -> Room:
-        """What jobs can have in all."""
-        return Room(min(self._program.budget // UNIT, 1 << 20))
-
-    def serve(self, facts: Switched, key: int) -> None:
-        """Serve a job with its hot keys. Raises ``ValueError`` for one that cannot be, or that there is no room for."""
-        job = job_of(facts, key)
-        self._program.add_job(job, job.number)
-        try:
-            self.follow(facts)
-        except ValueError:
-            self._program.remove_job(job.number)
-            raise
-
-    def follow(self, facts: Switched) -> None:
-        """Have the hot keys of a job's plan ready. Raises ``ValueError`` for ones that there is no room for."""
-        if facts.hot_version != EMPTY.version:
-            self._program.prepare(facts.number, hot_of(facts))
-
-    def tally(self, number: int, iteration: int) -> Tally:
-        """See :meth:`~inanet.proto.zebra.program.ZebraProgram.tally`."""
-        return self._program.tally(number, iteration)
-
-    def remove_job(self, number: int) -> None:
-        """Forget a job and what is in its registers."""
-        self._program.remove_job(number)
-
-    def register_bytes(self) -> int:
-        """All of its budget, whoever uses it."""
-        return self._program.budget
-
-    def process(
-        self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float
-    ) -> None:
-        """See :class:`~inanet.proto.common.program.Program`."""
-        self._program.process(batch, congested, verdicts, now)
-
-    def spilled(self) -> list[Transmission]:
-        """See :class:`~inanet.proto.common.program.Program`."""
-        return self._program.spilled()
-
-    def timer(self) -> float | None:
-        """See :class:`~inanet.proto.common.program.Program`."""
-        return self._program.timer()
-
-    def on_timer(self, now: float) -> None:
-        """See :class:`~inanet.proto.common.program.Program`."""
-        self._program.on_timer(now)
-
-    def stats(self) -> dict[str, int]:
-        """See :meth:`~inanet.proto.zebra.program.ZebraProgram.stats`."""
-        return self._program.stats()
-
-
-class Shards:
-    """The PS's machine: a shard of every job, told apart by who has sent a packet and under which number.
+class ShardServer:
+    """A shard of every job, told apart by who has sent a packet and under which number.
 
     A job's model is here as long as the job is, unless it has a name: then this shard's part is kept in ``models``. ``endpoint`` is
     where the machine receives, which says which shard it is.
@@ -230,7 +116,7 @@ class Shards:
         # the same for all shards of the job, and no key any more
         origin = int.from_bytes(blake2b(job.key.to_bytes(8, "big"), digest_size=6).digest(), "big")
         shard = ParameterShard(
-            job, place, optimiser, initial, TIMING, journal=kept, model=sparse.model, origin=origin
+            job, place, optimiser, initial, DAEMON_TIMING, journal=kept, model=sparse.model, origin=origin
         )
         if kept is not None:
             try:

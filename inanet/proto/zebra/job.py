@@ -1,4 +1,4 @@
-"""What all machines of a sparse job agree on: who takes part, who keeps which key, what is hot and how it is written."""
+"""What all machines of a sparse job agree on: who takes part, who keeps which key, which keys are hot and how they travel."""
 
 import math
 from dataclasses import dataclass, field
@@ -32,9 +32,10 @@ class Job:
 
     ``workers`` by rank; ``shards`` are the PSs; ``switch`` is 0 without one: then nothing is hot. ``key`` authenticates
     headers. A key has ``width`` float32 values. Packets have up to ``packet_bytes``. ``registers`` are what the switch
-    lays hot parameters out in and workers package for; a packet to it has at most ``hot_pairs``. With ``floats`` hot gradients travel as float32 and the switch sums
-    them by tables (:mod:`~inanet.proto.zebra.logsum`); without, as integers, and no result depends on the order of arrival.
-    After every ``counted`` iterations (0: never) switch and shards say which keys were updated, the ``listed`` hottest of them.
+    lays hot parameters out in and workers package for; a packet to it has at most ``hot_pairs``. With ``floats`` hot gradients
+    travel as float32 and the switch sums them by tables (:mod:`~inanet.proto.zebra.logsum`); without, as integers, and no
+    result depends on the order of arrival. After every ``counted`` iterations (0: never) switch and shards report how often
+    keys were updated, the ``listed`` hottest of them by name.
     """
 
     number: int
@@ -79,7 +80,7 @@ class Job:
         return min(most, capacity(Kind.VALUES, self.width, self.packet_bytes)) if kind == Kind.PULL else most
 
     def called(self, place: int) -> str:
-        """A shard by its number, or, behind them, the switch, for people."""
+        """The name of a place, in messages: a shard by its number, the switch behind them."""
         return "the switch" if place == len(self.shards) else f"shard {place}"
 
     def shard_of(self, keys: U64) -> I64:
@@ -152,14 +153,14 @@ def fixed(version: int, keys: U64, shift: int = DEFAULT_SHIFT) -> HotSet:
 
 
 def with_exponents(version: int, keys: U64, magnitudes: F32, workers: int, headroom: int = 1) -> HotSet:
-    """A hot set with a scale per key: gradients of up to ``magnitudes`` (float32[k]) times 2^headroom fit (fixed exponents)."""
+    """A hot set with a scale per key: gradients of up to ``magnitudes`` (float32[k]) times 2^headroom fit (number format)."""
     exponents = np.frexp(np.maximum(magnitudes.astype(np.float64), 2.0**-100))[1] + headroom
     shifts = 31 - math.ceil(math.log2(workers)) - exponents
     return HotSet(version, np.asarray(keys, np.uint64), shifts.astype(np.int16))
 
 
 def chosen(facts: Switched) -> Sparse:
-    """What the ranks have chosen. Raises ``ValueError`` for a job that is not sparse."""
+    """The options that the ranks have chosen. Raises ``ValueError`` for a job that is not sparse."""
     if facts.sparse is None:
         raise ValueError(f"job {facts.number} has no keys: it is not sparse")
     return facts.sparse
@@ -169,6 +170,24 @@ def hot_of(facts: Switched) -> HotSet:
     """The hot keys of a plan. Raises as :func:`chosen`, and ``ValueError`` for a key that is there twice."""
     sparse = chosen(facts)
     return fixed(facts.hot_version, np.array(sparse.hot, np.uint64), sparse.shift)
+
+
+def job_of(facts: Switched, key: int) -> Job:
+    """The job of a plan with this ``key``. Raises ``ValueError`` for one that cannot be."""
+    sparse = chosen(facts)
+    return Job(
+        facts.number,
+        facts.workers,
+        facts.servers,
+        facts.switch,
+        key=key,
+        width=sparse.width,
+        registers=sparse.registers,
+        hot_pairs=sparse.hot_pairs,
+        sharding="range" if sparse.sharding == "range" else "hash",
+        counted=0 if sparse.online is None else sparse.online.after,
+        listed=0 if sparse.online is None else sparse.online.most(sparse.width),
+    )
 
 
 def most_packets(count: int) -> int:

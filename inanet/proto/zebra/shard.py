@@ -1,34 +1,44 @@
 """A PS shard: takes cold gradients from workers and sums of hot ones from the switch, finishes iterations, answers pulls.
 
-An iteration is finished when every worker's END and all its packets, and the switch's, are in (iteration ledger). Gradients are
-kept until then and added in the order of ranks and sequence numbers, in float64: what comes out does not depend on when packets
+An iteration is finished when every worker's END and all its packets, and the switch's, are in (iteration ledger). Gradients are kept until
+then and added in the order of ranks and sequence numbers, in float64: what comes out does not depend on when packets
 came. Then every worker gets the new values of hot parameters (NEWS), and its END: the iteration is over.
 
-With a journal (:mod:`~inanet.proto.zebra.state`) another life of the shard goes on where one has ended. It has finished what the
-journal says, tells the workers of the last iteration again, and has nothing of the open one: workers and the switch keep what
-they have sent until an iteration is over, learn from the life in acknowledgements that it is another one, and send all of
-the open iteration again. A shard that has lost iterations says so to every worker that knows of them.
+With a journal (:mod:`~inanet.proto.zebra.journal`) another life of the shard goes on where one has ended. It has finished what
+the journal says, tells the workers of the last iteration again, and has nothing of the open one: workers and the switch keep
+what they have sent until an iteration is over (:mod:`~inanet.proto.zebra.stream`), and send all of the open one again. A shard
+that has lost iterations says so to every worker that knows of them.
+
+A rank's place in a job belongs to the first process that takes it: one that is started in the place of another cannot know what
+that one had sent of an iteration, and gradients of two must not meet in a sum. So every process has a number of its life, which it
+tells all shards and the switch before anything else (JOIN); a shard remembers the first of a rank, and refuses another.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import Counted, PeerSilent
-from inanet.proto.zebra import state
-from inanet.proto.zebra.counts import Counts
-from inanet.proto.zebra.gathering import Gathering
-from inanet.proto.zebra.keyindex import KeyIndex
+from inanet.proto.zebra import journal as records
+from inanet.proto.zebra.hot import UpdateCounts
+from inanet.proto.zebra.job import EMPTY, F32, HotSet, Job, forget
 from inanet.proto.zebra.layout import in_sequence
-from inanet.proto.zebra.membership import EMPTY, F32, HotSet, Job, forget
-from inanet.proto.zebra.packets import Column, Head, Judged, Sheaf, acknowledgements, among
-from inanet.proto.zebra.recovery import Last, recovered
-from inanet.proto.zebra.replies import refusals, sent_back, waiting
-from inanet.proto.zebra.serial import ahead, low
-from inanet.proto.zebra.store import Initial, Optimiser, Store, Sum, zeros
-from inanet.proto.zebra.stream import Path, Stream, Timing
+from inanet.proto.zebra.ledger import BEYOND, FRESH, SEEN, Ledger
+from inanet.proto.zebra.packets import (
+    Column,
+    EncodedPackets,
+    Header,
+    ParsedBatch,
+    acknowledgements,
+    ahead,
+    among,
+    answers,
+    low,
+)
+from inanet.proto.zebra.store import Initial, KeyIndex, Optimiser, Store, Sum, zeros
+from inanet.proto.zebra.stream import RoundTrips, Stream, Timing
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.zebra import KIND_SHIFT, Flag, Kind, Refusal
@@ -46,6 +56,145 @@ class IterationFinished:
 
 
 PsEvent = IterationFinished | PeerSilent | Counted
+
+
+@dataclass(slots=True)
+class GradientLog:
+    """Parts with the order they count in, int64[n], keys or ranks, uint64[n], and words, uint32[n, width]."""
+
+    order: list[I64] = field(default_factory=list)
+    names: list[U64] = field(default_factory=list)
+    words: list[NDArray[np.uint32]] = field(default_factory=list)
+
+    def append(self, order: I64, names: U64, words: NDArray[np.uint32]) -> None:
+        """Add a part."""
+        self.order.append(order)
+        self.names.append(names)
+        self.words.append(words)
+
+    def sorted(self, width: int) -> tuple[U64, NDArray[np.uint32]]:
+        """Names and words in their order."""
+        if not self.order:
+            return np.zeros(0, np.uint64), np.zeros((0, width), np.uint32)
+        place = np.argsort(np.concatenate(self.order), kind="stable")
+        return np.concatenate(self.names)[place], np.concatenate(self.words)[place]
+
+
+def sum_of(job: Job, hot: HotSet, cold: GradientLog, sums: GradientLog) -> tuple[U64, F32, I64]:
+    """Distinct keys, ascending, the sums of their gradients, added in float64, and how many of these came by themselves: the same
+    whenever packets came.
+    """
+    keys, words = cold.sorted(job.width)
+    ranks, words_of_sums = sums.sorted(job.width)
+    at = ranks.astype(np.int64)
+    values = words.view(np.float32).astype(np.float64)
+    if job.floats:
+        totals = words_of_sums.view(np.float32).astype(np.float64)
+    else:
+        totals = words_of_sums.view(np.int32) / hot.scale[at][:, None]
+    every, place = np.unique(np.concatenate([keys, hot.keys[at]]), return_inverse=True)
+    gradients = np.zeros((len(every), job.width), np.float32)
+    both = np.concatenate([values, totals])
+    # a sum beyond float32 is infinite, as it would be anywhere
+    with np.errstate(over="ignore"):
+        for column in range(job.width):
+            gradients[:, column] = np.bincount(place, weights=both[:, column], minlength=len(every))
+    updates = np.bincount(place[: len(keys)], minlength=len(every)).astype(np.int64)
+    return every, gradients, updates
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Indices of a batch's gradients, int64[n] each: ``owed`` an acknowledgement, ``early`` ones of an iteration that cannot have
+    begun, and ENDs that have come before, ``again``.
+    """
+
+    owed: I64
+    early: I64
+    again: I64
+
+
+class OpenIteration:
+    """What has come of the open iteration, and of whom something is missing. ``known`` are hot sets that packets may name, by
+    version. All packets of an iteration are of one ``version``: the first one's.
+    """
+
+    def __init__(self, job: Job, known: Mapping[int, HotSet]) -> None:
+        self.version = EMPTY.version
+        self.workers = Ledger(len(job.workers))
+        self._job = job
+        self._known = known
+        self._switch = Ledger(1)
+        self._cold, self._sums = GradientLog(), GradientLog()
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything has come."""
+        return self.workers.begun or self._switch.begun
+
+    @property
+    def lacks_sums(self) -> bool:
+        """Whether some of the switch's are missing."""
+        return self._job.switch != 0 and not self._switch.complete
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything is in."""
+        return self.workers.complete and not self.lacks_sums
+
+    def clear(self) -> None:
+        """The next iteration is open."""
+        self.workers.clear()
+        self._switch.clear()
+        self._cold, self._sums = GradientLog(), GradientLog()
+
+    def total(self) -> tuple[U64, F32, I64]:
+        """What :func:`sum_of` makes of everything."""
+        return sum_of(self._job, self._known[self.version], self._cold, self._sums)
+
+    def take(self, parsed: ParsedBatch, kind: Kind, ranks: I64, iteration: int) -> Taken:
+        """Take a batch's gradients of ``iteration``: COLD of the workers, whose packets come from ``ranks`` int64[n], or the switch's
+        AGGREGATE.
+        """
+        which = parsed.of(kind)
+        if not len(which):
+            return Taken(which, which, which)
+        off = ahead(parsed[Column.ITERATION][which], iteration)
+        early, late = which[off > 0], which[off < 0]
+        parsed.refuse(early, Drop.NOT_OPEN)
+        versions = parsed[Column.VERSION][which]
+        parsed.refuse(which[~np.isin(versions, list(self._known)) & (off == 0)], Drop.FUTURE_PLAN)
+        live = self._agreed(parsed, which[(off == 0) & (parsed.reason[which] == 0)])
+        if kind == Kind.AGGREGATE:
+            names, _ = parsed.entries(live)
+            packet = np.repeat(live, parsed[Column.PAIRS][live])
+            parsed.refuse(packet[names >= len(self._known[self.version])], Drop.BAD_SLOT)
+            live = live[parsed.reason[live] == 0]
+            sources, ledger, log = np.zeros(len(ranks), np.int64), self._switch, self._sums
+        else:
+            sources, ledger, log = ranks, self.workers, self._cold
+        columns = parsed.columns[live]
+        ends = columns[:, Column.FLAGS] & Flag.END != 0
+        how = parsed.reason[live] = ledger.enter(sources[live], columns[:, Column.SEQUENCE], ends)
+        parsed.reason[late] = Drop.STALE_ROUND
+        fresh = live[how == FRESH]
+        if len(fresh):
+            columns = parsed.columns[fresh]
+            names, words = parsed.entries(fresh)
+            place = sources[fresh] << 32 | columns[:, Column.SEQUENCE]
+            log.append(np.repeat(place, columns[:, Column.PAIRS]), names, words)
+        return Taken(np.concatenate([live[how != BEYOND], late]), early, live[(how == SEEN) & ends])
+
+    def _agreed(self, parsed: ParsedBatch, live: I64) -> I64:
+        """Refuse packets of another hot set than the iteration's; gives the others."""
+        if not len(live):
+            return live
+        if not self.begun:
+            self.version = int(parsed[Column.VERSION][live[0]])
+        parsed.refuse(live[parsed[Column.VERSION][live] != self.version], Drop.STALE_PLAN)
+        agreed: I64 = live[parsed.reason[live] == 0]
+        return agreed
+
 
 #: kinds that a shard takes
 _TAKEN = among(Kind.COLD, Kind.AGGREGATE, Kind.PULL, Kind.ACK, Kind.JOIN)
@@ -73,7 +222,7 @@ class ParameterShard:
         timing: Timing | None = None,
         *,
         life: int = 0,
-        journal: state.Journal | None = None,
+        journal: records.Journal | None = None,
         model: str = "",
         origin: int = 0,
     ) -> None:
@@ -98,15 +247,15 @@ class ParameterShard:
         self._rank_of = {address: rank for rank, address in enumerate(job.workers)}
         self._hot = {EMPTY.version: EMPTY}
         self._ranks = {EMPTY.version: KeyIndex()}
-        self._open = Gathering(job, self._hot)
+        self._open = OpenIteration(job, self._hot)
         #: version of the iteration after the open one
         self._next = EMPTY.version
-        self._counts = Counts(job.counted, job.listed)
+        self._counts = UpdateCounts(job.counted, job.listed)
         #: the last iteration whose counts have been decided on
         self._decided = 0
-        self._path = Path(self.timing)
+        self._round_trips = RoundTrips(self.timing)
         self._news: Stream | None = None
-        self._last = Last(np.zeros(0, np.uint64), EMPTY.version, EMPTY.version)
+        self._last = records.Last(np.zeros(0, np.uint64), EMPTY.version, EMPTY.version)
         self._out: list[Transmission] = []
         self._events: list[PsEvent] = []
         self._since = 0.0
@@ -127,7 +276,7 @@ class ParameterShard:
             )
         if known is None or not known.same(hot):
             self._know(hot)
-            self._write(state.prepared(hot))
+            self._write(records.prepared(hot))
 
     def _know(self, hot: HotSet) -> None:
         for known in (self._hot, self._ranks):
@@ -144,7 +293,7 @@ class ParameterShard:
             raise KeyError(f"hot set {version} of job {self.job.number} has not been prepared")
         if version != self._next:
             self._next = version
-            self._write(state.announced(version))
+            self._write(records.announced(version))
 
     def settle(self, iteration: int) -> None:
         """It is decided what is hot after the counts of an iteration: another set was announced, or none is needed."""
@@ -175,51 +324,50 @@ class ParameterShard:
 
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take a batch."""
-        judged = Judged(batch, self.job.number, self.job.key)
+        parsed = ParsedBatch(batch, self.job.number, self.job.key)
         sources = batch.sources.tolist()
         ranks = np.array([self._rank_of.get(source, -1) for source in sources], np.int64)
-        kinds = judged[Column.KIND]
+        kinds = parsed[Column.KIND]
         from_switch = batch.sources == np.uint64(self.job.switch)
-        judged.refuse(np.where(kinds == Kind.AGGREGATE, ~from_switch, ranks < 0), Drop.FOREIGN_HOST)
-        judged.refuse(~_TAKEN[kinds], Drop.BAD_TYPE)
-        judged.refuse((kinds != Kind.ACK) & (judged[Column.WIDTH] != self.job.width), Drop.BAD_TYPE)
-        floats = judged[Column.FLAGS] & Flag.FLOAT != 0
-        judged.refuse((kinds == Kind.AGGREGATE) & (floats != self.job.floats), Drop.BAD_TYPE)
+        parsed.refuse(np.where(kinds == Kind.AGGREGATE, ~from_switch, ranks < 0), Drop.FOREIGN_HOST)
+        parsed.refuse(~_TAKEN[kinds], Drop.BAD_TYPE)
+        parsed.refuse((kinds != Kind.ACK) & (parsed[Column.WIDTH] != self.job.width), Drop.BAD_TYPE)
+        floats = parsed[Column.FLAGS] & Flag.FLOAT != 0
+        parsed.refuse((kinds == Kind.AGGREGATE) & (floats != self.job.floats), Drop.BAD_TYPE)
         if not self._open.begun:
             self._since = now
         acked = [
-            self._gradients(judged, Kind.COLD, ranks),
-            self._gradients(judged, Kind.AGGREGATE, ranks),
-            self._joining(judged, ranks),
+            self._gradients(parsed, Kind.COLD, ranks),
+            self._gradients(parsed, Kind.AGGREGATE, ranks),
+            self._joins(parsed, ranks),
         ]
-        head = self._head(0)
         for which in acked:
-            self._out += acknowledgements(judged, which, head, self.life)
-        self._acknowledged(judged, ranks, now)
+            self._out += acknowledgements(parsed, which, self._header(0), self.life)
+        self._acknowledged(parsed, ranks, now)
         if self._complete:
             self._finish()
-        self._answer(judged)
-        np.add.at(self.drops, judged.reason, 1)
+        self._answer(parsed)
+        np.add.at(self.drops, parsed.reason, 1)
 
-    def _head(self, version: int) -> Head:
+    def _header(self, version: int) -> Header:
         job = self.job
-        return Head(job.number, job.key, self.number, version, self.finished, job.width)
+        return Header(job.number, job.key, self.number, version, self.finished, job.width)
 
-    def _gradients(self, judged: Judged, kind: Kind, ranks: I64) -> I64:
+    def _gradients(self, parsed: ParsedBatch, kind: Kind, ranks: I64) -> I64:
         """Take gradients of the open iteration; gives the packets to acknowledge."""
-        taken = self._open.take(judged, kind, ranks, self.finished + 1)
+        taken = self._open.take(parsed, kind, ranks, self.finished + 1)
         if kind == Kind.COLD:
-            self._refuse(judged, taken.early, Refusal.LOST)
-            self._explain(judged, taken.again)
+            self._refuse(parsed, taken.early, Refusal.LOST)
+            self._explain(parsed, taken.again)
         return taken.owed
 
-    def _acknowledged(self, judged: Judged, ranks: I64, now: float) -> None:
-        which = judged.of(Kind.ACK)
-        columns = judged.columns[which]
+    def _acknowledged(self, parsed: ParsedBatch, ranks: I64, now: float) -> None:
+        which = parsed.of(Kind.ACK)
+        columns = parsed.columns[which]
         ours = (columns[:, Column.FLAGS] >> KIND_SHIFT == Kind.NEWS) & (
             ahead(columns[:, Column.ITERATION], self.finished) == 0
         )
-        judged.reason[which[~ours]] = Drop.STALE_ROUND
+        parsed.reason[which[~ours]] = Drop.STALE_ROUND
         if self._news is None:
             return
         for rank in np.unique(ranks[which[ours]]).tolist():
@@ -235,19 +383,19 @@ class ParameterShard:
             # before anything changes, so that the last iteration can be left out when all begin anew
             self._journal.rewrite(self.snapshot())
             self._long = False
-        keys, gradients, updates = self._open.added()
+        keys, gradients, updates = self._open.total()
         changed = self.store.apply(keys, gradients, updates)
         cold = int(updates.sum())
         self.finished += 1
         self.cold += cold
         self._events.append(IterationFinished(job.number, self.finished, self.number, len(keys), cold))
         version = self._open.version
-        self._last = Last(keys, version, self._next if self.number == 0 else version)
+        self._last = records.Last(keys, version, self._next if self.number == 0 else version)
         self._open.clear()
         self._told = False
         self._count()
         # whoever is told may forget the iteration, so it is written down first
-        self._write(self._parameters(state.Record.STEP, keys))
+        self._write(self._parameters(records.Record.STEP, keys))
         self._tell(changed)
 
     def _tell(self, values: F32) -> None:
@@ -256,9 +404,9 @@ class ParameterShard:
         ranks = self._ranks[last.version].find(last.keys)
         hot = np.flatnonzero(ranks >= 0)
         hot = hot[np.argsort(ranks[hot])]
-        sheaf = Sheaf(
+        packets = EncodedPackets(
             Kind.NEWS,
-            self._head(last.version),
+            self._header(last.version),
             in_sequence(len(hot), job.capacity(Kind.NEWS)),
             ranks[hot].astype(np.uint64),
             np.ascontiguousarray(values[hot]).view(np.uint32),
@@ -267,62 +415,65 @@ class ParameterShard:
         if self._news is not None:
             self._sent += self._news.sent
             self._repeated += self._news.repeated
-        self._news = Stream(sheaf, job.workers, self._path, group=job.switch or None)
+        self._news = Stream(packets, job.workers, self._round_trips, group=job.switch or None)
         forget(self._hot, last.version)
         forget(self._ranks, last.version)
 
-    def _answer(self, judged: Judged) -> None:
+    def _answer(self, parsed: ParsedBatch) -> None:
         """Answer pulls after the last iteration."""
-        which = judged.of(Kind.PULL)
+        which = parsed.of(Kind.PULL)
         if not len(which):
             return
-        early = ahead(judged[Column.ITERATION][which], self.finished)
-        judged.reason[which[early > 0]] = Drop.NOT_OPEN
-        self._refuse(judged, which[early > 0], Refusal.LOST)
-        judged.reason[which[early < 0]] = Drop.STALE_ROUND
+        early = ahead(parsed[Column.ITERATION][which], self.finished)
+        parsed.reason[which[early > 0]] = Drop.NOT_OPEN
+        self._refuse(parsed, which[early > 0], Refusal.LOST)
+        parsed.reason[which[early < 0]] = Drop.STALE_ROUND
         live = which[early == 0]
-        sources = judged.batch.sources
+        sources = parsed.batch.sources
         live = live[np.argsort(sources[live], kind="stable")]
-        keys, _ = judged.entries(live)
-        words = self.store.read(keys).view(np.uint32)
+        keys, _ = parsed.entries(live)
         self.pulled += len(keys)
-        columns = judged.columns[live]
+        columns, header = parsed.columns[live], self._header(self._open.version)
         counts = np.ascontiguousarray(columns[:, Column.PAIRS])
-        sheaf = Sheaf(Kind.VALUES, self._head(self._open.version), counts, None, words, end=False)
-        sheaf.number(columns[:, Column.SEQUENCE], self.job.key)
-        self._out += sent_back(sheaf, sources[live])
+        values = self.store.read(keys).view(np.uint32)
+        packets = EncodedPackets(Kind.VALUES, header, counts, None, values, end=False)
+        packets.number(columns[:, Column.SEQUENCE], self.job.key)
+        self._out += packets.to_each(sources[live])
 
     # ------------------------------------------------- who takes part, and who cannot
 
-    def _joining(self, judged: Judged, ranks: I64) -> I64:
+    def _joins(self, parsed: ParsedBatch, ranks: I64) -> I64:
         """Let processes take their ranks' places; gives the packets to acknowledge."""
         taken = []
-        for index in judged.of(Kind.JOIN).tolist():
-            rank, life = int(ranks[index]), int(judged[Column.ITERATION][index])
+        for index in parsed.of(Kind.JOIN).tolist():
+            rank, life = int(ranks[index]), int(parsed[Column.ITERATION][index])
             if rank not in self._lives and not self.finished and not self._open.workers.heard(rank):
                 self._lives[rank] = life
-                self._write(state.joined(rank, life))
+                self._write(records.joined(rank, life))
             if self._lives.get(rank) == life:
                 taken.append(index)
             else:
-                judged.reason[index] = Drop.REFUSED
-                self._refuse(judged, np.array([index]), Refusal.TAKEN)
+                parsed.reason[index] = Drop.REFUSED
+                self._refuse(parsed, np.array([index]), Refusal.TAKEN)
         return np.array(taken, np.int64)
 
-    def _refuse(self, judged: Judged, which: I64, why: Refusal) -> None:
-        """Tell workers what packets can never be taken."""
-        self._out += refusals(judged, which, self._head(int(why)))
+    def _refuse(self, parsed: ParsedBatch, which: I64, why: Refusal) -> None:
+        """Tell workers what packets can never be taken; once each for a batch."""
+        sources, first = np.unique(parsed.batch.sources[which], return_index=True)
+        iterations = parsed[Column.ITERATION][which[first]]
+        self._out += answers(Kind.REFUSAL, self._header(int(why)), iterations, sources)
 
-    def _explain(self, judged: Judged, questions: I64) -> None:
-        """Tell workers that ask again whom the iteration waits for."""
+    def _explain(self, parsed: ParsedBatch, questions: I64) -> None:
+        """Tell workers that ask again whom the iteration waits for; once each for a batch."""
         missing, lacks_sums = self._open.workers.missing(), self._open.lacks_sums
         if not len(questions) or not (missing or lacks_sums or self._undecided):
             return
-        head = self._head(min(max(len(missing) - 1, 0), 0xFFFF))
-        head.iteration = low(self.finished + 1)
+        header = self._header(min(max(len(missing) - 1, 0), 0xFFFF))
+        header.iteration = low(self.finished + 1)
         # behind the ranks, the switch and the decision
         first = missing[0] if missing else len(self.job.workers) + (not lacks_sums)
-        self._out += waiting(judged, questions, head, first)
+        sources = np.unique(parsed.batch.sources[questions])
+        self._out += answers(Kind.WAITING, header, np.full(len(sources), first, np.int64), sources)
 
     # --------------------------------------------------------------- lives
 
@@ -341,30 +492,30 @@ class ParameterShard:
         if self._journal is not None:
             self._long |= self._journal.append(record)
 
-    def _parameters(self, kind: state.Record, keys: U64 | None) -> bytes:
+    def _parameters(self, kind: records.Record, keys: U64 | None) -> bytes:
         last, found = self._last, self.store.whole(keys)
-        return state.parameters(kind, self._before + self.finished, last.version, last.following, *found)
+        return records.parameters(kind, self._before + self.finished, last.version, last.following, *found)
 
     def snapshot(self) -> bytes:
         """Records that say all that another life needs, in place of all before."""
-        parts = [state.born(self._whose, self.life, self._origin)]
-        parts += [state.joined(*member) for member in self._lives.items()]
-        parts += [state.prepared(hot) for version, hot in self._hot.items() if version != EMPTY.version]
-        parts.append(self._parameters(state.Record.WHOLE, None))
+        parts = [records.born(self._whose, self.life, self._origin)]
+        parts += [records.joined(*member) for member in self._lives.items()]
+        parts += [records.prepared(hot) for version, hot in self._hot.items() if version != EMPTY.version]
+        parts.append(self._parameters(records.Record.WHOLE, None))
         if self.finished:
-            parts.append(self._parameters(state.Record.STEP, self._last.keys))
-        return b"".join([*parts, state.announced(self._next)])
+            parts.append(self._parameters(records.Record.STEP, self._last.keys))
+        return b"".join([*parts, records.announced(self._next)])
 
     def restore(
-        self, entries: Iterable[state.Entry], *, anew: bool = False, iteration: int | None = None
+        self, entries: Iterable[records.Entry], *, anew: bool = False, iteration: int | None = None
     ) -> int:
         """Begin a life: go on where the one ended whose journal this is, or, ``anew``, with its model only, as a job of other
         processes. Without entries it is the first. ``iteration`` is the one whose model is wanted: the last or, since shards may
         end with one more or less, the one before. Gives the iteration that the model is of.
 
-        Raises :class:`~inanet.proto.zebra.state.BadState` for the journal of another shard, and without that iteration.
+        Raises :class:`~inanet.proto.zebra.journal.BadState` for the journal of another shard, and without that iteration.
         """
-        found = recovered(entries, self._whose, self.store, iteration)
+        found = records.recovered(entries, self._whose, self.store, iteration)
         self.life = self.life if found.life is None else (found.life + 1) & 0xFFFF
         self.began = found.finished
         if not anew:
@@ -372,7 +523,7 @@ class ParameterShard:
             self._open.version, self._next = found.last.version, found.following
             for hot in found.hot:
                 self._know(hot)
-            self._write(state.born(self._whose, self.life))
+            self._write(records.born(self._whose, self.life))
             self._counts.begin(self.finished + 1)
             if self.finished:
                 self._count()
