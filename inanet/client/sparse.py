@@ -19,7 +19,8 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from inanet.client.sparse_job import SparseJob, keys_of
+from inanet.client.sparse_arguments import keys_of, values_of
+from inanet.client.sparse_job import SparseJob
 from inanet.client.sparse_shards import Shards
 from inanet.client.stations import Machine, Stations
 from inanet.errors import RoundTimeout
@@ -143,7 +144,9 @@ class SparseGroup:
         if magnitudes is None:
             hot = fixed(version, wanted, shift)
         else:
-            most = np.asarray(magnitudes, np.float32)
+            most = values_of(magnitudes, len(wanted), 1)[:, 0]
+            if not np.isfinite(most).all() or (most < 0).any():
+                raise ValueError("magnitudes are finite, and not below 0")
             hot = with_exponents(version, wanted, most, len(self.workers))
         # ranks in other threads may be carrying packets
         self.do(lambda now: self._use(hot))
@@ -188,17 +191,19 @@ class SparseGroup:
     def push_all(
         self, gradients: Sequence[tuple[ArrayLike, ArrayLike]], timeout: float | None = None
     ) -> None:
-        """One iteration: a push of every rank, by rank. Raises as :meth:`SparseJob.push`."""
+        """One iteration: a push of every rank, by rank. Raises as :meth:`SparseJob.push`: no rank has pushed after ``ValueError``."""
         if len(gradients) != len(self.jobs):
             raise ValueError(f"{len(self.jobs)} ranks push, gradients are of {len(gradients)}")
-        for job, (keys, values) in zip(self.jobs, gradients, strict=True):
+        checked = [job.checked(*pair) for job, pair in zip(self.jobs, gradients, strict=True)]
+        for job, (keys, values) in zip(self.jobs, checked, strict=True):
             job.push(keys, values, wait=False)
         for job in self.jobs:
             job.wait(timeout)
 
     def pull_all(self, keys: Sequence[ArrayLike], timeout: float | None = None) -> list[F32]:
         """A pull of every rank, by rank, all on their way together. Raises as :meth:`SparseJob.pull`."""
-        tickets = [job.ask(wanted) for job, wanted in zip(self.jobs, keys, strict=True)]
+        checked = [keys_of(wanted) for wanted in keys]
+        tickets = [job.ask(wanted) for job, wanted in zip(self.jobs, checked, strict=True)]
         return [job.take(ticket, timeout) for job, ticket in zip(self.jobs, tickets, strict=True)]
 
     def do(self, action: Callable[[float], Any]) -> Any:

@@ -3,28 +3,13 @@
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import ArrayLike
 
+from inanet.client.sparse_arguments import keys_of, values_of
 from inanet.errors import FabricError, InaError, JoinRefused, RoundTimeout
 from inanet.proto.zebra.job import F32
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.wire.batch import U64
-
-
-def keys_of(keys: ArrayLike) -> U64:
-    """uint64[n] of what a caller calls keys. Raises ``ValueError`` for numbers that are no integers of 64 bits."""
-    found = np.asarray(keys, np.uint64) if not isinstance(keys, np.ndarray) else keys
-    if found.size and found.dtype.kind not in "iu":
-        raise ValueError(f"keys are integers of 64 bits, not {found.dtype}")
-    return found.astype(np.uint64, copy=False)
-
-
-def values_of(values: ArrayLike) -> F32:
-    """float32 of what a caller calls gradients."""
-    # what float32 does not hold is infinite, and refused as that
-    with np.errstate(over="ignore"):
-        return np.asarray(values, np.float32)
 
 
 class Carrier(Protocol):
@@ -56,7 +41,8 @@ class SparseJob:
     def push(
         self, keys: ArrayLike, values: ArrayLike, *, wait: bool = True, timeout: float | None = None
     ) -> None:
-        """Add gradients of distinct keys: ``keys`` uint64[n], ``values`` float32[n, width] (or [n] if the width is 1).
+        """Add gradients of distinct keys: ``keys`` integers[n] from 0 to 2^64 - 1, ``values`` real[n, width] (or [n] if the width is
+        1), taken as float32.
 
         Returns when all ranks have pushed and every shard has finished the iteration; at once with ``wait=False``. After a
         ``RoundTimeout`` the push is still on its way: :meth:`wait` for it, since another one would be the next iteration's.
@@ -66,11 +52,16 @@ class SparseJob:
         rank's place: then the job is over.
         """
         self.check()
-        found = keys_of(keys), values_of(values)
-        self._group.do(lambda now: self.worker.push(*found, now))
+        pushed = self.checked(keys, values)
+        self._group.do(lambda now: self.worker.push(*pushed, now))
         self._pushed += 1
         if wait:
             self.wait(timeout)
+
+    def checked(self, keys: ArrayLike, values: ArrayLike) -> tuple[U64, F32]:
+        """The arguments of a push as arrays. Raises ``ValueError`` as :meth:`push`, and changes nothing."""
+        found = keys_of(keys)
+        return self.worker.checked(found, values_of(values, len(found), self.worker.job.width))
 
     def wait(self, timeout: float | None = None) -> None:
         """Return when the last push is part of a finished iteration. Raises as :meth:`push`."""
@@ -125,8 +116,9 @@ class SparseJob:
         timeout: float | None = None,
     ) -> F32:
         """:meth:`push`, then :meth:`pull` of the same keys or of ``pull_keys``. Needs a thread for every rank."""
+        wanted = keys_of(keys if pull_keys is None else pull_keys)
         self.push(keys, values, wait=False)
-        return self.pull(keys if pull_keys is None else pull_keys, timeout=timeout)
+        return self.pull(wanted, timeout=timeout)
 
     def check(self) -> None:
         """Raise the error that this rank's job has ended with, if it has."""

@@ -158,14 +158,9 @@ def test_a_shard_that_is_lost_is_an_error_of_every_rank() -> None:
             group.jobs[1].push(KEYS, np.ones(200))
 
 
-def test_numbers_that_are_no_keys_are_refused() -> None:
+def test_keys_have_all_of_64_bits_and_a_push_may_be_empty() -> None:
     with sparse_group(1, 1) as group:
-        for keys in (np.array([1.0]), np.array(["a"]), np.array([True])):
-            with pytest.raises(ValueError, match="keys are integers of 64 bits, not"):
-                group.jobs[0].push(keys, [1.0])
-        with pytest.raises(ValueError, match="key 1 is not finite"):
-            group.jobs[0].push([1], np.array([1e300]))
-        group.push_all([(np.array([-1, 2**62]), [1.0, 2.0])])
+        group.push_all([([2**64 - 1, 2**62], [1.0, 2.0])])
         assert group.jobs[0].pull([2**64 - 1, 2**62]).ravel().tolist() == [1.0, 2.0]
         group.push_all([([], [])])
 
