@@ -23,8 +23,7 @@ from inanet.config.certificate import check as check_certificate
 from inanet.config.daemons import DaemonFile, Role
 from inanet.config.file import ConfigError
 from inanet.config.manager import ManagerConfig
-from inanet.service import addresses, kernel_cache, logs
-from inanet.service import compilation as compiling
+from inanet.service import addresses, kernel_cache, kernels, logs
 from inanet.service.exits import Exit, Failure, explain
 from inanet.service.metrics import MetricsServer, Sample, Scrape, Source
 from inanet.service.sd_notify import Notifier
@@ -63,31 +62,32 @@ class Context(Generic[C]):
         self._scrape = Scrape()
         self._deadline: float | None = None
         self._status = ""
-        self._quiet: Callable[[], None] = lambda: None
 
     def ready(self, status: str, **facts: str | int) -> None:
         """Say that start-up is complete: sockets bound, coordinator reached. Facts (ports) go to whoever
         waits.
         """
-        self._quiet()
         self._status = status
         self.log.info("ready", status=status, **facts)
         self._notifier.ready(status, **facts)
 
     def prepare_kernels(self) -> None:
-        """Call it before the data plane is imported, which compiles kernels if their cache is cold. Sees to it that they can
-        be kept; until :meth:`ready` whoever waits is told of every compile, and the log of the first. Raises
-        :class:`Failure`."""
+        """Call it before the data plane is imported. Compiles the kernels that this daemon may need and the cache lacks, in
+        processes of their own; whoever waits is told of each, and the log of the first. Raises :class:`Failure`."""
         notice = kernel_cache.ensure()
         if notice:
             self.log.warning("kernel cache", note=notice)
+        told = False
 
-        def tell(number: int) -> None:
-            if number == 1:
-                self.log.info("compiling kernels", note="once; about two minutes on an idle machine")
-            self._notifier.starting(f"compiling kernel {number}", COMPILE_SECONDS)
+        def tell(done: int, total: int) -> None:
+            nonlocal told
+            if not told:
+                told = True
+                self.log.info("compiling kernels", missing=total - done, of=total, note="once for this host")
+            self._notifier.starting(f"compiling kernels: {done} / {total}", COMPILE_SECONDS)
 
-        self._quiet = compiling.listen(tell)
+        if not os.environ.get(kernels.AHEAD_VARIABLE):
+            kernels.prepare(kernel_sets(self.role, self.config), tell)
 
     def status(self, text: str) -> None:
         """One line for ``systemctl status``; cheap, to be renewed every few seconds."""
@@ -102,6 +102,23 @@ class Context(Generic[C]):
     def remaining(self) -> float:
         """Seconds left to drain; infinite while nobody asked for it."""
         return float("inf") if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+
+
+def kernel_sets(role: Role, config: Any) -> list[str]:
+    """What a daemon with this configuration may need (:data:`inanet.service.kernels.MODULES`)."""
+    sets: list[str] = [role]
+    if role == "switch":
+        sets += [f"program:{program.system}" for program in config.switch.programs]
+        if config.switch.rings:
+            sets.append("inanet.proto.netreduce.program")
+        return sets if config.switch.transport == "udp" else [*sets, "frames"]
+    if config.node.transport != "udp":
+        sets.append(f"inanet.phy.{config.node.transport}")
+    if getattr(config.node, "xdp", "off") != "off":
+        sets += ["inanet.xdp.gate", "inanet.xdp.inbox"]
+    if role == "ps" and (config.topology is None or config.topology.switches):
+        sets.append("servers")
+    return sets
 
 
 Serve = Callable[[C, Context[C]], Coroutine[Any, Any, None]]

@@ -26,6 +26,7 @@ from inanet.proto.common.plan import TensorSpec
 from inanet.proto.slots.host import SwitchedHost
 from inanet.proto.slots.systems import SYSTEMS
 from inanet.proto.slots.window import Timing
+from inanet.service import kernels
 from inanet.trust.certificates import Keys
 
 _log = structlog.get_logger("inanet.backend")
@@ -89,7 +90,7 @@ class FabricBackend:
         if system in SYSTEMS:
             try:
                 # kernels that were never compiled here take longer than the coordinator waits for an answer
-                await asyncio.to_thread(SYSTEMS[system].load_worker)
+                await asyncio.to_thread(kernels.prepare, [f"worker:{system}"])
                 mine.beside = await self._beside(mine)
             except BaseException:
                 del self._jobs[job]

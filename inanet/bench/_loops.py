@@ -2,13 +2,12 @@
 
 from typing import Any
 
-import numba
-
 from inanet.kernels.fold import fold_add
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import ROW_WORDS
 
 
-@numba.njit("void(int32[:, ::1], int32[::1], int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(int32[:, ::1], int32[::1], int64)", cache=True, nogil=True, _nrt=False)
 def fold_rows(rows: Any, arena: Any, count: int) -> None:
     """Add the packet at row ``i`` of ``arena`` to slot ``i``."""
     for i in range(count):

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
         "bench": Entry("inanet.bench.cli:bench", "Measure kernels and collectives on this machine."),
         "check": Entry("inanet.cli.check:check", "Validate a configuration file, a daemon's or a network's."),
+        "kernels": Entry("inanet.cli.kernels:kernels", "Compile the kernels, once for this host."),
         "demo": Entry("inanet.demo.cli:demo", "Train a small model through daemons on this machine."),
         "doctor": Entry("inanet.cli.doctor:doctor", "Find out what on this machine would be in the way."),
         "keys": Entry("inanet.cli.keys:keys", "Certificates for control connections over TLS."),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from inanet.demo.epochs_trainer import Task
-from inanet.demo.run import MEMORY, Options, Session, Show
+from inanet.demo.run import MEMORY, Options, Session, Show, kernels_of
 from inanet.launch.counters import Traffic, traffic
 from inanet.launch.fabric import Fabric
 from inanet.launch.reports import DemoError
@@ -99,7 +99,8 @@ def run(options: Options, show: Show, check: Callable[[], None], *, pace: float 
         system=options.system,
         memory=MEMORY[options.system],
         check=check,
-        compiling=lambda: show.stage("compiling the packet kernels: once"),
+        kernels=kernels_of(options.system),
+        compiling=show.stage,
     ) as fabric:
         session = Session(fabric, options.recipe, show, check)
         session.prepare()

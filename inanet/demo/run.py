@@ -13,12 +13,18 @@ from inanet.launch.fabric import Fabric
 from inanet.launch.reports import DemoError, Processes
 from inanet.launch.topology import SCHEDULED
 from inanet.proto.slots.systems import TREES
+from inanet.service.kernels import DEMO
 from inanet.training.descent import Recipe
 
 AGGREGATORS = 2
 #: Registers of each switch where the default would be more than there is to show: no switch has room for the gradient, so
 #: that GOAT's scheduler has to share it out.
 MEMORY = dict.fromkeys(SCHEDULED, "24 KiB")
+
+
+def kernels_of(system: str) -> list[str]:
+    """Sets of kernels to be compiled before a demo of a system starts, in parallel and with a count."""
+    return [f"demo:{system}"] if system in DEMO else []
 
 
 class Show(Protocol):
@@ -99,13 +105,7 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
     between = f"{AGGREGATORS} ina-agg"
     if options.system != TREES:
         between = f"{3 if options.system in SCHEDULED else 1} ina-switch ({options.system})"
-    show.stage(
-        f"starting {options.workers} ina-worker, {between}, 1 ina-ps on 127.0.0.1 "
-        "(compiles the kernels if this is the first time)"
-    )
-
-    def compiling() -> None:
-        show.stage("compiling the packet kernels: once, about two minutes on an idle machine")
+    show.stage(f"starting {options.workers} ina-worker, {between}, 1 ina-ps on 127.0.0.1")
 
     with Fabric(
         options.workers,
@@ -115,7 +115,8 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
         system=options.system,
         memory=MEMORY.get(options.system, ""),
         check=check,
-        compiling=compiling,
+        kernels=kernels_of(options.system),
+        compiling=show.stage,
     ) as fabric:
         session = Session(fabric, options.recipe, show, check)
         show.stage("reading scikit-learn's digits")

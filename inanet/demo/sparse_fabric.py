@@ -10,6 +10,7 @@ import numpy as np
 from inanet.config.file import validate, write_toml
 from inanet.config.sparse import FabricSparseConfig
 from inanet.data.clicks import Samples
+from inanet.demo.run import kernels_of
 from inanet.demo.sparse_trainer import Task, save
 from inanet.launch.fabric import Fabric
 from inanet.launch.reports import DemoError, Processes
@@ -72,7 +73,8 @@ def train(
         seed=training.seed,
         system=SYSTEM,
         check=check,
-        compiling=lambda: say("compiling the packet kernels: once, about two minutes on an idle machine"),
+        kernels=kernels_of(SYSTEM),
+        compiling=say,
     ) as fabric:
         directory = fabric.directory
         save(directory / "data.npz", batches=training.batches, held_out=training.held_out)

@@ -8,10 +8,10 @@ packets and the rows of a tensor (:mod:`inanet.kernels.layout`).
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import HEAD, WORDS
 
 Arena = NDArray[np.uint8]
@@ -22,20 +22,20 @@ _HEADER = {"cache": True, "nogil": True, "_nrt": False, "inline": "always"}
 _PAYLOAD = {"cache": True, "nogil": True, "_nrt": False}
 
 
-@numba.njit("uint32(uint8[::1], int64)", **_HEADER)
+@njit("uint32(uint8[::1], int64)", **_HEADER)
 def load16(arena: Arena, at: int) -> Any:
     """The unsigned 16-bit integer at a byte."""
     i = np.uint64(at)
     return np.uint32(arena[i]) << np.uint32(8) | np.uint32(arena[i + np.uint64(1)])
 
 
-@numba.njit("uint32(uint8[::1], int64)", **_HEADER)
+@njit("uint32(uint8[::1], int64)", **_HEADER)
 def load32(arena: Arena, at: int) -> Any:
     """The unsigned 32-bit integer at a byte."""
     return load16(arena, at) << np.uint32(16) | load16(arena, at + 2)
 
 
-@numba.njit("void(uint8[::1], int64, uint32)", **_HEADER)
+@njit("void(uint8[::1], int64, uint32)", **_HEADER)
 def store16(arena: Arena, at: int, value: int) -> None:
     """Write an unsigned 16-bit integer at a byte."""
     i = np.uint64(at)
@@ -43,14 +43,14 @@ def store16(arena: Arena, at: int, value: int) -> None:
     arena[i + np.uint64(1)] = np.uint8(value & np.uint32(0xFF))
 
 
-@numba.njit("void(uint8[::1], int64, uint32)", **_HEADER)
+@njit("void(uint8[::1], int64, uint32)", **_HEADER)
 def store32(arena: Arena, at: int, value: int) -> None:
     """Write an unsigned 32-bit integer at a byte."""
     store16(arena, at, value >> np.uint32(16))
     store16(arena, at + 2, value & np.uint32(0xFFFF))
 
 
-@numba.njit("int32(int32)", **_HEADER)
+@njit("int32(int32)", **_HEADER)
 def swapped(word: int) -> Any:
     """A 32-bit integer with its bytes in the opposite order."""
     x = np.uint32(word)
@@ -62,7 +62,7 @@ def swapped(word: int) -> Any:
     )
 
 
-@numba.njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
+@njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
 def copy_in(values: Slots, slot: int, arena: Arena, at: int) -> None:
     """Overwrite a slot with a packet's values."""
     target = values[slot]
@@ -71,7 +71,7 @@ def copy_in(values: Slots, slot: int, arena: Arena, at: int) -> None:
         target[j] = swapped(source[j])
 
 
-@numba.njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
+@njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
 def add_in(values: Slots, slot: int, arena: Arena, at: int) -> None:
     """Add a packet's values to a slot's, modulo 2**32; scales are chosen so that nothing wraps (number format)."""
     target = values[slot]
@@ -80,7 +80,7 @@ def add_in(values: Slots, slot: int, arena: Arena, at: int) -> None:
         target[j] += swapped(source[j])
 
 
-@numba.njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
+@njit("void(int32[:, ::1], int64, uint8[::1], int64)", **_PAYLOAD)
 def copy_out(values: Slots, slot: int, arena: Arena, at: int) -> None:
     """Overwrite a packet's values with a slot's."""
     source = values[slot]
@@ -89,7 +89,7 @@ def copy_out(values: Slots, slot: int, arena: Arena, at: int) -> None:
         target[j] = swapped(source[j])
 
 
-@numba.njit("void(int32[:, ::1], int64, int64[::1], int64, uint8[::1], int64, int64)", **_PAYLOAD)
+@njit("void(int32[:, ::1], int64, int64[::1], int64, uint8[::1], int64, int64)", **_PAYLOAD)
 def place(
     rows: Slots, words: int, fragments: Index, width: int, arena: Arena, first_at: int, stride: int
 ) -> None:
@@ -113,7 +113,7 @@ def place(
             target[i] = 0
 
 
-@numba.njit("void(uint8[::1], int64[::1], int64[::1], int64, int64, int32[:, ::1])", **_PAYLOAD)
+@njit("void(uint8[::1], int64[::1], int64[::1], int64, int64, int32[:, ::1])", **_PAYLOAD)
 def take(arena: Arena, ats: Index, fragments: Index, width: int, words: int, rows: Slots) -> None:
     """The inverse of :func:`place`: fragment ``fragments[k]`` lies at byte ``ats[k]``."""
     for k in range(fragments.size):
@@ -129,7 +129,7 @@ def take(arena: Arena, ats: Index, fragments: Index, width: int, words: int, row
             j += run
 
 
-@numba.njit("void(uint8[::1], int64[::1], uint8[:, ::1])", **_PAYLOAD)
+@njit("void(uint8[::1], int64[::1], uint8[:, ::1])", **_PAYLOAD)
 def gather(arena: Arena, ats: Index, out: NDArray[np.uint8]) -> None:
     """Copy the bytes from ``ats[k]`` on to row *k* of ``out``: headers of packets, side by side."""
     for k in range(ats.size):

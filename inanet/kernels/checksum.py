@@ -7,8 +7,9 @@ happened.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from inanet.kernels.jit import njit
 
 
 @njit("uint32(int32[::1], int64, int64)", cache=True, nogil=True)

@@ -9,11 +9,11 @@ poisoned: they run once for every batch of results.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.exponents import carried_exponent
 from inanet.kernels.half import narrow16
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEAD, HEADER_WORDS, POISON, WORDS
 
 _NO_FRAGMENT = np.iinfo(np.int64).max

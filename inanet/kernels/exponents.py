@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numba.extending import overload
 from numpy.typing import NDArray
 
 from inanet.kernels.half import widen16
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import BLOCK, POISON
 
 Bits = NDArray[np.uint32] | NDArray[np.uint16]

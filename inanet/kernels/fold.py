@@ -7,9 +7,9 @@ maximum the checksum is stale until the caller seals the row.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, ROW_WORDS
 
 _SIGNATURE = "void(int32[:, ::1], int64, int32[::1], int64)"

@@ -5,7 +5,8 @@ bfloat16.
 """
 
 import numpy as np
-from numba import njit
+
+from inanet.kernels.jit import njit
 
 _F16_INFINITY = 0x7C00
 #: difference of the exponent biases of float32 and f16

@@ -7,10 +7,10 @@ entries ("slicing": Kounavis and Berry, A Systematic Approach to Building High P
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.carryless import AVAILABLE, fold
+from inanet.kernels.jit import njit
 
 _POLYNOMIAL = 0xEDB88320
 _SLICES = 16

@@ -9,10 +9,10 @@ Limbs of one weight lie together: a fragment holds the low limbs of all its elem
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import slot_checksum
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, WORDS
 
 #: int32 elements in a fragment

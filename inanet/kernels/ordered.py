@@ -8,10 +8,10 @@ folds.
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import slot_checksum
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, WORDS
 
 #: elements of up to 32 bits in a fragment

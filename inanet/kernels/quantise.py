@@ -7,11 +7,11 @@ clamp. Where float32 gives the same (``fast[E]`` is not 0), half as much is to b
 """
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import slot_checksum
 from inanet.kernels.half import widen16
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import BLOCK, CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, POISON, WORDS
 
 

@@ -7,12 +7,13 @@ other hosts; its bits are those of the network, for a fifth of the memory traffi
 from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.exponents import carried_exponent
+from inanet.kernels.jit import njit
 from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, POISON
 from inanet.kernels.quantise import largest_float32
 

@@ -9,6 +9,7 @@ however that comes about.
 import contextlib
 import shutil
 import subprocess
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +23,12 @@ from inanet.launch.process import Process, end_all, python, runtime_directory, w
 from inanet.launch.topology import ROLES, NodeSpec, plugged
 from inanet.launch.topology import topology as tree
 from inanet.proto.slots.systems import TREES
+from inanet.service import kernels as kernel_sets
 
 _GUARDIAN = Path(__file__).with_name("guardian.py")
+
+#: Seconds between two words on how far compiling is.
+PACE = 1.0
 
 #: Command line for a node, given the path of its configuration file.
 Command = Callable[[NodeSpec, Path], Sequence[str]]
@@ -55,13 +60,15 @@ class Fabric:
         memory: str = "",
         command: Command = daemon_command,
         check: Callable[[], None] = lambda: None,
-        compiling: Callable[[], None] = lambda: None,
+        compiling: Callable[[str], None] = lambda text: None,
+        kernels: Sequence[str] = (),
     ) -> None:
         """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). A ``system`` other than XAgg
         has a switch that runs it, ``switch0``, instead of aggregators, GOAT three of them, with ``memory`` (a size) if it is given. On every hop
         packets are lost, duplicated, reordered and corrupted with probability ``impair`` each, repeatably
         for a ``seed``. ``downlink`` is that of the PS's [control]. ``check`` is called at least every :data:`~inanet.launch.nodes.GLANCE` seconds while this class waits and
-        may raise to give up, ``compiling`` once if a daemon compiles kernels. Raises ``ValueError`` for a topology that is no tree.
+        may raise to give up. ``kernels`` are sets (:mod:`inanet.service.kernels`) to be compiled before anything is started: daemons then
+        compile nothing ahead. ``compiling`` is told how far that is, or how far daemons are that do it themselves. Raises ``ValueError`` for a topology that is no tree.
         """
         if topology is not None:
             nodes = [NodeSpec(*pair) for pair in topology]
@@ -77,6 +84,8 @@ class Fabric:
         self._command = command
         self._check = check
         self._compiling = compiling
+        self._kernels = kernels
+        self._told = float("-inf")
         self._daemons: Nodes | None = None
         self.processes: dict[str, Process] = {}
         self._guardian: subprocess.Popen[str] | None = None
@@ -103,8 +112,12 @@ class Fabric:
         return worker_socket(self.directory, f"worker{index}")
 
     def __enter__(self) -> Self:
+        ahead = {}
+        if self._kernels:
+            kernel_sets.prepare(self._kernels, self._compiled)
+            ahead = {kernel_sets.AHEAD_VARIABLE: "done"}
         directory = runtime_directory()
-        self._daemons = Nodes(directory, self.spawn, self._check, self._compiling)
+        self._daemons = Nodes(directory, self.spawn, self._check, self._compiling, ahead)
         self.processes = self._daemons.processes
         try:
             self._guardian = watch(_GUARDIAN, str(directory))
@@ -175,6 +188,13 @@ class Fabric:
     def figures(self) -> dict[str, dict[str, Any]]:
         """The same as daemons have written them, of the last life of each, with what their programs and machines have counted."""
         return self._running.stats_of(self.nodes)
+
+    def _compiled(self, done: int, total: int) -> None:
+        self._check()
+        now = time.monotonic()
+        if now >= self._told + PACE or done == total:
+            self._told = now
+            self._compiling(f"compiling kernels: {done} / {total}")
 
     def _start_all(self) -> None:
         for name, text in configurations(

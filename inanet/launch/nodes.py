@@ -42,7 +42,8 @@ class Nodes:
     """Daemons by the name of their node: ``processes``.
 
     Their files are in ``directory``: ``NODE.toml`` must be there before a node is started. ``check`` is called at least every
-    :data:`GLANCE` seconds while this waits, and may raise to give up; ``compiling`` once, if a daemon compiles kernels.
+    :data:`GLANCE` seconds while this waits, and may raise to give up; ``compiling`` is told how far daemons are that compile kernels.
+    ``variables`` are added to the environment of daemons.
     """
 
     def __init__(
@@ -50,13 +51,15 @@ class Nodes:
         directory: Path,
         spawn: Spawn,
         check: Callable[[], None] = lambda: None,
-        compiling: Callable[[], None] = lambda: None,
+        compiling: Callable[[str], None] = lambda text: None,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory
         self.processes: dict[str, Process] = {}
         self._spawn = spawn
         self._check = check
-        self._compiling: Callable[[], None] | None = compiling
+        self._compiling = compiling
+        self._variables = variables or {}
         self._starts: dict[str, int] = {}
 
     def config(self, node: str) -> Path:
@@ -81,7 +84,8 @@ class Nodes:
             for node, command in commands.items():
                 self._starts[node] = self._starts.get(node, 0) + 1
                 stats = self.directory / f"{node}.{self._starts[node]}.stats"
-                environment = python_environment() | {
+                environment = python_environment() | dict(self._variables)
+                environment |= {
                     "NOTIFY_SOCKET": str(self.directory / f"{node}.notify"),
                     STATS_VARIABLE: str(stats),
                 }
@@ -134,9 +138,8 @@ class Nodes:
             for descriptor, _ in messages.poll(GLANCE * 1000):
                 if start.is_ready(waiting[names[descriptor]].recv(4096), time.monotonic()):
                     del waiting[names[descriptor]]
-            if start.compiling and self._compiling is not None:
-                self._compiling()
-                self._compiling = None
+                elif start.compiling:
+                    self._compiling(start.compiling)
 
 
 @contextmanager

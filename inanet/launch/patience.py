@@ -28,14 +28,16 @@ class Start:
     def __init__(self, since: float) -> None:
         self._since = since
         self._heard = since
-        self.compiling = False
+        #: how far it is, as it said
+        self.compiling = ""
 
     def is_ready(self, message: bytes, now: float) -> bool:
         """Whether a daemon's message says that it has started; others may extend the wait."""
         lines = message.splitlines()
         if any(line.startswith(b"EXTEND_TIMEOUT_USEC=") for line in lines):
             self._heard = now
-            self.compiling = True
+            said = next((line[7:] for line in lines if line.startswith(b"STATUS=")), b"compiling kernels")
+            self.compiling = said.decode(errors="replace")
         return b"READY=1" in lines
 
     def overdue(self, now: float) -> str:

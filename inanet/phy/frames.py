@@ -3,9 +3,9 @@
 The frame layout is that of :mod:`inanet.phy.vnet`.
 """
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.phy.device import is_group
 from inanet.phy.mmsg import address_in_memory, put_packets
 from inanet.phy.vnet import (
@@ -23,7 +23,7 @@ from inanet.phy.vnet import (
 from inanet.wire.batch import I64, U8, U64
 
 
-@numba.njit("void(uint8[::1], int64, uint8[::1], int64, int64, int64, int64)", cache=True, nogil=True)
+@njit("void(uint8[::1], int64, uint8[::1], int64, int64, int64, int64)", cache=True, nogil=True)
 def put_headers(out: U8, at: int, template: U8, link: int, packets: int, length: int, payload: int) -> None:
     """Write the headers of a frame with ``packets`` packets of ``length`` bytes, ``payload`` in all.
 
@@ -44,7 +44,7 @@ def put_headers(out: U8, at: int, template: U8, link: int, packets: int, length:
     put16(out, udp + 6, internet_sum(out, ip + 12, 8, UDP + UDP_BYTES + payload))
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64,"
     " uint8[::1], uint64, uint8[::1], int64)",
     cache=True,

@@ -1,9 +1,9 @@
 """Copying packets together, for decorators that keep or alter them."""
 
-import numba
 import numpy as np
 from numba import types
 
+from inanet.kernels.jit import njit
 from inanet.phy.device import aligned_offsets
 from inanet.wire.batch import I64, U8, PacketBatch
 
@@ -12,7 +12,7 @@ READABLE = types.Array(types.uint8, 1, "C", readonly=True)
 _INDEX = types.int64[::1]
 
 
-@numba.njit(
+@njit(
     types.void(READABLE, _INDEX, _INDEX, types.uint8[::1], _INDEX),
     cache=True,
     nogil=True,

@@ -25,10 +25,10 @@ import os
 import socket
 import struct
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8, U64
 
 U32 = NDArray[np.uint32]
@@ -87,7 +87,7 @@ def address_in_memory(array: NDArray[np.generic]) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-@numba.njit(
+@njit(
     "int64(uint32[:, ::1], uint64[:, ::1], uint32[:, ::1], int64, int64[::1])",
     cache=True,
     nogil=True,
@@ -119,7 +119,7 @@ def segment_sizes(headers: U32, words: U64, control: U32, count: int, sizes: I64
     return total
 
 
-@numba.njit(
+@njit(
     "int64(uint32[:, ::1], uint8[:, ::1], int64, int64, int64[::1], int64[::1], int64[::1], uint64[::1])",
     cache=True,
     nogil=True,
@@ -153,7 +153,7 @@ def expand(
     return received
 
 
-@numba.njit(
+@njit(
     "int64(uint64[:, ::1], int64, uint64, int64[::1], int64, int64, int64, int64)",
     cache=True,
     nogil=True,
@@ -182,7 +182,7 @@ def put_packets(
     return row
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], int64, int64, int64, uint64[:, ::1], uint64[:, ::1], uint64)",
     cache=True,
     nogil=True,

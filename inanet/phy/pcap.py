@@ -10,10 +10,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numba
 import numpy as np
 from numba import types
 
+from inanet.kernels.jit import njit
 from inanet.phy.device import Device
 from inanet.phy.gather import READABLE
 from inanet.phy.mmsg import U32
@@ -32,13 +32,13 @@ _UDP_PROTOCOL = 17
 _SNAPLEN = 65535
 
 
-@numba.njit("void(uint8[::1], int64, uint64, int64)", cache=True, nogil=True)
+@njit("void(uint8[::1], int64, uint64, int64)", cache=True, nogil=True)
 def _put_big_endian(out: U8, at: int, value: int, size: int) -> None:
     for j in range(size):
         out[at + j] = np.uint8(np.uint64(value) >> np.uint64(8 * (size - 1 - j)) & np.uint64(0xFF))
 
 
-@numba.njit("void(uint8[::1], int64, int64, uint64, uint64, int64)", cache=True, nogil=True)
+@njit("void(uint8[::1], int64, int64, uint64, uint64, int64)", cache=True, nogil=True)
 def _put_ip_header(out: U8, at: int, total: int, source: int, destination: int, protocol: int) -> None:
     """IPv4 header of 20 bytes: no options, don't fragment, time to live 64. Addresses are endpoints."""
     for j in range(_IP_BYTES):
@@ -58,7 +58,7 @@ def _put_ip_header(out: U8, at: int, total: int, source: int, destination: int, 
     _put_big_endian(out, at + 10, np.uint64(~total_sum & 0xFFFF), 2)
 
 
-@numba.njit(
+@njit(
     types.void(
         READABLE,
         types.int64[::1],

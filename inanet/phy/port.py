@@ -10,9 +10,9 @@ import socket
 import struct
 from collections.abc import Sequence
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.phy.bpf import Instruction, attach
 from inanet.phy.device import check_arena
 from inanet.phy.interfaces import examine
@@ -48,7 +48,7 @@ _MAC_ADDRESSES = 12
 _LOST = frozenset((errno.EMSGSIZE, errno.EINVAL, errno.EIO, errno.ENETDOWN, errno.ENXIO, errno.ENOBUFS))
 
 
-@numba.njit(
+@njit(
     "int64(uint32[:, ::1], uint64[:, ::1], uint32[:, ::1], uint8[::1], int64, int64, int64[::1], int64[::1])",
     cache=True,
     nogil=True,

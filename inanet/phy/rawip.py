@@ -6,9 +6,9 @@ IPv4 address of its own; on loopback that is 127.0.0.1, 127.0.0.2 and so on.
 
 import socket
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.phy.mmsg import (
     IP_MTU_DISCOVER,
     IP_PMTUDISC_DO,
@@ -34,7 +34,7 @@ MAX_PAYLOAD = 65515
 TRUESIZE = 2304
 
 
-@numba.njit(
+@njit(
     "int64(uint32[:, ::1], uint8[::1], int64, int64, int64[::1], int64[::1], uint64[::1])",
     cache=True,
     nogil=True,

@@ -14,9 +14,9 @@ import mmap
 import socket
 import struct
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.phy.bpf import Instruction, attach
 from inanet.phy.interfaces import examine
 from inanet.phy.mmsg import U32
@@ -46,7 +46,7 @@ _BLOCK_STATUS, _BLOCK_FRAMES, _BLOCK_FIRST = 2, 3, 4
 _LEAST_FRAME = 96
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], uint32[::1], int64, int64, int64[::1], int64[::1], int64)",
     cache=True,
     nogil=True,

@@ -21,9 +21,9 @@ Source: Virtual I/O Device (VIRTIO) 1.2, section 5.1.6.
 from dataclasses import dataclass
 from enum import IntEnum
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8, U64, PacketBatch
 
 HEADER_BYTES = 10
@@ -76,20 +76,20 @@ class FrameBatch:
         return FrameBatch(self.arena, self.offsets[chosen], self.lengths[chosen])
 
 
-@numba.njit("int64(uint8[::1], int64)", cache=True, nogil=True)
+@njit("int64(uint8[::1], int64)", cache=True, nogil=True)
 def big16(arena: U8, at: int) -> int:
     """The big-endian 16-bit word at ``at``."""
     return int(arena[at]) << 8 | int(arena[at + 1])
 
 
-@numba.njit("void(uint8[::1], int64, int64)", cache=True, nogil=True)
+@njit("void(uint8[::1], int64, int64)", cache=True, nogil=True)
 def put16(arena: U8, at: int, value: int) -> None:
     """Write a big-endian 16-bit word."""
     arena[at] = np.uint8(value >> 8 & 0xFF)
     arena[at + 1] = np.uint8(value & 0xFF)
 
 
-@numba.njit("int64(uint8[::1], int64, int64, int64)", cache=True, nogil=True)
+@njit("int64(uint8[::1], int64, int64, int64)", cache=True, nogil=True)
 def internet_sum(arena: U8, at: int, length: int, total: int) -> int:
     """Ones' complement sum of big-endian 16-bit words on top of ``total``, folded to 16 bits (RFC 1071)."""
     for i in range(at, at + length - 1, 2):
@@ -101,7 +101,7 @@ def internet_sum(arena: U8, at: int, length: int, total: int) -> int:
     return total
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], int64[::1], int64, uint64[::1], int64[:, ::1], uint64[::1], int64[::1])",
     cache=True,
     nogil=True,
@@ -179,7 +179,7 @@ def parse(
     return packets
 
 
-@numba.njit("void(int64[:, ::1], uint64[::1], int64[::1], int64[::1], uint64[::1])", cache=True, nogil=True)
+@njit("void(int64[:, ::1], uint64[::1], int64[::1], int64[::1], uint64[::1])", cache=True, nogil=True)
 def lay_out(places: I64, frame_sources: U64, offsets: I64, lengths: I64, sources: U64) -> None:
     """Lay out the packets that :func:`parse` has found; the last of a super-frame may be shorter."""
     at = 0

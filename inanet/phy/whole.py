@@ -11,9 +11,9 @@ Three ways to the wire, each like the device of the same kind for payloads: raw 
 import errno
 import socket
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.phy.bpf import DROP_ALL, Instruction, attach
 from inanet.phy.device import check_transmission
 from inanet.phy.frames import FrameTable
@@ -65,7 +65,7 @@ def port_filter(own: int) -> list[Instruction]:
     ]
 
 
-@numba.njit(
+@njit(
     "int64(uint32[:, ::1], uint8[::1], int64, int64, int64[::1], int64[::1], uint64[::1])",
     cache=True,
     nogil=True,
@@ -91,7 +91,7 @@ def find_packets(
     return kept
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], int64, int64, uint64[:, ::1], uint64[:, ::1], uint64, uint64, uint64)",
     cache=True,
     nogil=True,

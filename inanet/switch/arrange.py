@@ -4,9 +4,9 @@ Order within one way is that of arrival. A run ends where length or mark change,
 share both.
 """
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
 from inanet.wire.batch import I64, U8, U64
 from inanet.wire.drops import Drop
@@ -25,7 +25,7 @@ _PASS, _DROP, _UNICAST, _GROUP, _REPLY = (int(action) for action in Action)
 _OK, _TOO_MANY_PASSES = int(Drop.OK), int(Drop.TOO_MANY_PASSES)
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], uint8[::1], uint8[::1], uint64[::1], uint64[::1], int64, int64, int64,"
     " int64[:, ::1], int64[::1], int64[::1], int64[::1], int64[::1])",
     cache=True,
@@ -110,7 +110,7 @@ def find_ways(
     return i
 
 
-@numba.njit(
+@njit(
     "int64(int64[::1], uint8[::1], int64[::1], int64, int64, int64[:, ::1], int64[::1], int64[::1], int64[:, ::1],"
     " int64[::1])",
     cache=True,

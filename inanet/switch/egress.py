@@ -4,16 +4,16 @@ The queue is virtual: it counts the bytes that would stand in it and holds nothi
 once, so that the rate of a port bounds its throughput while delay stays that of the network around the switch.
 """
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8
 
 #: what becomes of a frame
 PASSED, MARKED, LOST = 0, 1, 2
 
 
-@numba.njit(
+@njit(
     "float64(int64[::1], float64, float64, float64, uint8[::1], int64[::1])",
     cache=True,
     nogil=True,

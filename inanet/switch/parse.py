@@ -6,9 +6,9 @@ a program makes of its packets leaves under them.
 
 from enum import IntEnum
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.phy.vnet import (
     DATA_VALID,
     ETHERTYPE_IPV4,
@@ -56,7 +56,7 @@ _ORDINARY, _INA, _REFUSED, _AGAIN = (int(kind) for kind in Kind)
 _SHORT, _BAD_CHECKSUM, _FOREIGN_HOST = int(Drop.SHORT), int(Drop.BAD_CHECKSUM), int(Drop.FOREIGN_HOST)
 
 
-@numba.njit("uint64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("uint64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def big(arena: U8, at: int, size: int) -> int:
     """The big-endian integer of ``size`` bytes at ``at``."""
     value = np.uint64(0)
@@ -65,7 +65,7 @@ def big(arena: U8, at: int, size: int) -> int:
     return value
 
 
-@numba.njit("int64(uint64, uint64, uint64, uint64[:, ::1], int64[::1])", cache=True, nogil=True, _nrt=False)
+@njit("int64(uint64, uint64, uint64, uint64[:, ::1], int64[::1])", cache=True, nogil=True, _nrt=False)
 def find_flow(source: int, destination: int, rest: int, keys: U64, used: I64) -> int:
     """Place of a flow in the table, which it is put into if need be (``used[0]`` grows); -1 if that is full.
 
@@ -84,7 +84,7 @@ def find_flow(source: int, destination: int, rest: int, keys: U64, used: I64) ->
     return at
 
 
-@numba.njit("boolean(uint64[:, ::1], int64, uint64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("boolean(uint64[:, ::1], int64, uint64, int64)", cache=True, nogil=True, _nrt=False)
 def is_member(members: U64, program: int, source: int, ingress: int) -> bool:
     """Whether an endpoint may send to a program, and from this port; see :func:`find_packets`."""
     for j in range(len(members)):
@@ -93,7 +93,7 @@ def is_member(members: U64, program: int, source: int, ingress: int) -> bool:
     return False
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64, int64, int64, int64[:, ::1], int64, int64[:, ::1], int64)",
     cache=True,
     nogil=True,
@@ -146,7 +146,7 @@ def examine(
     return 0
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], int64[::1], int64, int64, int64[:, ::1], int64, uint64[:, ::1], int64[:, ::1],"
     " uint64[:, ::1], int64[::1], uint8[:, ::1], int64[::1])",
     cache=True,
@@ -223,7 +223,7 @@ def find_packets(
     return packets
 
 
-@numba.njit(
+@njit(
     "int64(int64[:, ::1], int64, int64, int64, int64[::1], int64[::1], uint64[::1])",
     cache=True,
     nogil=True,
@@ -250,9 +250,7 @@ def lay_out(places: I64, frames: int, program: int, base: int, offsets: I64, len
     return at
 
 
-@numba.njit(
-    "int64(uint8[::1], int64[::1], int64[::1], int64, int64[::1])", cache=True, nogil=True, _nrt=False
-)
+@njit("int64(uint8[::1], int64[::1], int64[::1], int64, int64[::1])", cache=True, nogil=True, _nrt=False)
 def wire_bytes(arena: U8, offsets: I64, lengths: I64, link: int, sizes: I64) -> int:
     """Bytes that frames take on a wire when their super-frames are cut; returns the fragments they make."""
     total = np.int64(0)

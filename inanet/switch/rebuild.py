@@ -4,9 +4,9 @@ import ctypes
 from collections.abc import Iterator
 from typing import Protocol
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.phy.frames import FrameTable
 from inanet.phy.mmsg import HEADER_WORDS, address_in_memory
 from inanet.phy.udp import MAX_PAYLOAD
@@ -42,7 +42,7 @@ class FrameSender(Protocol):
         ...
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], int64, int64, uint64, int64, uint64[:, ::1], uint64[:, ::1], uint64)",
     cache=True,
     nogil=True,

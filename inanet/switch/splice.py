@@ -8,10 +8,10 @@ neither hosts nor the switches around see that they were away. Everything else g
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.phy.vnet import (
     ETHERTYPE_IPV4,
     GSO_NONE,
@@ -32,7 +32,7 @@ from inanet.wire.drops import Drop
 from inanet.wire.roce import PORT
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[::1])",
     cache=True,
     nogil=True,

@@ -8,10 +8,10 @@ of, with a time to live one lower.
 from collections.abc import Iterable
 from ipaddress import IPv4Network
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.phy.vnet import ETHERTYPE_IPV4, HEADER_BYTES, IP_BYTES, big16, put16
 from inanet.switch.parse import ETHERTYPE_ARP, Kind, big
 from inanet.wire.batch import I64, U8, U64
@@ -33,7 +33,7 @@ _NO_ROUTE, _TTL_EXPIRED, _SHORT = int(Drop.NO_ROUTE), int(Drop.TTL_EXPIRED), int
 _GIVEN = float("inf")
 
 
-@numba.njit("int64(uint64, uint64[::1], float64[::1], float64)", cache=True, nogil=True, _nrt=False)
+@njit("int64(uint64, uint64[::1], float64[::1], float64)", cache=True, nogil=True, _nrt=False)
 def find(key: int, keys: U64, seen: F64, now: float) -> int:
     """Place of a hardware or IP address, or -1 if it is unknown or too old."""
     at = np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(52))
@@ -44,7 +44,7 @@ def find(key: int, keys: U64, seen: F64, now: float) -> int:
     return -1
 
 
-@numba.njit("int64(uint64, uint64[::1], float64[::1], float64)", cache=True, nogil=True, _nrt=False)
+@njit("int64(uint64, uint64[::1], float64[::1], float64)", cache=True, nogil=True, _nrt=False)
 def place_for(key: int, keys: U64, seen: F64, now: float) -> int:
     """Place of an address that is learned now: its own, a free one, or that of the oldest nearby; -1 if all are given."""
     at = np.int64((key * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(52))
@@ -58,7 +58,7 @@ def place_for(key: int, keys: U64, seen: F64, now: float) -> int:
     return oldest
 
 
-@numba.njit(
+@njit(
     "void(uint64, int64, float64, uint64[::1], int64[::1], float64[::1])", cache=True, nogil=True, _nrt=False
 )
 def learn(source: int, ingress: int, now: float, keys: U64, ports: I64, seen: F64) -> None:
@@ -70,7 +70,7 @@ def learn(source: int, ingress: int, now: float, keys: U64, ports: I64, seen: F6
         seen[place] = now
 
 
-@numba.njit(
+@njit(
     "int64(uint8[::1], int64, int64, int64, uint64, uint64[::1], uint64[::1], int64[::1], float64[::1],"
     " int64[:, ::1])",
     cache=True,
@@ -124,7 +124,7 @@ def route(
     return out
 
 
-@numba.njit(
+@njit(
     "void(uint8[::1], int64[::1], int64[::1], int64[:, ::1], int64, int64, float64, uint64, uint64, uint64[::1],"
     " int64[::1], float64[::1], uint64[::1], uint64[::1], int64[::1], float64[::1], int64[:, ::1], int64[::1],"
     " int64[::1])",

@@ -10,12 +10,12 @@ import os
 from types import TracebackType
 from typing import Any, Self
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from inanet.kernels.jit import njit
 from inanet.xdp.memory import MAX_CPUS, TABLES, SharedMemory, processors
 
 _WORD = ir.IntType(64)
@@ -57,13 +57,13 @@ def compare_exchange(_: Any, address: Any, expected: Any, value: Any) -> Any:
     return types.uint64(types.uint64, types.uint64, types.uint64), generate
 
 
-@numba.njit("uint64(uint64, uint64)", cache=True, nogil=True)
+@njit("uint64(uint64, uint64)", cache=True, nogil=True)
 def swap(address: int, value: int) -> Any:
     """Write a word of shared memory; returns what was there."""
     return exchange(address, value)
 
 
-@numba.njit("boolean(uint64, uint64, int64, int64)", cache=True, nogil=True)
+@njit("boolean(uint64, uint64, int64, int64)", cache=True, nogil=True)
 def _shut(closed: int, inside: int, cpus: int, looks: int) -> Any:
     exchange(closed, np.uint64(1))
     for _ in range(looks):

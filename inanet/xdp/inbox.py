@@ -10,10 +10,10 @@ from collections.abc import Mapping, Set
 from enum import IntEnum
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8, U64, PacketBatch
 from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import ROW_BYTES
@@ -61,7 +61,7 @@ class InboxCount(IntEnum):
     OTHER = 6
 
 
-@numba.njit(
+@njit(
     "int64(uint64, uint64[:, ::1], uint64, uint64, int64[::1], uint64[::1], uint64[::1])",
     cache=True,
     nogil=True,
@@ -90,7 +90,7 @@ def collect(base: int, runs: U64, rows: int, tail: int, offsets: I64, sources: U
     return count
 
 
-@numba.njit("uint64(uint64, uint64, uint64, uint64)", cache=True, nogil=True)
+@njit("uint64(uint64, uint64, uint64, uint64)", cache=True, nogil=True)
 def rewind(head: int, tail: int, at: int, rows: int) -> Any:
     """If the program has taken no row after ``at``, have it begin at the ring's first row again; returns the next row.
 

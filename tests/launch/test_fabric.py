@@ -149,8 +149,8 @@ def test_a_daemon_that_never_becomes_ready_is_named(tmp_path, monkeypatch):
 def test_a_daemon_that_compiles_kernels_too_long_is_to_be_started_again(monkeypatch):
     told = []
 
-    def run_out_of_time():
-        told.append("compiling")
+    def run_out_of_time(how_far):
+        told.append(how_far)
         monkeypatch.setattr(nodes, "time", SimpleNamespace(monotonic=lambda: float("inf")))
 
     behaviour = functools.partial(command, "compiling")
@@ -161,7 +161,7 @@ def test_a_daemon_that_compiles_kernels_too_long_is_to_be_started_again(monkeypa
         Fabric(1, 1, command=behaviour, compiling=run_out_of_time),
     ):
         pytest.fail("the block is not entered")
-    assert told == ["compiling"]
+    assert told == ["compiling kernel 1"]
 
 
 def test_a_daemon_that_does_not_end_is_killed_and_named(monkeypatch):

@@ -2,18 +2,18 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
 from inanet.kernels.bigendian import load32
+from inanet.kernels.jit import njit
 from inanet.proto.tree.engine import tag_of
 
 _OPTIONS = {"cache": True, "nogil": True, "_nrt": False, "inline": "always"}
 _arena, _i64 = types.uint8[::1], types.int64
 
 
-@numba.njit(types.uint32(_arena, _i64, types.uint64), **_OPTIONS)
+@njit(types.uint32(_arena, _i64, types.uint64), **_OPTIONS)
 def tag_at(arena: Any, at: int, key: int) -> Any:
     """:func:`inanet.wire.xagg.header_tag` of the five header words from byte ``at`` on."""
     return tag_of(
@@ -26,7 +26,7 @@ def tag_at(arena: Any, at: int, key: int) -> Any:
     )
 
 
-@numba.njit(types.uint32(_arena, _i64, _i64), **_OPTIONS)
+@njit(types.uint32(_arena, _i64, _i64), **_OPTIONS)
 def checksum_at(arena: Any, at: int, words: int) -> Any:
     """The sum of ``words`` words from byte ``at`` on, times 1, 3, 5 and so on, modulo 2^32."""
     total = np.uint32(0)

@@ -9,12 +9,12 @@ one has begun.
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.icrc import is_sound
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8
 from inanet.wire.drops import Drop
 
@@ -96,7 +96,7 @@ def new_table() -> Table:
     )
 
 
-@numba.njit("int64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False, inline="always")
+@njit("int64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False, inline="always")
 def load(arena: U8, at: int, size: int) -> Any:
     """The big-endian number of ``size`` bytes at ``at``."""
     value = np.int64(0)
@@ -105,7 +105,7 @@ def load(arena: U8, at: int, size: int) -> Any:
     return value
 
 
-@numba.njit("int64(uint64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("int64(uint64, int64)", cache=True, nogil=True, _nrt=False)
 def place_of(addresses: int, queue_pair: int) -> Any:
     """Where a search for a connection begins."""
     mix = (addresses ^ (np.uint64(queue_pair) * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(
@@ -114,7 +114,7 @@ def place_of(addresses: int, queue_pair: int) -> Any:
     return np.int64(mix >> np.uint64(40)) & (PLACES - 1)
 
 
-@numba.njit("int64(int64[::1], uint64[::1], int64[::1], uint64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("int64(int64[::1], uint64[::1], int64[::1], uint64, int64)", cache=True, nogil=True, _nrt=False)
 def find(places: I64, addresses: NDArray[np.uint64], queue_pairs: I64, pair: int, queue_pair: int) -> Any:
     """The connection's row, or -1."""
     at = place_of(pair, queue_pair)
@@ -126,7 +126,7 @@ def find(places: I64, addresses: NDArray[np.uint64], queue_pairs: I64, pair: int
     return np.int64(-1)
 
 
-@numba.njit(
+@njit(
     types.int64(types.uint8[::1], _i64, _i64, _i64, types.uint64[::1], _i64, _i64, types.uint8[::1]),
     cache=True,
     nogil=True,

@@ -10,11 +10,11 @@ immediate data of a message is its MsgID.
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 
 from inanet.kernels.icrc import seal
+from inanet.kernels.jit import njit
 from inanet.proto.netreduce.connections import NOTICE_OPCODE, load
 from inanet.proto.netreduce.memory import ROOM, TEMPLATE_BYTES, Shape
 from inanet.proto.netreduce.plan import Connection, RingAt
@@ -61,14 +61,14 @@ def new_out(packets: int, packet_bytes: int) -> Out:
     )
 
 
-@numba.njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
 def store(arena: U8, at: int, value: int, size: int) -> None:
     """Write a number of ``size`` bytes, big-endian."""
     for j in range(size):
         arena[np.uint64(at + j)] = np.uint8(value >> (8 * (size - 1 - j)) & 0xFF)
 
 
-@numba.njit("void(uint8[::1], int64, uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(uint8[::1], int64, uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def copy(target: U8, at: int, source: U8, begin: int, count: int) -> None:
     """Copy bytes."""
     to, of = target[at : at + count], source[begin : begin + count]
@@ -76,7 +76,7 @@ def copy(target: U8, at: int, source: U8, begin: int, count: int) -> None:
         to[j] = of[j]
 
 
-@numba.njit(types.void(OUT, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
+@njit(types.void(OUT, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
 def leave(out: Out, length: int, way: int) -> None:
     """Seal the packet that has been written at the end of the arena, and take it into account."""
     at = out.used[1]
@@ -88,7 +88,7 @@ def leave(out: Out, length: int, way: int) -> None:
     out.used[0], out.used[1] = row + 1, at + length
 
 
-@numba.njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
 def relength(arena: U8, at: int, length: int, identification: int) -> None:
     """Make the IPv4 and UDP headers at ``at`` those of a packet of ``length`` bytes."""
     store(arena, at + 2, length, 2)
@@ -104,7 +104,7 @@ def relength(arena: U8, at: int, length: int, identification: int) -> None:
     store(arena, at + 10, ~total & 0xFFFF, 2)
 
 
-@numba.njit(
+@njit(
     types.void(OUT, types.int64, _u8, types.int64, types.int64, types.boolean, _i64, _u8, types.int64),
     cache=True,
     nogil=True,
@@ -131,7 +131,7 @@ def send_own(
     leave(out, head + width + 4, way)
 
 
-@numba.njit(types.void(OUT, types.int64, _u8, types.int64), cache=True, nogil=True, _nrt=False)
+@njit(types.void(OUT, types.int64, _u8, types.int64), cache=True, nogil=True, _nrt=False)
 def send_notice(out: Out, way: int, source: U8, begin: int) -> None:
     """The headers of the first packet at ``source[begin:]``, to the switch of its receiver."""
     at, length = out.used[1], TEMPLATE_BYTES + 4
@@ -141,7 +141,7 @@ def send_notice(out: Out, way: int, source: U8, begin: int) -> None:
     leave(out, length, way)
 
 
-@numba.njit(
+@njit(
     types.void(
         OUT,
         types.int64,
@@ -198,7 +198,7 @@ def send_translated(
     leave(out, head + width + 4, way)
 
 
-@numba.njit(
+@njit(
     types.void(OUT, types.int64, _u8, types.int64, types.int64, types.int64, _i64, _u8, types.int64),
     cache=True,
     nogil=True,

@@ -8,11 +8,11 @@ are summed in the order of ranks when all are there, so floats, too, come out th
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8
 from inanet.wire.netreduce import HEADER_BYTES, Operation
 
@@ -128,7 +128,7 @@ def new_memory(messages: int, length: int, children: int, packet_bytes: int, end
     )
 
 
-@numba.njit(
+@njit(
     types.boolean(MEMORY, _i64, types.int64, types.uint32, types.int64, _i64),
     cache=True,
     nogil=True,
@@ -153,7 +153,7 @@ def claim(memory: Memory, shape: I64, slot: int, message: int, operation: int, c
     return True
 
 
-@numba.njit(types.void(MEMORY, _i64, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
+@njit(types.void(MEMORY, _i64, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
 def add_up(memory: Memory, shape: I64, place: int, operation: int) -> None:
     """Sum the packets of a place in the order of children."""
     children, size = shape[Shape.CHILDREN], shape[Shape.PACKET]

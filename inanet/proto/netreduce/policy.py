@@ -8,10 +8,10 @@ place is complete already is answered on its own connection alone, or, below the
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
+from inanet.kernels.jit import njit
 from inanet.proto.netreduce.connections import TABLE, Kind, State, Table, load
 from inanet.proto.netreduce.headers import (
     FIRST_HEAD,
@@ -54,7 +54,7 @@ PASS, REFUSED = -1, -2
 _u8, _i64 = types.uint8[::1], types.int64[::1]
 
 
-@numba.njit("int64(uint8)", cache=True, nogil=True, _nrt=False, inline="always")
+@njit("int64(uint8)", cache=True, nogil=True, _nrt=False, inline="always")
 def packet_head(opcode: int) -> int:
     """Bytes of a packet before its values."""
     if opcode == _FIRST or opcode >= _ONLY:
@@ -62,7 +62,7 @@ def packet_head(opcode: int) -> int:
     return PLAIN_HEAD + (4 if opcode == _LAST_IMMEDIATE else 0)
 
 
-@numba.njit(types.int64(TABLE, types.int64, _i64, _u8, types.int64), cache=True, nogil=True, _nrt=False)
+@njit(types.int64(TABLE, types.int64, _i64, _u8, types.int64), cache=True, nogil=True, _nrt=False)
 def begin(table: Table, row: int, shape: I64, arena: U8, at: int) -> Any:
     """Check the INA header of a message's first packet and note it in the table; the operation, or as :func:`resolve`."""
     ina = at + FIRST_HEAD
@@ -99,7 +99,7 @@ def begin(table: Table, row: int, shape: I64, arena: U8, at: int) -> Any:
     return operation
 
 
-@numba.njit(types.int64(TABLE, types.int64, _i64, _u8, types.int64), cache=True, nogil=True, _nrt=False)
+@njit(types.int64(TABLE, types.int64, _i64, _u8, types.int64), cache=True, nogil=True, _nrt=False)
 def resolve(table: Table, row: int, shape: I64, arena: U8, at: int) -> Any:
     """Message and place in it of a packet that is not the first: ``message << 24 | offset``; or :data:`PASS`, or less:
     :data:`REFUSED` minus the reason.
@@ -122,7 +122,7 @@ def resolve(table: Table, row: int, shape: I64, arena: U8, at: int) -> Any:
     return message << 24 | offset
 
 
-@numba.njit(
+@njit(
     types.void(MEMORY, _i64, _u8, _i64, types.int64, types.int64, types.int64, _u8, types.int64, OUT, _i64),
     cache=True,
     nogil=True,
@@ -176,7 +176,7 @@ def send_down(
             counts[Count.EMITTED] += 1
 
 
-@numba.njit(
+@njit(
     types.void(MEMORY, _i64, _u8, _i64, types.int64, types.int64, OUT, _i64),
     cache=True,
     nogil=True,
@@ -231,7 +231,7 @@ def send_sum(
         counts[Count.EMITTED] += 1
 
 
-@numba.njit(
+@njit(
     types.int64(TABLE, types.int64, _i64, _u8, types.int64, types.int64), cache=True, nogil=True, _nrt=False
 )
 def find_place(table: Table, row: int, shape: I64, arena: U8, at: int, length: int) -> Any:
@@ -258,7 +258,7 @@ def find_place(table: Table, row: int, shape: I64, arena: U8, at: int, length: i
     return PASS
 
 
-@numba.njit(
+@njit(
     types.void(MEMORY, TABLE, types.int64, _i64, types.int64, _u8, types.int64, OUT, _i64),
     cache=True,
     nogil=True,
@@ -278,7 +278,7 @@ def tell(
     memory.known[known] = 1
 
 
-@numba.njit(
+@njit(
     types.boolean(MEMORY, TABLE, types.int64, _i64, types.int64, _u8, types.int64, types.int64, _i64),
     cache=True,
     nogil=True,
@@ -316,7 +316,7 @@ def fold(
     return True
 
 
-@numba.njit(
+@njit(
     types.int64(
         MEMORY, TABLE, _i64, _u8, _i64, _u8, _i64, _i64, _i64, _i64, types.int64, _u8, _u8, OUT, _i64
     ),

@@ -1,10 +1,10 @@
 """Making packets: a run of one WRITE's packets, and acknowledgements and notifications, checksums included."""
 
-import numba
 import numpy as np
 from numba import types
 
 from inanet.kernels.icrc import seal
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8
 from inanet.wire.roce import (
     ACK_REQUEST,
@@ -54,16 +54,14 @@ def template(source: int, destination: int, number: int, partition: int, dscp: i
     return np.frombuffer(header.tobytes(), np.uint8).copy()
 
 
-@numba.njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
 def put(out: U8, at: int, value: int, size: int) -> None:
     """Write a big-endian number of ``size`` bytes."""
     for j in range(size):
         out[at + j] = np.uint8(value >> 8 * (size - 1 - j) & 0xFF)
 
 
-@numba.njit(
-    "void(uint8[::1], int64, int64, uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False
-)
+@njit("void(uint8[::1], int64, int64, uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
 def _put_headers(out: U8, at: int, length: int, head: U8, opcode: int, pad: int, psn: int) -> None:
     """The first 40 bytes of a packet of ``length`` bytes; ``psn`` with the bit that asks for an acknowledgement.
 
@@ -85,7 +83,7 @@ def _put_headers(out: U8, at: int, length: int, head: U8, opcode: int, pad: int,
     put(out, at + BTH_AT + 8, psn, 4)
 
 
-@numba.njit(
+@njit(
     types.int64(
         _BYTES, _INT, _BYTES, _READABLE, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INDEX, _INDEX
     ),
@@ -148,7 +146,7 @@ def build_writes(
     return at
 
 
-@numba.njit("void(uint8[::1], uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(uint8[::1], uint8[::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
 def build_acknowledgement(out: U8, head: U8, psn: int, syndrome: int, msn: int) -> None:
     """An acknowledgement, positive or negative, as the :data:`ACK_LENGTH` bytes of ``out``."""
     put(out, HEADER_BYTES, syndrome << 24 | msn, 4)
@@ -156,7 +154,7 @@ def build_acknowledgement(out: U8, head: U8, psn: int, syndrome: int, msn: int) 
     seal(out, 0, ACK_LENGTH)
 
 
-@numba.njit("void(uint8[::1], uint8[::1])", cache=True, nogil=True, _nrt=False)
+@njit("void(uint8[::1], uint8[::1])", cache=True, nogil=True, _nrt=False)
 def build_notification(out: U8, head: U8) -> None:
     """A congestion notification packet as the :data:`CNP_LENGTH` bytes of ``out``, which are zero."""
     _put_headers(out, 0, CNP_LENGTH, head, _CNP, 0, 0)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.proto.roce.verbs import Access
 from inanet.wire.batch import I64, U8
 
@@ -14,7 +14,7 @@ KEY, BASE, LENGTH, ACCESS = range(4)
 _FIRST_KEY = 0x100
 
 
-@numba.njit("void(uint8[::1], uint8[::1], int64, int64[:, ::1], int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(uint8[::1], uint8[::1], int64, int64[:, ::1], int64)", cache=True, nogil=True, _nrt=False)
 def place(arena: U8, target: U8, region: int, placements: I64, count: int) -> None:
     """Copy payloads to a region: rows (region, offset in it, offset in ``arena``, bytes) that name ``region``."""
     for i in range(count):

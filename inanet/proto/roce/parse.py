@@ -2,11 +2,11 @@
 
 from enum import IntEnum
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.icrc import is_sound
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8, PacketBatch
 from inanet.wire.drops import Drop
 from inanet.wire.roce import (
@@ -55,7 +55,7 @@ _BAD_ICRC, _UNKNOWN_QP = int(Drop.BAD_ICRC), int(Drop.UNKNOWN_QP)
 _ACKNOWLEDGE, _STARTS, _HAS_IMMEDIATE = int(Opcode.ACKNOWLEDGE), int(Trait.STARTS), int(Trait.IMMEDIATE)
 
 
-@numba.njit("int64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
+@njit("int64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
 def big_endian(arena: U8, at: int, size: int) -> int:
     """The unsigned big-endian number in ``size`` bytes; eight bytes are read as two's complement."""
     value = 0
@@ -64,9 +64,7 @@ def big_endian(arena: U8, at: int, size: int) -> int:
     return value
 
 
-@numba.njit(
-    "int64(uint8[::1], int64, int64, int64, int64[::1], int64[::1])", cache=True, nogil=True, _nrt=False
-)
+@njit("int64(uint8[::1], int64, int64, int64, int64[::1], int64[::1])", cache=True, nogil=True, _nrt=False)
 def _examine(arena: U8, at: int, length: int, own: int, numbers: I64, row: I64) -> int:
     """Fill in the fields of one packet; returns the reason to drop it, or 0."""
     if length < HEADER_BYTES + ICRC_BYTES:
@@ -112,7 +110,7 @@ def _examine(arena: U8, at: int, length: int, own: int, numbers: I64, row: I64) 
     return 0
 
 
-@numba.njit(
+@njit(
     "void(uint8[::1], int64[::1], int64[::1], int64, int64[::1], int64[:, ::1], int64[::1])",
     cache=True,
     nogil=True,

@@ -11,9 +11,9 @@ PSN on; on the wire the count is cut to 24 bits.
 
 from enum import IntEnum
 
-import numba
 import numpy as np
 
+from inanet.kernels.jit import njit
 from inanet.proto.roce.memory import ACCESS, BASE, KEY, LENGTH
 from inanet.proto.roce.parse import Field
 from inanet.wire.batch import I64
@@ -104,14 +104,14 @@ _STALE = int(Drop.STALE_SEQUENCE)
 _SEQUENCE, _INVALID, _NO_ACCESS = int(Nak.PSN_SEQUENCE), int(Nak.INVALID_REQUEST), int(Nak.REMOTE_ACCESS)
 
 
-@numba.njit("void(int64[::1], int64)", cache=True, nogil=True, _nrt=False)
+@njit("void(int64[::1], int64)", cache=True, nogil=True, _nrt=False)
 def _refuse(state: I64, code: int) -> None:
     """Answer with a NAK that ends the connection."""
     state[_NAK] = SYNDROME_NAK | code
     state[_SERVING] = state[_SENDING] = 0
 
 
-@numba.njit("int64(int64[::1], int64[::1], int64[:, ::1])", cache=True, nogil=True, _nrt=False)
+@njit("int64(int64[::1], int64[::1], int64[:, ::1])", cache=True, nogil=True, _nrt=False)
 def _find_region(row: I64, state: I64, regions: I64) -> int:
     """The region that a RETH names and lies in, -1 if there is none; one past the last for requests of no bytes, which need
     none (9.7.4.1.5)."""
@@ -125,9 +125,7 @@ def _find_region(row: I64, state: I64, regions: I64) -> int:
     return -1
 
 
-@numba.njit(
-    "int64(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1])", cache=True, nogil=True
-)
+@njit("int64(int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1])", cache=True, nogil=True)
 def _respond(row: I64, state: I64, regions: I64, placements: I64, messages: I64) -> int:
     """Serve a request; returns the reason to drop it, or 0."""
     ahead = (row[_F_PSN] - state[_EXPECTED]) & PSN_MASK
@@ -197,7 +195,7 @@ def _respond(row: I64, state: I64, regions: I64, placements: I64, messages: I64)
     return 0
 
 
-@numba.njit("int64(int64[::1], int64[::1])", cache=True, nogil=True, _nrt=False)
+@njit("int64(int64[::1], int64[::1])", cache=True, nogil=True, _nrt=False)
 def _acknowledge(row: I64, state: I64) -> int:
     """Take an acknowledgement of either sign; returns the reason to drop it, or 0."""
     covered = (row[_F_PSN] - state[_SQ_PSN] - state[_UNACKED]) & PSN_MASK
@@ -228,7 +226,7 @@ def _acknowledge(row: I64, state: I64) -> int:
     return 0
 
 
-@numba.njit(
+@njit(
     "void(int64[:, ::1], int64[::1], int64[:, ::1], int64[:, ::1], int64[:, ::1], int64[::1])",
     cache=True,
     nogil=True,

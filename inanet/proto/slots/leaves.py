@@ -15,12 +15,12 @@ window, so everybody has sent those, so nobody can ask for *s* minus two windows
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out
+from inanet.kernels.jit import njit
 from inanet.wire.drops import Drop
 
 
@@ -97,7 +97,7 @@ _STALE, _DUPLICATE, _OVERLAP = int(Drop.STALE_SEQUENCE), int(Drop.DUPLICATE), in
 _OPTIONS = {"cache": True, "nogil": True, "_nrt": False}
 
 
-@numba.njit(types.void(LEAVES, types.int64, types.int64), **_OPTIONS)
+@njit(types.void(LEAVES, types.int64, types.int64), **_OPTIONS)
 def reset(t: Leaves, place: int, number: int) -> None:
     """Give a place to a fragment."""
     t.number[place] = number
@@ -109,7 +109,7 @@ def reset(t: Leaves, place: int, number: int) -> None:
     t.pulls[place] = 0
 
 
-@numba.njit(types.int64(LEAVES, types.int64, SUMS, types.int64, types.uint8[::1]), **_OPTIONS)
+@njit(types.int64(LEAVES, types.int64, SUMS, types.int64, types.uint8[::1]), **_OPTIONS)
 def add(t: Leaves, place: int, s: Sums, k: int, arena: Any) -> Any:
     """Add one packet to its place; the reason why it was not added, or 0."""
     there, mine = t.bitmap[place], s.bitmap[k]
@@ -125,7 +125,7 @@ def add(t: Leaves, place: int, s: Sums, k: int, arena: Any) -> Any:
     return 0
 
 
-@numba.njit(
+@njit(
     types.int64(
         LEAVES,
         SUMS,
@@ -164,7 +164,7 @@ def fold(t: Leaves, s: Sums, arena: Any, full: int, now: float, reason: Any, out
     return found
 
 
-@numba.njit(types.void(LEAVES, types.int64[::1], types.uint8[::1], types.int64, types.int64), **_OPTIONS)
+@njit(types.void(LEAVES, types.int64[::1], types.uint8[::1], types.int64, types.int64), **_OPTIONS)
 def give(t: Leaves, places: Any, arena: Any, at: int, stride: int) -> None:
     """Write the sums of these places, big-endian, ``stride`` bytes apart from byte ``at`` on."""
     for k in range(places.size):

@@ -50,10 +50,6 @@ class System:
         worker: Worker = _load(self.worker)(member, facts, timing, **options)
         return worker
 
-    def load_worker(self) -> None:
-        """Have what :meth:`make_worker` needs in memory, kernels compiled, which can take many seconds the first time."""
-        _load(self.worker)
-
     def make_program(self, **options: Any) -> Any:
         """The switch's program; raises ``ValueError`` for memory in which not one slot fits."""
         return _load(self.program)(**options)

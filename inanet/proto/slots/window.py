@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
+
+from inanet.kernels.jit import njit
 
 Index = NDArray[np.int64]
 _NONE: Index = np.zeros(0, np.int64)
@@ -48,7 +49,7 @@ class Timing:
     silent: float = 5.0
 
 
-@numba.njit(
+@njit(
     types.UniTuple(types.int64, 5)(
         types.int64[::1],
         types.int64,

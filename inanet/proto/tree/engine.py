@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.fold import fold_add, fold_copy, fold_max8, fold_max32, fold_max64
+from inanet.kernels.jit import njit
 from inanet.proto.common.plan import Fold
 from inanet.proto.tree.slots import (
     CHECK,
@@ -167,19 +168,19 @@ _UP, _DOWN = LOGGED_UP, LOGGED_DOWN
 _LAST_GROUP_SIZE_MASK = (1 << GROUP_SHIFT) - 1
 
 
-@numba.njit("boolean(uint32, uint32)", cache=True, nogil=True, _nrt=False, inline="always")
+@njit("boolean(uint32, uint32)", cache=True, nogil=True, _nrt=False, inline="always")
 def newer32(a: int, b: int) -> Any:
     """Serial-number arithmetic on rounds."""
     return a != b and np.uint32(a - b) < np.uint32(0x80000000)
 
 
-@numba.njit("boolean(uint8, uint8)", cache=True, nogil=True, _nrt=False, inline="always")
+@njit("boolean(uint8, uint8)", cache=True, nogil=True, _nrt=False, inline="always")
 def newer8(a: int, b: int) -> Any:
     """Serial-number arithmetic on plan versions and attempts."""
     return a != b and np.uint8(a - b) < np.uint8(0x80)
 
 
-@numba.njit(
+@njit(
     "uint32(uint32, uint32, uint32, uint32, uint32, uint64)",
     cache=True,
     nogil=True,
@@ -206,7 +207,7 @@ def tag_of(w0: int, w1: int, w2: int, w3: int, w4: int, key: int) -> Any:
     return np.uint32(h & np.uint64(0xFFFFFFFF))
 
 
-@numba.njit(
+@njit(
     "void(int64[:, ::1], int64[::1], int64, int64, int64, int64)",
     cache=True,
     nogil=True,
@@ -223,7 +224,7 @@ def report(events: Any, used: Any, code: int, row: int, a: int, b: int) -> None:
     used[0] = i + 1
 
 
-@numba.njit(numba.void(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False)
+@njit(numba.void(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False)
 def open_round(t: Tables, row: int, round_: int) -> None:
     """Give a shard's slots to a new round: empty logs, full group counts. Slots reset when first touched."""
     shard = t.shards[row]
@@ -239,15 +240,13 @@ def open_round(t: Tables, row: int, round_: int) -> None:
         t.down_left[shard[GROUP0] + group] = size
 
 
-@numba.njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False, inline="always")
+@njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False, inline="always")
 def blank(t: Tables, slot: int) -> None:
     """Spoil a row's header: a device that still holds the row must not send a new partial sum under it."""
     t.rows[slot, 0] = 0
 
 
-@numba.njit(
-    numba.void(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always"
-)
+@njit(numba.void(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def claim(t: Tables, slot: int, round_: int) -> None:
     """Reset a slot when a packet of another round than its own is the first to touch it."""
     if t.state[slot] == FREE or t.round[slot] != round_:
@@ -262,7 +261,7 @@ def claim(t: Tables, slot: int, round_: int) -> None:
         blank(t, slot)
 
 
-@numba.njit(
+@njit(
     numba.void(types.int32[:, ::1], types.int64, types.int32[::1], types.int64, types.int64, types.boolean),
     cache=True,
     nogil=True,
@@ -283,20 +282,20 @@ def fold(rows: Any, slot: int, arena: Any, offset: int, how: int, first: bool) -
         fold_max64(rows, slot, arena, offset)
 
 
-@numba.njit(numba.void(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False, inline="always")
+@njit(numba.void(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False, inline="always")
 def seal(t: Tables, slot: int, fold_: int) -> None:
     """Recompute the checksum where folding does not keep it (maxima)."""
     if fold_ != SUM:
         t.rows[slot, CHECK] = np.int32(row_checksum(t.rows[slot], HEAD, CHECK - HEAD))
 
 
-@numba.njit("boolean(int32[:, ::1], int64)", cache=True, nogil=True, _nrt=False)
+@njit("boolean(int32[:, ::1], int64)", cache=True, nogil=True, _nrt=False)
 def row_is_sound(rows: Any, slot: int) -> Any:
     """Whether a row's payload still matches its linear checksum."""
     return np.uint32(rows[slot, CHECK]) == np.uint32(row_checksum(rows[slot], HEAD, CHECK - HEAD))
 
 
-@numba.njit(
+@njit(
     numba.void(TABLES, types.int64, types.int64, types.int64, types.uint32),
     cache=True,
     nogil=True,
@@ -330,7 +329,7 @@ def stamp(t: Tables, row: int, fragment: int, kind: int, host: int) -> None:
     r[5] = np.int32(tag_of(w0, w1, w2, w3, w4, t.keys[job_row]))
 
 
-@numba.njit(
+@njit(
     numba.void(TABLES, types.int64, types.int64, types.int64, types.int64[:, ::1], types.int64[::1]),
     cache=True,
     nogil=True,
@@ -356,7 +355,7 @@ def emit_up(t: Tables, row: int, fragment: int, kind: int, events: Any, used: An
     shard[UP_LOGGED] += 1
 
 
-@numba.njit(
+@njit(
     numba.void(TABLES, types.int64, types.int64, types.int64, types.int64[:, ::1], types.int64[::1]),
     cache=True,
     nogil=True,

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64
 
 

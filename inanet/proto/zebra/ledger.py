@@ -7,9 +7,9 @@ says how many there were; an iteration is complete when every source's END and a
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.wire.batch import I64, U8
 from inanet.wire.drops import Drop
 

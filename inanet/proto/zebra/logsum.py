@@ -16,8 +16,10 @@ two, plus the sign. Denormals count as zero, as they do in most hardware.
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
+
+from inanet.kernels.jit import njit
 
 #: fractional bits of a logarithm
 FRACTION = 13

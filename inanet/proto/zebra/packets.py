@@ -7,10 +7,10 @@ from enum import IntEnum
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32, store32
+from inanet.kernels.jit import njit
 from inanet.proto.common.seal import checksum_at, tag_at
 from inanet.wire.batch import I64, U8, U64, PacketBatch, Transmission
 from inanet.wire.drops import Drop

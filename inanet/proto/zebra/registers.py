@@ -3,10 +3,11 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, types
+from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load32
+from inanet.kernels.jit import njit
 from inanet.proto.zebra.ledger import FRESH, note
 from inanet.proto.zebra.logsum import TABLE, add_logs, floats_of, to_log
 from inanet.wire.batch import I64

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from inanet.kernels.jit import njit
 from inanet.proto.zebra.job import F32
 from inanet.wire.batch import I64, U64
 

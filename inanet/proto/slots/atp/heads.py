@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32, store16, store32
+from inanet.kernels.jit import njit
 from inanet.wire.atp import APP_AT, FLAGS_AT, HEADER_BYTES, MARK_AT, SECOND_HALF, SEQ_AT, TRAILER_BYTES
 
 Index = NDArray[np.int64]
@@ -40,7 +40,7 @@ class Heads(NamedTuple):
         )
 
 
-@numba.njit(
+@njit(
     "void(uint8[::1], int64[::1], int64, int64[::1], int64[::1], uint32[::1], uint8[::1], uint8[::1], int64[::1])",
     **_OPTIONS,
 )
@@ -73,7 +73,7 @@ def read_heads(arena: NDArray[np.uint8], offsets: Index, head: int) -> Heads:
     return heads
 
 
-@numba.njit(
+@njit(
     "void(uint8[:, ::1], int64[::1], int64[::1], uint8[::1], int64, int64, int64, int64)",
     **_OPTIONS,
 )
@@ -94,7 +94,7 @@ def write_heads(
         store16(flat, at + head - 2, np.uint32((slot + _SECOND) & 0xFFFF))
 
 
-@numba.njit("void(uint8[:, ::1], int64[::1], int64, int64, int64)", **_OPTIONS)
+@njit("void(uint8[:, ::1], int64[::1], int64, int64, int64)", **_OPTIONS)
 def write_tails(frames: Any, numbers: Any, first: int, tensor: int, elements: int) -> None:
     """Write what lies behind the values of the fragments from number ``first`` on: their tensor and its elements."""
     flat = frames.reshape(frames.size)

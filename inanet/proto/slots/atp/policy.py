@@ -16,11 +16,11 @@ contribution of the next owner overwrites them.
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out, load16, load32, store16, store32
+from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
 from inanet.proto.slots.program import Count
 from inanet.proto.slots.registers import FREE, REGISTERS, Register, Registers
@@ -84,7 +84,7 @@ _ARENA = types.uint8[::1]
 _INT = types.int64
 
 
-@numba.njit(types.int64(types.uint32), **_INLINE)
+@njit(types.int64(types.uint32), **_INLINE)
 def lowest(bitmap: int) -> Any:
     """Index of the lowest bit; 32 if there is none."""
     index = 0
@@ -93,7 +93,7 @@ def lowest(bitmap: int) -> Any:
     return index
 
 
-@numba.njit(types.int64(BINDINGS, _ARENA, _INT, _INT, _INT, _INT), **_INLINE)
+@njit(types.int64(BINDINGS, _ARENA, _INT, _INT, _INT, _INT), **_INLINE)
 def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, head: int) -> Any:
     """The slot of a packet; or minus the reason why it has none. An answer without a slot has one beyond all."""
     size = head + 248 + _TRAILER
@@ -116,14 +116,14 @@ def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, head: in
     return t.first[job] + index
 
 
-@numba.njit(types.void(REGISTERS, _INT), **_INLINE)
+@njit(types.void(REGISTERS, _INT), **_INLINE)
 def release(r: Registers, slot: int) -> None:
     """Free a slot."""
     r.occupied[r.owner[slot]] -= 1
     r.owner[slot] = FREE
 
 
-@numba.njit(types.void(REGISTERS, _INT, _INT, types.uint32, types.uint8, types.float64), **_INLINE)
+@njit(types.void(REGISTERS, _INT, _INT, types.uint32, types.uint8, types.float64), **_INLINE)
 def claim(r: Registers, slot: int, job: int, key: int, priority: int, now: float) -> None:
     """Give a free slot to a fragment; its first contribution overwrites the values."""
     r.owner[slot] = job
@@ -137,7 +137,7 @@ def claim(r: Registers, slot: int, job: int, key: int, priority: int, now: float
     r.occupied[job] += 1
 
 
-@numba.njit(types.void(REGISTERS, _INT, _ARENA, _INT, VARIANT), **_INLINE)
+@njit(types.void(REGISTERS, _INT, _ARENA, _INT, VARIANT), **_INLINE)
 def load_sum(r: Registers, slot: int, arena: Any, at: int, v: Variant) -> None:
     """Emit: values, bitmap and marks of a slot into a packet of its fragment."""
     copy_out(r.values, slot, arena, at + v.head)
@@ -148,7 +148,7 @@ def load_sum(r: Registers, slot: int, arena: Any, at: int, v: Variant) -> None:
         arena[at + _MARK] |= np.uint8(COL)
 
 
-@numba.njit(types.void(REGISTERS, BINDINGS, _INT, SPILL, VARIANT), **_OPTIONS)
+@njit(types.void(REGISTERS, BINDINGS, _INT, SPILL, VARIANT), **_OPTIONS)
 def spill(r: Registers, t: Bindings, slot: int, s: Spill, v: Variant) -> None:
     """Send a partial sum to its job's PS in a packet of its own."""
     job = np.int64(r.owner[slot])
@@ -168,7 +168,7 @@ def spill(r: Registers, t: Bindings, slot: int, s: Spill, v: Variant) -> None:
     load_sum(r, slot, s.arena, at, v)
 
 
-@numba.njit(types.int64(REGISTERS, BINDINGS, _ARENA, _INT, _INT, types.uint32, VARIANT), **_OPTIONS)
+@njit(types.int64(REGISTERS, BINDINGS, _ARENA, _INT, _INT, types.uint32, VARIANT), **_OPTIONS)
 def answer(r: Registers, t: Bindings, arena: Any, at: int, slot: int, key: int, v: Variant) -> Any:
     """What to do with a packet of the PS: an action, or minus the reason why it is dropped."""
     job = np.int64(load16(arena, at + _APP)) & _JOB
@@ -190,7 +190,7 @@ def answer(r: Registers, t: Bindings, arena: Any, at: int, slot: int, key: int, 
     return GROUP
 
 
-@numba.njit(types.void(REGISTERS, _ARENA, _INT, _INT, types.uint32, types.int64[::1], VARIANT), **_OPTIONS)
+@njit(types.void(REGISTERS, _ARENA, _INT, _INT, types.uint32, types.int64[::1], VARIANT), **_OPTIONS)
 def flush(r: Registers, arena: Any, at: int, slot: int, bitmap: int, counts: Any, v: Variant) -> None:
     """A packet takes what its slot holds along to the PS; it is added only if it is not in there already."""
     r.accesses[BITMAP] += 1
@@ -207,7 +207,7 @@ def flush(r: Registers, arena: Any, at: int, slot: int, bitmap: int, counts: Any
     release(r, slot)
 
 
-@numba.njit(
+@njit(
     types.int64(
         REGISTERS,
         BINDINGS,
@@ -264,7 +264,7 @@ def admit(
     return False
 
 
-@numba.njit(
+@njit(
     types.int64(REGISTERS, BINDINGS, _ARENA, _INT, _INT, _INT, types.uint32, types.int64[::1], VARIANT),
     **_INLINE,
 )
@@ -302,7 +302,7 @@ def fold(
     return UNICAST
 
 
-@numba.njit(
+@njit(
     types.void(
         REGISTERS,
         BINDINGS,
@@ -386,7 +386,7 @@ def run(
             action[i] = np.uint8(verdict)
 
 
-@numba.njit(
+@njit(
     types.void(REGISTERS, BINDINGS, VARIANT, SPILL, types.int64[::1], types.int64[::1]),
     **_OPTIONS,
 )

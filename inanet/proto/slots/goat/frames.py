@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
 from inanet.kernels.bigendian import load32, store32
+from inanet.kernels.jit import njit
 from inanet.proto.common.seal import checksum_at, tag_at
 from inanet.wire.drops import Drop
 from inanet.wire.goat import (
@@ -33,7 +33,7 @@ ARENA = types.uint8[::1]
 _i64 = types.int64
 
 
-@numba.njit(types.int64(ARENA, _i64, _i64, types.uint8[::1], types.uint64[::1], _i64), **OPTIONS)
+@njit(types.int64(ARENA, _i64, _i64, types.uint8[::1], types.uint64[::1], _i64), **OPTIONS)
 def examine_up_to(arena: Any, at: int, length: int, known: Any, keys: Any, last: int) -> Any:
     """Why a packet is none that any node takes, or 0. ``known`` and ``keys`` are by job number, ``last`` is the highest kind."""
     if length != _SIZE:
@@ -52,13 +52,13 @@ def examine_up_to(arena: Any, at: int, length: int, known: Any, keys: Any, last:
     return 0
 
 
-@numba.njit(types.int64(ARENA, _i64, _i64, types.uint8[::1], types.uint64[::1]), **OPTIONS)
+@njit(types.int64(ARENA, _i64, _i64, types.uint8[::1], types.uint64[::1]), **OPTIONS)
 def examine(arena: Any, at: int, length: int, known: Any, keys: Any) -> Any:
     """:func:`examine_up_to` the last kind that there is in synchronous training."""
     return examine_up_to(arena, at, length, known, keys, _LAST)
 
 
-@numba.njit(
+@njit(
     types.void(ARENA, types.int64[::1], types.int64[::1], types.uint8[::1], types.uint64[::1], _i64, ARENA),
     **OPTIONS,
 )
@@ -75,7 +75,7 @@ def inspect(arena: Any, offsets: Any, lengths: Any, known: Any, keys: Any, reaso
     inspect_up_to(arena, offsets, lengths, known, keys, _LAST, reason)
 
 
-@numba.njit(types.void(types.uint8[:, ::1], types.uint64), **OPTIONS)
+@njit(types.void(types.uint8[:, ::1], types.uint64), **OPTIONS)
 def seal(frames: Any, key: int) -> None:
     """Write checksums and tags of complete frames, side by side."""
     for k in range(frames.shape[0]):
@@ -84,7 +84,7 @@ def seal(frames: Any, key: int) -> None:
         store32(frame, _TAG_AT, tag_at(frame, 0, key))
 
 
-@numba.njit(types.void(types.uint8[:, ::1], types.uint64, ARENA), **OPTIONS)
+@njit(types.void(types.uint8[:, ::1], types.uint64, ARENA), **OPTIONS)
 def stamp(frames: Any, key: int, sound: Any) -> None:
     """Write tags of frames whose checksums have been added up with their values; ``sound[k]``: these agree."""
     for k in range(frames.shape[0]):

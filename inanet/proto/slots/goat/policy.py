@@ -16,12 +16,12 @@ workers behind. It is taken only from the neighbour that such a packet has to co
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out, load16, load32, store32
+from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
 from inanet.proto.common.seal import tag_at
 from inanet.proto.slots.goat.frames import ARENA, INLINE, OPTIONS, examine
@@ -103,7 +103,7 @@ _AT, _VALUES, _PS, _NODES = VALUES_AT, VALUES, PS_NODE, MAX_NODES
 _INT = types.int64
 
 
-@numba.njit(_INT(types.uint32), **INLINE)
+@njit(_INT(types.uint32), **INLINE)
 def only(bitmap: int) -> Any:
     """Index of the bit of a bitmap that has one, else -1."""
     if bitmap == 0 or bitmap & (bitmap - np.uint32(1)):
@@ -114,7 +114,7 @@ def only(bitmap: int) -> Any:
     return index
 
 
-@numba.njit(types.boolean(REGISTERS, _INT), **INLINE)
+@njit(types.boolean(REGISTERS, _INT), **INLINE)
 def sound(r: Registers, slot: int) -> Any:
     """Whether the values of a slot suit the checksum that was added up beside them."""
     total = np.uint32(0)
@@ -125,7 +125,7 @@ def sound(r: Registers, slot: int) -> Any:
     return total == np.uint32(r.values[slot, _VALUES])
 
 
-@numba.njit(types.void(REGISTERS, ROUTES, ARENA, _INT, _INT, _INT, _INT), **INLINE)
+@njit(types.void(REGISTERS, ROUTES, ARENA, _INT, _INT, _INT, _INT), **INLINE)
 def load_sum(r: Registers, t: Routes, arena: Any, at: int, job: int, slot: int, asker: int) -> None:
     """Emit: the sum of a slot into a packet of its fragment."""
     arena[at + 1] = np.uint8(_SUM)
@@ -135,7 +135,7 @@ def load_sum(r: Registers, t: Routes, arena: Any, at: int, job: int, slot: int, 
     store32(arena, at + _TAG, tag_at(arena, at, t.key[job]))
 
 
-@numba.njit(_INT(ROUTES, ARENA, _INT, _INT, types.uint32), **INLINE)
+@njit(_INT(ROUTES, ARENA, _INT, _INT, types.uint32), **INLINE)
 def resolve(t: Routes, arena: Any, at: int, job: int, bit: int) -> Any:
     """The slot of a contribution to this switch; or minus the reason why it has none."""
     submodel = np.int64(load16(arena, at + _SUBMODEL))
@@ -150,7 +150,7 @@ def resolve(t: Routes, arena: Any, at: int, job: int, bit: int) -> Any:
     return t.base[place] + fragment
 
 
-@numba.njit(
+@njit(
     _INT(REGISTERS, ROUTES, ARENA, _INT, _INT, _INT, types.uint32, types.int64[::1], types.float64), **OPTIONS
 )
 def contribute(
@@ -211,7 +211,7 @@ def contribute(
     return UNICAST
 
 
-@numba.njit(
+@njit(
     types.void(
         REGISTERS,
         ROUTES,

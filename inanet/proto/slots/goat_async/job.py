@@ -16,12 +16,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32
+from inanet.kernels.jit import njit
 from inanet.proto.common.plan import Scheduled, TensorLayout
 from inanet.proto.slots.atp.ps import PSJob
 from inanet.proto.slots.goat.frames import ARENA, OPTIONS
@@ -85,7 +85,7 @@ _NODE, _SUBMODEL, _FRAGMENT, _NUMBER, _BITMAP = NODE_AT, SUBMODEL_AT, FRAGMENT_A
 _AT, _VALUES = VALUES_AT, VALUES
 
 
-@numba.njit(types.void(TABLE, types.int64, types.uint32, ARENA, types.int64), **OPTIONS)
+@njit(types.void(TABLE, types.int64, types.uint32, ARENA, types.int64), **OPTIONS)
 def add(t: Table, place: int, bitmap: int, arena: Any, at: int) -> None:
     """Add a packet's values, of these workers, to a fragment."""
     for j in range(_VALUES):
@@ -97,7 +97,7 @@ def add(t: Table, place: int, bitmap: int, arena: Any, at: int) -> None:
             t.left[worker] -= 1
 
 
-@numba.njit(types.void(TABLE, ARENA, _i64, types.uint8[::1]), **OPTIONS)
+@njit(types.void(TABLE, ARENA, _i64, types.uint8[::1]), **OPTIONS)
 def take(t: Table, arena: Any, offsets: Any, reason: Any) -> None:
     """Take sums and contributions in order of arrival; ``reason[k]`` says what became of packet *k*."""
     for k in range(offsets.size):

@@ -18,12 +18,12 @@ checksum, it is forgotten with all that are in it; their workers send again when
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import add_in, copy_in, load16, load32, store32
+from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
 from inanet.proto.common.seal import tag_at
 from inanet.proto.slots.goat.frames import ARENA, INLINE, LAST_OF_EPOCHS, OPTIONS, examine_up_to
@@ -84,7 +84,7 @@ TO_PS, TO_WORKER, TO_NODE = 1, 2, 3
 _INT = types.int64
 
 
-@numba.njit(_INT(types.uint32), **INLINE)
+@njit(_INT(types.uint32), **INLINE)
 def members(bitmap: Any) -> Any:
     """Bits of a bitmap that are set."""
     count = 0
@@ -94,7 +94,7 @@ def members(bitmap: Any) -> Any:
     return count
 
 
-@numba.njit(types.boolean(REGISTERS, CALLS, _INT, _INT), **OPTIONS)
+@njit(types.boolean(REGISTERS, CALLS, _INT, _INT), **OPTIONS)
 def due(r: Registers, c: Calls, row: int, slot: int) -> Any:
     """Whether the sum of a slot has to leave now."""
     bitmap = r.bitmap[slot]
@@ -107,7 +107,7 @@ def due(r: Registers, c: Calls, row: int, slot: int) -> Any:
     return members(bitmap) >= c.need[row]
 
 
-@numba.njit(types.boolean(REGISTERS, CALLS, _i64, _INT, _INT, _INT, types.float64), **OPTIONS)
+@njit(types.boolean(REGISTERS, CALLS, _i64, _INT, _INT, _INT, types.float64), **OPTIONS)
 def close(r: Registers, c: Calls, counts: Any, job: int, row: int, slot: int, now: float) -> Any:
     """Have the sum of a slot leave; False if it is damaged, and forgotten."""
     if not sound(r, slot):
@@ -123,7 +123,7 @@ def close(r: Registers, c: Calls, counts: Any, job: int, row: int, slot: int, no
     return True
 
 
-@numba.njit(types.void(REGISTERS, ROUTES, ARENA, _INT, _INT, _INT, _INT), **OPTIONS)
+@njit(types.void(REGISTERS, ROUTES, ARENA, _INT, _INT, _INT, _INT), **OPTIONS)
 def leave(r: Registers, t: Routes, arena: Any, at: int, job: int, slot: int, asker: int) -> None:
     """Emit: the sum under way of a slot into a packet of its fragment."""
     r.accesses[REGISTER_VALUES] += 1
@@ -131,7 +131,7 @@ def leave(r: Registers, t: Routes, arena: Any, at: int, job: int, slot: int, ask
     load_sum(r, t, arena, at, job, slot, asker)
 
 
-@numba.njit(types.void(ROUTES, ARENA, _INT, _INT, _INT), **OPTIONS)
+@njit(types.void(ROUTES, ARENA, _INT, _INT, _INT), **OPTIONS)
 def turn(t: Routes, arena: Any, at: int, job: int, kind: int) -> None:
     """Make a packet one of another kind."""
     arena[at + 1] = np.uint8(kind)
@@ -139,9 +139,7 @@ def turn(t: Routes, arena: Any, at: int, job: int, kind: int) -> None:
     store32(arena, at + _TAG, tag_at(arena, at, t.key[job]))
 
 
-@numba.njit(
-    _INT(REGISTERS, ROUTES, CALLS, ARENA, _INT, _INT, _INT, types.uint32, _i64, types.float64), **OPTIONS
-)
+@njit(_INT(REGISTERS, ROUTES, CALLS, ARENA, _INT, _INT, _INT, types.uint32, _i64, types.float64), **OPTIONS)
 def contribute(
     r: Registers,
     t: Routes,
@@ -219,7 +217,7 @@ def contribute(
     return TO_PS
 
 
-@numba.njit(_INT(REGISTERS, ROUTES, CALLS, ARENA, _INT, _INT), **OPTIONS)
+@njit(_INT(REGISTERS, ROUTES, CALLS, ARENA, _INT, _INT), **OPTIONS)
 def free(r: Registers, t: Routes, c: Calls, arena: Any, at: int, job: int) -> Any:
     """The PS has a sum: the worker whose packet it left with is told, if there is one; its index + 1, 0 for none, or minus the
     reason why the packet is dropped.
@@ -253,7 +251,7 @@ def free(r: Registers, t: Routes, c: Calls, arena: Any, at: int, job: int) -> An
     return asker
 
 
-@numba.njit(
+@njit(
     _INT(REGISTERS, ROUTES, CALLS, ARENA, _INT, _INT, _i64, types.int64[:, ::1], _INT, types.float64),
     **OPTIONS,
 )
@@ -300,14 +298,14 @@ def publish(
     return many
 
 
-@numba.njit(types.void(REGISTERS, ROUTES, ARENA, types.int64[:, ::1], _INT), **OPTIONS)
+@njit(types.void(REGISTERS, ROUTES, ARENA, types.int64[:, ::1], _INT), **OPTIONS)
 def draw(r: Registers, t: Routes, arena: Any, drawn: Any, stride: int) -> None:
     """The drawn sums as packets, side by side in an arena that has magic, kind, job, node, sub-model and fragment."""
     for k in range(drawn.shape[0]):
         leave(r, t, arena, k * stride, drawn[k, 0], drawn[k, 3], 0)
 
 
-@numba.njit(
+@njit(
     types.UniTuple(_INT, 2)(
         REGISTERS, ROUTES, CALLS, ARENA, _INT, _INT, _INT, _i64, types.int64[:, ::1], _i64, types.float64
     ),
@@ -364,7 +362,7 @@ def decide(
     return (np.int64(TO_WORKER) if asker > 0 else asker), asker - 1
 
 
-@numba.njit(
+@njit(
     types.void(
         REGISTERS,
         ROUTES,

@@ -8,11 +8,11 @@ contribution leaves with the sum, to all; a duplicate of a complete slot is answ
 
 from typing import Any
 
-import numba
 import numpy as np
 from numba import types
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out, load16
+from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
 from inanet.proto.slots.program import Count
 from inanet.proto.slots.registers import FREE, REGISTERS, Register, Registers
@@ -34,7 +34,7 @@ FIRST, MORE, AGAIN, LATE = 0, 1, 2, 3
 _INLINE = {"cache": True, "nogil": True, "_nrt": False, "inline": "always"}
 
 
-@numba.njit(
+@njit(
     types.UniTuple(types.int64, 2)(
         BINDINGS, types.uint8[::1], types.int64, types.int64, types.int64, types.int64, types.int64
     ),
@@ -63,7 +63,7 @@ def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, code: in
     return 2 * (t.first[job] + slot) + (index >> 15), worker
 
 
-@numba.njit(types.int64(REGISTERS, types.int64, types.int64, types.uint32, types.uint32), **_INLINE)
+@njit(types.int64(REGISTERS, types.int64, types.int64, types.uint32, types.uint32), **_INLINE)
 def admit(r: Registers, entry: int, job: int, packet: int, bit: int) -> Any:
     """What a packet is to its slot; a new fragment takes the entry over."""
     ahead = np.uint32(packet - r.key[entry])
@@ -85,7 +85,7 @@ def admit(r: Registers, entry: int, job: int, packet: int, bit: int) -> Any:
     return MORE
 
 
-@numba.njit(
+@njit(
     types.void(
         REGISTERS,
         BINDINGS,
@@ -170,7 +170,7 @@ def run(
             target[i] = t.group[job]
 
 
-@numba.njit(types.void(REGISTERS, types.int64[::1], types.int64[::1]), cache=True, nogil=True, _nrt=False)
+@njit(types.void(REGISTERS, types.int64[::1], types.int64[::1]), cache=True, nogil=True, _nrt=False)
 def expire(r: Registers, slots: Any, counts: Any) -> None:
     """Forget partial sums. What is complete stays for those who have not heard: its memory is the job's own anyway."""
     for k in range(slots.size):

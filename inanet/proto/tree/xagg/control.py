@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
+from inanet.kernels.jit import njit
 from inanet.proto.tree.engine import Tables, stamp, tag_of
 from inanet.proto.tree.slots import CHECK, HEAD
 from inanet.wire.batch import Transmission
@@ -49,7 +49,7 @@ def read_header(arena: NDArray[np.int32], offset: int) -> Header:
     )
 
 
-@numba.njit(
+@njit(
     "void(int32[:, ::1], int64, uint32, uint32, uint32, uint32, uint32, uint64, int64, uint32)",
     cache=True,
     nogil=True,

@@ -12,6 +12,7 @@ import numpy as np
 from numba import types
 
 from inanet.kernels.checksum import row_checksum
+from inanet.kernels.jit import njit
 from inanet.proto.tree.engine import (
     ACTIVE,
     COMMITTED,
@@ -83,14 +84,14 @@ _ROW, _LOST, _CONTROL, _MAGIC = ROW_BYTES, LOST_BYTES, CONTROL_BYTES, MAGIC_VERS
 _BATCH_ARGS = (TABLES, types.int32[::1], types.int64, types.int64, types.int64)
 
 
-@numba.njit("int64(int64, int64)", cache=True, nogil=True, _nrt=False, inline="always")
+@njit("int64(int64, int64)", cache=True, nogil=True, _nrt=False, inline="always")
 def ended_group(fragment: int, verdict: int) -> Any:
     """What is reported of a group's end; see :attr:`~inanet.proto.tree.engine.Event.GROUP_END`."""
     group = fragment >> 10
     return -1 - group if verdict == DUPLICATE else group
 
 
-@numba.njit(
+@njit(
     types.int64(TABLES, types.int32[::1], types.int64, types.int64),
     cache=True,
     nogil=True,
@@ -136,7 +137,7 @@ def parse(t: Tables, arena: Any, offset: int, length: int) -> Any:
     return OK
 
 
-@numba.njit(types.int64(types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
+@njit(types.int64(types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def bit_index(host: int) -> Any:
     """Index of the only bit of ``host``; -1 if it has none or several."""
     if host == 0 or host & np.uint32(host - np.uint32(1)):
@@ -147,9 +148,7 @@ def bit_index(host: int) -> Any:
     return index
 
 
-@numba.njit(
-    types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always"
-)
+@njit(types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def effective(t: Tables, tree: int, bitmap: int) -> Any:
     """Bitmap with every retired id in it replaced by the ids it stands for (re-parenting)."""
     retired = np.uint32(t.trees[tree, RETIRED])
@@ -164,7 +163,7 @@ def effective(t: Tables, tree: int, bitmap: int) -> Any:
     return np.uint32(bitmap)
 
 
-@numba.njit(
+@njit(
     types.int64(TABLES, types.int64, types.int64, types.uint32, types.int64, types.uint8),
     cache=True,
     nogil=True,
@@ -187,7 +186,7 @@ def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, pl
     return child
 
 
-@numba.njit(
+@njit(
     types.int64(TABLES, types.int64, types.uint32, types.int64[:, ::1], types.int64[::1]),
     cache=True,
     nogil=True,
@@ -208,7 +207,7 @@ def admit_round(t: Tables, row: int, round_: int, events: Any, used: Any) -> Any
     return OK
 
 
-@numba.njit("void(int32[:, ::1], int64, uint8)", cache=True, nogil=True, _nrt=False)
+@njit("void(int32[:, ::1], int64, uint8)", cache=True, nogil=True, _nrt=False)
 def exponent_row(rows: Any, slot: int, exponent: int) -> None:
     """Fill a row with one exponent: payload word 0, zeros behind it, checksum."""
     row = rows[slot]
@@ -218,7 +217,7 @@ def exponent_row(rows: Any, slot: int, exponent: int) -> None:
     row[CHECK] = np.int32(exponent)
 
 
-@numba.njit(
+@njit(
     numba.void(TABLES, types.int64, types.int64, types.int64[:, ::1], types.int64[::1], types.int64[::1]),
     cache=True,
     nogil=True,
@@ -249,7 +248,7 @@ def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts:
         emit_up(t, row, fragment, K_DATA, events, used)
 
 
-@numba.njit(
+@njit(
     types.int64(
         TABLES,
         types.int32[::1],
@@ -283,7 +282,7 @@ def adopt(
     return OK
 
 
-@numba.njit(
+@njit(
     types.int64(
         TABLES,
         types.int32[::1],
@@ -357,7 +356,7 @@ def take_contribution(
     return OK
 
 
-@numba.njit(
+@njit(
     types.int64(
         TABLES,
         types.int32[::1],
@@ -391,7 +390,7 @@ def take_result(
     return adopt(t, arena, o, row, fragment, attempt, events, used, counts)
 
 
-@numba.njit(
+@njit(
     types.int64(
         TABLES,
         types.int32[::1],
@@ -467,7 +466,7 @@ def take(
     return verdict
 
 
-@numba.njit(
+@njit(
     numba.void(
         TABLES,
         types.int32[::1],

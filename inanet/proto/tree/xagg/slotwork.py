@@ -6,6 +6,7 @@ import numba
 import numpy as np
 from numba import types
 
+from inanet.kernels.jit import njit
 from inanet.proto.tree.engine import (
     ACTIVE,
     BIT,
@@ -36,7 +37,7 @@ _END = int(Flag.GROUP_END) << 12
 K_DATA, K_EXPONENT, K_RESULT = int(Kind.DATA), int(Kind.EXPONENT), int(Kind.RESULT)
 
 
-@numba.njit(
+@njit(
     numba.void(
         TABLES, types.int64, types.int64, types.int64, types.uint8[::1], types.int64[:, ::1], types.int64[::1]
     ),
@@ -63,7 +64,7 @@ def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: 
             emit_up(t, row, fragment, K_DATA, events, used)
 
 
-@numba.njit(
+@njit(
     numba.void(TABLES, types.int64, types.int64[::1], types.uint8[::1], types.uint8[::1]),
     cache=True,
     nogil=True,
@@ -84,7 +85,7 @@ def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) 
         blank(t, slot)
 
 
-@numba.njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False)
+@njit(numba.void(TABLES, types.int64), cache=True, nogil=True, _nrt=False)
 def restamp(t: Tables, row: int) -> None:
     """New headers for everything not yet answered: this node has a new parent, id or plan version (re-parenting)."""
     shard = t.shards[row]
@@ -96,7 +97,7 @@ def restamp(t: Tables, row: int) -> None:
             stamp(t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, host)
 
 
-@numba.njit("void(int32[:, ::1], int64, uint64)", cache=True, nogil=True, _nrt=False)
+@njit("void(int32[:, ::1], int64, uint64)", cache=True, nogil=True, _nrt=False)
 def ask_for_check(rows: Any, slot: int, key: int) -> None:
     """Mark a row as the last of its group, whatever follows: its receiver then looks at what is missing of the group.
 
@@ -113,7 +114,7 @@ def ask_for_check(rows: Any, slot: int, key: int) -> None:
     )
 
 
-@numba.njit(types.int64(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
+@njit(types.int64(TABLES, types.int64, types.int64), cache=True, nogil=True, _nrt=False)
 def mend(t: Tables, row: int, fragment: int) -> Any:
     """Check a row in memory before it is sent again (linear checksum): 0 sound, 1 its header was damaged and is written anew, 2
     its payload is damaged. Only for slots that are SENT or RESULT.
@@ -142,7 +143,7 @@ def mend(t: Tables, row: int, fragment: int) -> Any:
     return 1
 
 
-@numba.njit(
+@njit(
     types.int64(TABLES, types.int64, types.int64, types.int64, types.uint8[::1]),
     cache=True,
     nogil=True,
@@ -168,9 +169,7 @@ def missing_from_child(t: Tables, row: int, child: int, group: int, bits: Any) -
     return missing
 
 
-@numba.njit(
-    types.int64(TABLES, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True, _nrt=False
-)
+@njit(types.int64(TABLES, types.int64, types.int64, types.uint8[::1]), cache=True, nogil=True, _nrt=False)
 def missing_results(t: Tables, row: int, group: int, bits: Any) -> Any:
     """Which results of a group this node still lacks; as :func:`missing_from_child`."""
     shard = t.shards[row]
@@ -188,7 +187,7 @@ def missing_results(t: Tables, row: int, group: int, bits: Any) -> Any:
     return missing
 
 
-@numba.njit(
+@njit(
     types.int64(TABLES, types.int64, types.int64, types.int64, types.boolean, types.int64[::1]),
     cache=True,
     nogil=True,
