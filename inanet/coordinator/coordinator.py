@@ -9,7 +9,6 @@ from collections.abc import Callable
 from itertools import count
 
 from inanet.coordinator.admission import Admission
-from inanet.coordinator.authentication import check_entry
 from inanet.coordinator.events import (
     ControlEvent,
     NodeRegistered,
@@ -22,7 +21,7 @@ from inanet.coordinator.events import (
 )
 from inanet.coordinator.job import Job
 from inanet.coordinator.keyholders import Keyholders
-from inanet.coordinator.members import Refused
+from inanet.coordinator.members import Rejection, check_entry
 from inanet.coordinator.multicast_groups import probing_group
 from inanet.coordinator.overview import overview
 from inanet.coordinator.peers import Peer, Peers
@@ -108,7 +107,7 @@ class Coordinator:
         """
         for peer in self._peers:
             if self._peers.get(peer.id) is not None and (why := withdrawn(peer.certificate)):
-                self.reject(peer, Refused(why), now)
+                self.reject(peer, Rejection(why), now)
         for job in self.jobs.values():
             whys = [withdrawn(one) for one in self._keyholders.of(job.planner.key)]
             if job.planner.key == job.inherited:
@@ -125,7 +124,7 @@ class Coordinator:
         self._peers.heard(found)
         try:
             self._dispatch(found, message, now)
-        except Refused as refusal:
+        except Rejection as refusal:
             self.reject(found, refusal, now, message if isinstance(message, Hello) else None)
         self._settle(now)
 
@@ -194,7 +193,7 @@ class Coordinator:
         elif peer.card is not None:
             self._registered(peer, peer.card, message, now)
         elif peer.hello is None:
-            raise Refused(f"the first message must be hello, not {message.kind}")
+            raise Rejection(f"the first message must be hello, not {message.kind}")
         elif isinstance(message, Pong):
             self._answered(peer, message)
         elif isinstance(message, Stats):
@@ -211,7 +210,7 @@ class Coordinator:
             if self._negotiation is not None and peer.job == message.job:
                 self._negotiation.receive(peer.hello.name, message)
         else:
-            raise Refused(f"{message.kind} is a message of coordinators, not of {peer.label}")
+            raise Rejection(f"{message.kind} is a message of coordinators, not of {peer.label}")
 
     def _answered(self, peer: Peer, pong: Pong) -> None:
         assert peer.hello is not None
@@ -239,15 +238,15 @@ class Coordinator:
         """A daemon registers, on a connection that it uses for nothing else."""
         check_entry(card, self.settings.token, peer.certificate)
         if peer.known is not None:
-            raise Refused(f"{peer.label} uses this connection already; register on one of its own")
+            raise Rejection(f"{peer.label} uses this connection already; register on one of its own")
         old = self._peers.registered(card.name)
         if old is not None:
             self.send(old, self._peers.ping(old, now, self.settings.probe))
             text = f"a node called {card.name!r} has registered already; give each its own name"
-            raise Refused(text, retry_after=self.settings.probe)
+            raise Rejection(text, retry_after=self.settings.probe)
         peer.card, peer.deadline = card, None
         self.registry.enter(card, now)
-        self.send(peer, Registered(heartbeat=self.settings.heartbeat, epoch=self._admission.maker.epoch))
+        self.send(peer, Registered(heartbeat=self.settings.heartbeat, epoch=self._admission.epoch))
         self.say(NodeRegistered(peer.id, card.name, card.role, len(list(self.registry))))
         self._admission.look(now)
         self._renew(now)
@@ -262,7 +261,7 @@ class Coordinator:
         elif isinstance(message, Leave):
             self._gone(peer, f"it left: {message.reason}" if message.reason else "it left", now, left=True)
         elif not isinstance(message, Pong):
-            raise Refused(f"{message.kind} has no place on a connection for registration")
+            raise Rejection(f"{message.kind} has no place on a connection for registration")
 
     def _weigh(self, name: str, now: float) -> None:
         """A server has reported its load: leave it out of jobs, or take it back into those it was left out of."""
@@ -330,13 +329,13 @@ class Coordinator:
     def _check_peer(self, peer: Peer, now: float) -> None:
         if peer.deadline is not None and now >= peer.deadline:
             if peer.known is None:
-                self.reject(peer, Refused(f"no hello within {self.settings.hello:g} s"), now)
+                self.reject(peer, Rejection(f"no hello within {self.settings.hello:g} s"), now)
             else:
                 self._gone(peer, f"no answer for {now - peer.asked:.0f} s", now)
         elif peer.known is not None and now >= peer.next_ping:
             self.send(peer, self._peers.ping(peer, now, self.settings.silence))
 
-    def reject(self, peer: Peer, refusal: Refused, now: float, hello: Hello | None = None) -> None:
+    def reject(self, peer: Peer, refusal: Rejection, now: float, hello: Hello | None = None) -> None:
         """Refuse a peer, which is gone with that; ``hello`` is what it has just said, if it was not taken."""
         reason = clip(refusal.reason)
         said = hello or peer.hello
@@ -380,8 +379,8 @@ class Coordinator:
             self._admission.look(now)
             for job in list(self.jobs.values()):
                 self._collect(job)
-        while self._generation != self._admission.maker.receivers.generation:
-            self._generation = self._admission.maker.receivers.generation
+        while self._generation != self._admission.receivers.generation:
+            self._generation = self._admission.receivers.generation
             for job in list(self.jobs.values()):
                 job.rewindow(now)
                 self._collect(job)
@@ -416,7 +415,7 @@ class Coordinator:
             self._admission.ended.remember(job.planner.key, job.verdict)
             self._refusals.forget(job.name)
             self._keyholders.keep({j.planner.key for j in self.jobs.values()})
-            self._admission.maker.groups.withdraw(job.number)
+            self._admission.groups.withdraw(job.number)
             for peer in self._peers:
                 if peer.job == job.number:
                     peer.job = None

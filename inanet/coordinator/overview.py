@@ -1,24 +1,20 @@
 """What a coordinator shows to whoever asks: nodes, jobs, trees, and what is still waited for."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from inanet.coordinator.admission import Admission, Forming
 from inanet.coordinator.job import Job
-from inanet.coordinator.members import Forming
 from inanet.coordinator.registry import Registry
 from inanet.messages.control import Hello
 from inanet.messages.registration import JobState, Overview
 from inanet.messages.text import clip
-
-if TYPE_CHECKING:
-    from inanet.coordinator.admission import Admission
 
 
 def overview(
     registry: Registry,
     serving: Mapping[str, Hello],
     jobs: Mapping[int, Job],
-    admission: "Admission",
+    admission: Admission,
     expected: tuple[str, ...],
     now: float,
 ) -> Overview:
@@ -38,7 +34,7 @@ def overview(
             )
         )
     return Overview(
-        epoch=admission.maker.epoch,
+        epoch=admission.epoch,
         nodes=registry.states(serving, now),
         jobs=(*running, *waiting),
         missing=registry.missing(expected),

@@ -76,7 +76,7 @@ class Resuming:
         return resume.plan.version < _SANE and resume.next_round < _SANE
 
     def admit_worker(self, hello: Hello, fabric: Fabric) -> None:
-        """Take a worker host back. Raises :class:`~inanet.coordinator.members.Refused`."""
+        """Take a worker host back. Raises :class:`~inanet.coordinator.members.Rejection`."""
         self.members.job = self.members.job or hello.job
         self.members.admit(hello, fabric)
         self.members.left = hello.resume[0].plan.ranks

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inanet.coordinator.members import Members, Refused
+from inanet.coordinator.members import Members, Rejection
 from inanet.messages import control as m
 from inanet.messages.text import clip, listing, show_ranks
 from inanet.planning.topology import Topology
@@ -121,5 +121,5 @@ def test_lists_and_long_texts() -> None:
 
 
 def test_a_worker_says_which_job_it_means() -> None:
-    with pytest.raises(Refused, match="does not say which job"):
+    with pytest.raises(Rejection, match="does not say which job"):
         Members("").admit(Nodes().hello("w0", job=""), Topology(roots=("ps",), workers={"w0": ("ps",)}))

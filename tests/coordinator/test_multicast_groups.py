@@ -120,7 +120,7 @@ def test_a_job_through_the_coordinator(downlink: str) -> None:
     assert {key: after[key][0] for key in after} == {key: before[key][0] for key in after}
     if downlink != "unicast":
         assert after[0, "ps"][2] == {"a1", "w0", "w2"}
-    given = nodes.coordinator._admission.maker.groups._given
+    given = nodes.coordinator._admission.groups._given
     assert {key[0] for key in given} == ({JOB} if downlink != "unicast" else set())
     for name in ("w0", "w1", "w2", "w3"):
         nodes.say(name, Leave())

@@ -7,7 +7,7 @@ a shard has lost gradients, or a part of the model, that nobody else has.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from inanet.coordinator.members import Members, Refused
+from inanet.coordinator.members import Members, Rejection
 from inanet.coordinator.settings import Settings
 from inanet.coordinator.switches import Numbers, SwitchedFabric
 from inanet.messages.control import Hello
@@ -21,26 +21,28 @@ from inanet.wire.xagg import MAX_CHILDREN
 
 
 def check_sparse(hello: Hello, members: Members) -> None:
-    """Raise :class:`~inanet.coordinator.members.Refused` for a rank that does not say what its sparse job is, or not what the other
+    """Raise :class:`~inanet.coordinator.members.Rejection` for a rank that does not say what its sparse job is, or not what the other
     ranks say.
     """
     if (hello.system in SPARSE) is not (hello.sparse is not None):
-        raise Refused(
+        raise Rejection(
             f"{hello.name!r} of job {hello.job!r} has system {hello.system}: jobs that push and pull keys have "
             f"{listing(SPARSE)}, all others have tensors; ranks join the one by inanet.join_sparse, the other by inanet.connect"
         )
     if hello.sparse is None:
         return
     if len(hello.ranks) != 1:
-        raise Refused(f"{hello.name!r} brings {len(hello.ranks)} ranks; each of a sparse job joins by itself")
+        raise Rejection(
+            f"{hello.name!r} brings {len(hello.ranks)} ranks; each of a sparse job joins by itself"
+        )
     if hello.world > MAX_CHILDREN:
         # now, and not when so many have come that one too many is among them
-        raise Refused(
+        raise Rejection(
             f"job {hello.job!r} has {hello.world} ranks, and a sparse job has at most {MAX_CHILDREN}"
         )
     for other in members.hellos.values():
         if other.sparse is not None and other.sparse != hello.sparse:
-            raise Refused(
+            raise Rejection(
                 f"job {hello.job!r} was started with other {_difference(hello.sparse, other.sparse)} on {other.name!r} than on "
                 f"{hello.name!r}; give all ranks the same file"
             )
