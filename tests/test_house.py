@@ -14,7 +14,7 @@ PACKAGES = ("inanet", "daemons")
 #: modules that only tests import
 UNUSED = {"inanet.phy.trace"}
 #: classes with one heir that nothing else names
-INHERITED_ONCE = {"Core", "Hops", "Renewing", "Sending", "Upkeep", "Versions"}
+INHERITED_ONCE = {"Core", "Hops", "Sending", "Upkeep"}
 #: where commands and other programs' entry points are named
 ENTRIES = ("pyproject.toml", "systemd", ".ci/run")
 

@@ -15,11 +15,11 @@ from inanet.coordinator.child_ids import Planner
 from inanet.coordinator.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.coordinator.fabrics import Fabrics
 from inanet.coordinator.goat.rounds import SYSTEM
+from inanet.coordinator.goat.schedules import Rescheduled
 from inanet.coordinator.job import Job
 from inanet.coordinator.members import Members, Rejection, check_endpoint, check_entry
 from inanet.coordinator.multicast_groups import Groups
 from inanet.coordinator.peers import Peer, Peers
-from inanet.coordinator.plan_versions import Rescheduled
 from inanet.coordinator.receive_buffers import Receivers
 from inanet.coordinator.resumption import JobMessage, Resuming
 from inanet.coordinator.round_ledger import Host
@@ -174,13 +174,13 @@ class Admission:
                 why = over.removeprefix(f"job {hello.job!r}: ")
                 raise Rejection(f"job {hello.job!r} is over: {why}")
         for job in self._jobs.values():
-            if job.name == hello.job and hello.resume and hello.resume[0].key != job.planner.key:
+            if job.name == hello.job and hello.resume and hello.resume[0].key != job.plans.planner.key:
                 raise Rejection(
                     f"this process of host {hello.name!r} belongs to an earlier run of job {job.name!r}"
                 )
-            if job.name == hello.job and job.collectives.farewell and not self._settings.elastic:
+            if job.name == hello.job and job.rounds.farewell and not self._settings.elastic:
                 # its other ranks may be about to leave, too, and to come back like this one
-                text = f"job {job.name!r} has still to end: {job.collectives.farewell}"
+                text = f"job {job.name!r} has still to end: {job.rounds.farewell}"
                 raise Rejection(text, retry_after=_ENDING_SECONDS)
             if job.name == hello.job:
                 raise Rejection(f"job {job.name!r} is running; wait until it ends or choose another name")
@@ -374,8 +374,8 @@ class Admission:
         )
         resuming.restore(job, now, self._settings.round)
         for node, hello in self._peers.nodes().items():
-            if node in job.absent and node in resuming.returned:
-                job.dismiss(node, "its place in the tree was given up")
+            if node in job.plans.absent and node in resuming.returned:
+                job.plans.dismiss(node, "its place in the tree was given up")
             job.holder_returned(hello, now)
         for worker in self._workers(forming) if forming else ():
             worker.job = None
@@ -493,7 +493,7 @@ class Admission:
             )
 
         def fresh_key() -> int:
-            self.ended.remember(job.planner.key, "it goes on without this host")
+            self.ended.remember(job.plans.planner.key, "it goes on without this host")
             self.groups.withdraw(number)
             return self._next_key()
 
@@ -503,13 +503,15 @@ class Admission:
         def reschedule(
             hosts: Collection[str], avoided: Collection[str], only_other: bool
         ) -> Rescheduled | None:
-            assert job.planner.switched is not None
-            workers = {name: job.hellos[name] for name in hosts}
-            current = job.topology if only_other else None
-            anew = self.fabrics.scheduled.rearrange(workers, job.planner.switched.number, avoided, current)
+            assert job.plans.planner.switched is not None
+            workers = {name: job.plans.hellos[name] for name in hosts}
+            current = job.plans.topology if only_other else None
+            anew = self.fabrics.scheduled.rearrange(
+                workers, job.plans.planner.switched.number, avoided, current
+            )
             if anew is None:
                 return None
-            made = planner(anew, fresh_key(), job.planner.ranks)
+            made = planner(anew, fresh_key(), job.plans.planner.ranks)
             return Rescheduled(self._next_epoch(), anew.topology, made, self._peers.nodes(), anew.reason)
 
         def next_nonce(name: str) -> int:

@@ -81,6 +81,11 @@ class Planner:
         self.publish = publish
         self._ids: dict[tuple[int, str], Ids] = {}
 
+    def holders(self) -> tuple[str, ...]:
+        """Aggregators and parameter servers in the plan, parents first."""
+        workers = {child for tree in self.trees for child in tree.parents if child not in tree.children}
+        return tuple(name for name in self.nodes() if name not in workers)
+
     def follow(self, ancestors: Callable[[int, str], Sequence[str]]) -> None:
         """The job has other trees from the next version on."""
         self._ancestors = ancestors

@@ -109,8 +109,8 @@ class Coordinator:
             if self._peers.get(peer.id) is not None and (why := withdrawn(peer.certificate)):
                 self.reject(peer, Rejection(why), now)
         for job in self.jobs.values():
-            whys = [withdrawn(one) for one in self._keyholders.of(job.planner.key)]
-            if job.planner.key == job.inherited:
+            whys = [withdrawn(one) for one in self._keyholders.of(job.plans.planner.key)]
+            if job.plans.planner.key == job.inherited:
                 whys.append("an earlier coordinator had told its key, and nobody knows whom")
             if why := next(filter(None, whys), ""):
                 job.change_key(why, now)
@@ -216,21 +216,21 @@ class Coordinator:
         assert peer.hello is not None
         name = peer.hello.name
         if peer.job in self.jobs:
-            self.jobs[peer.job].answered(name, pong.nonce)
+            self.jobs[peer.job].plans.answered(name, pong.nonce)
         for held in pong.plans:
             job = self.jobs.get(held.job)
-            if job is not None and job.planner.key == held.key:
+            if job is not None and job.plans.planner.key == held.key:
                 job.follows(name, held.version, pong.nonce)
 
     def _performed(self, name: str, peer: Peer, message: Performed, now: float) -> None:
         """A worker's first step is over; with the last of them, the trees may be arranged anew."""
         job = self.jobs.get(message.job)
-        if job is None or peer.job != message.job or job.planner.switched is not None:
+        if job is None or peer.job != message.job or job.plans.planner.switched is not None:
             return
         workers = job.performed(Performance(name, message.training, message.transmission))
         if workers:
             serving = self._peers.nodes()
-            chosen = self.settings.topology.improve(job.topology, workers, job.size, serving)
+            chosen = self.settings.topology.improve(job.plans.topology, workers, job.size, serving)
             self.say(PlanChosen(job.number, job.name, chosen.reason))
             job.rearrange(chosen.topology, serving, now)
 
@@ -268,9 +268,9 @@ class Coordinator:
         why = self.settings.topology.busy(name)
         hello = self._peers.nodes().get(name)
         for job in self.jobs.values():
-            if job.planner.switched is not None:
+            if job.plans.planner.switched is not None:
                 continue
-            if why and name in job.topology.aggregators and name not in job.absent:
+            if why and name in job.plans.topology.aggregators and name not in job.plans.absent:
                 self._spared.add((job.number, name))
                 job.holder_lost(name, f"it is busy: {why}", now)
             elif not why and hello is not None and (job.number, name) in self._spared:
@@ -281,8 +281,8 @@ class Coordinator:
         """A server has come: jobs that run may be better off with it."""
         serving = self._peers.nodes()
         for job in self.jobs.values():
-            if job.planner.switched is None:
-                chosen = self.settings.topology.renew(job.topology, tuple(job.hosts), serving)
+            if job.plans.planner.switched is None:
+                chosen = self.settings.topology.renew(job.plans.topology, tuple(job.hosts), serving)
                 if chosen is not None:
                     self.say(PlanChosen(job.number, job.name, chosen.reason))
                     job.rearrange(chosen.topology, serving, now)
@@ -316,7 +316,7 @@ class Coordinator:
         job = self.jobs.get(message.job)
         if job is None or (peer.hello.role == "worker" and peer.job != message.job):
             return
-        if message.name in job.topology.aggregators and message.seconds >= self.settings.silence:
+        if message.name in job.plans.topology.aggregators and message.seconds >= self.settings.silence:
             why = f"{peer.label} has had no answer from it for {message.seconds:.0f} s"
             job.holder_lost(message.name, why, now)
             return
@@ -394,10 +394,10 @@ class Coordinator:
         if self._negotiation is None:
             return
         if any(isinstance(event, PlanChanged) for event in job.log):
-            self._negotiation.planned(job.number, job.planner.trees)
+            self._negotiation.planned(job.number, job.plans.planner.trees)
         if job.over:
             self._negotiation.over(job.number)
-        elif all(round_.failure is not None for round_ in job.collectives.ledger):
+        elif all(round_.failure is not None for round_ in job.rounds.ledger):
             self._negotiation.rest(job.number)
 
     def _collect(self, job: Job) -> None:
@@ -412,9 +412,9 @@ class Coordinator:
         if job.over:
             del self.jobs[job.number]
             self._spared = {(number, name) for number, name in self._spared if number != job.number}
-            self._admission.ended.remember(job.planner.key, job.verdict)
+            self._admission.ended.remember(job.plans.planner.key, job.verdict)
             self._refusals.forget(job.name)
-            self._keyholders.keep({j.planner.key for j in self.jobs.values()})
+            self._keyholders.keep({j.plans.planner.key for j in self.jobs.values()})
             self._admission.groups.withdraw(job.number)
             for peer in self._peers:
                 if peer.job == job.number:

@@ -39,7 +39,11 @@ class Fabrics:
         return self._switched.get(system, self._trees)
 
     def _facts(self) -> list[Switched]:
-        return [job.planner.switched for job in self._jobs.values() if job.planner.switched is not None]
+        return [
+            job.plans.planner.switched
+            for job in self._jobs.values()
+            if job.plans.planner.switched is not None
+        ]
 
     def _taken(self) -> set[int]:
         return {facts.number for facts in self._facts()}

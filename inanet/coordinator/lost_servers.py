@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Vacancies:
+class LostServers:
     """By name; each is waited for ``seconds``."""
 
     seconds: float

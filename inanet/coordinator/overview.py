@@ -42,17 +42,17 @@ def overview(
 
 
 def _running(job: Job) -> JobState:
-    trees = job.planner.trees
+    trees = job.plans.planner.trees
     return JobState(
         name=job.name,
         state="running",
         epoch=job.epoch,
-        version=job.planner.version,
-        rounds=job.collectives.ledger.newest,
+        version=job.plans.planner.version,
+        rounds=job.rounds.ledger.newest,
         # those it was started with: it may go on without some
-        world=max((job.hellos[name].world for name in job.hosts), default=job.planner.ranks),
+        world=max((job.plans.hellos[name].world for name in job.hosts), default=job.plans.planner.ranks),
         ranks={name: host.ranks for name, host in job.hosts.items()},
         roots=tuple(tree.root for tree in trees),
         trees=tuple(dict(tree.parents) for tree in trees),
-        absent=tuple(sorted(job.absent)),
+        absent=tuple(sorted(job.plans.absent)),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from inanet.coordinator.job import Job
 from inanet.coordinator.layouts import Tensor
 from inanet.coordinator.members import Members
-from inanet.coordinator.plan_versions import Inheritance
+from inanet.coordinator.plans import Inheritance
 from inanet.coordinator.round_ledger import Host
 from inanet.messages.control import (
     Begin,
@@ -151,8 +151,8 @@ class Resuming:
 
     def restore(self, job: Job, now: float, round_seconds: float) -> None:
         """Give a new job the state its members have, and let it go on."""
-        job.absent = self.absent(job.topology)
-        job.collectives.ledger.adopt(
+        job.plans.absent = self.absent(job.plans.topology)
+        job.rounds.ledger.adopt(
             {name: self.returned[name].opened for name in self.members.hellos}, now, round_seconds
         )
         layouts: dict[TensorSpec, TensorLayout] = {}
@@ -162,9 +162,9 @@ class Resuming:
                     layouts[layout.spec] = layout
         before = min(host.next_round for host in job.hosts.values()) - 1
         for layout in sorted(layouts.values(), key=lambda layout: layout.tensor):
-            rounds = [r.number for r in job.collectives.ledger if layout.spec in r.specs.values()]
-            job.collectives.tensors.book.adopt(Tensor(layout, min(rounds, default=before + 1) - 1))
-        holders = set(job.topology.needed(self.members.hellos)) - job.absent
+            rounds = [r.number for r in job.rounds.ledger if layout.spec in r.specs.values()]
+            job.rounds.tensors.book.adopt(Tensor(layout, min(rounds, default=before + 1) - 1))
+        holders = set(job.plans.topology.needed(self.members.hellos)) - job.plans.absent
         lacking = {
             (name, layout.tensor)
             for name in (*job.hosts, *holders)
@@ -172,7 +172,7 @@ class Resuming:
             if name not in self.returned or layout.tensor not in self.returned[name].layouts
         }
         plans = {name: returned.resume.plan for name, returned in self.returned.items()}
-        blank = frozenset(root for root in job.topology.roots if root not in self.returned)
+        blank = frozenset(root for root in job.plans.topology.roots if root not in self.returned)
         job.resume(Inheritance(plans, blank, frozenset(lacking)), now)
         for name, returned in self.returned.items():
             for message in returned.queue:

@@ -21,7 +21,7 @@ class _Version:
     horizon: int | None = None
 
 
-class Settling:
+class RetiredIds:
     """Plan versions that retired ids, the oldest first."""
 
     def __init__(self, ledger: RoundLedger) -> None:

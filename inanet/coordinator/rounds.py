@@ -42,7 +42,7 @@ class JobLost(Exception):
         self.ranks = ranks
 
 
-class Collectives:
+class CoordinatorRounds:
     """Rounds and tensors of the job called ``name``; ``hosts`` are the worker hosts that are in it now."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Collectives:
         self.ledger = RoundLedger(hosts)
         #: sums are made in a switch: its framing numbers what all hosts send, failed rounds included
         self._switched = planner.switched is not None
-        self.tensors = Tensors(hosts, self.ledger, planner, settings, format_of, send, guard, self._cannot)
+        self.tensors = Tensors(hosts, self.ledger, planner, settings, format_of, send, guard, self.cannot)
         #: why no further round can be had, once a worker is gone
         self.farewell = ""
         self.departed: tuple[int, ...] = ()
@@ -186,7 +186,7 @@ class Collectives:
         self._recent[round_.number] = failure
         if len(self._recent) > _MOST_RECENT:
             del self._recent[next(iter(self._recent))]
-        for name in (*self.tensors.holders(), *self.hosts):
+        for name in (*self._planner.holders(), *self.hosts):
             self._send(name, failure)
         self.ledger.tidy(round_)
         if self._switched and error not in _BY_ALL and not self.replanned:
@@ -313,7 +313,7 @@ class Collectives:
 
     # ---------- tensors
 
-    def _cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
+    def cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
         """There is no such tensor: rounds that wait for it fail."""
         for round_ in list(self.ledger):
             if round_.failure is None and round_.spec == spec:

@@ -52,13 +52,6 @@ class Tensors:
         for tensor in self.book:
             self.book.drop(tensor)
 
-    def holders(self) -> tuple[str, ...]:
-        """Aggregators and parameter servers in the plan, parents first."""
-        workers = {
-            child for tree in self._planner.trees for child in tree.parents if child not in tree.children
-        }
-        return tuple(name for name in self._planner.nodes() if name not in workers)
-
     def provide(self, round_: Round, spec: TensorSpec) -> None:
         """Find or make the tensor of a round's spec; it may have to be scheduled first."""
         if self.book.find(spec) is None:
@@ -115,8 +108,8 @@ class Tensors:
         while not self._switched and (spare := self.book.spare(busy)) is not None:
             self.drop(spare)
         tensor = self.book.create(spec, facts, len(self._planner.trees), last_round, scheduled())
-        tensor.waiting = set(self.holders())
-        for name in self.holders():
+        tensor.waiting = set(self._planner.holders())
+        for name in self._planner.holders():
             self.tell(name, tensor)
         return tensor
 
@@ -129,7 +122,7 @@ class Tensors:
     def drop(self, tensor: Tensor) -> None:
         """Free a tensor on every node."""
         self.book.drop(tensor)
-        for name in (*self._hosts, *self.holders()):
+        for name in (*self._hosts, *self._planner.holders()):
             self._send(name, LayoutDrop(job=self._planner.job, tensor=tensor.layout.tensor))
 
     def layout_ready(self, name: str, message: LayoutReady) -> None:

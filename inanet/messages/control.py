@@ -42,7 +42,7 @@ its way::
     coordinator -> Hold(before)       worker -> Held; it begins no round from ``before`` on
     coordinator -> Plan               releases the hold, whatever the reason for the plan
 
-A worker of an elastic job is lost (:mod:`inanet.coordinator.elasticity`). A plan under another key begins a new epoch, in
+A worker of an elastic job is lost (:mod:`inanet.coordinator.epoch_change`). A plan under another key begins a new epoch, in
 which nothing counts that was sent before::
 
     coordinator -> Judge (to roots)   root -> Judged

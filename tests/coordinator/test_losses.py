@@ -80,7 +80,7 @@ def test_a_lost_aggregator_is_routed_around_at_any_phase(nodes: Nodes, phase: ob
     for round_ in (1, 2):
         nodes.begin(round_, SPEC if round_ == 1 else spec("v"))
         nodes.finish(round_)
-    assert job.collectives.ledger.quiet
+    assert job.rounds.ledger.quiet
     assert all(not nodes.got(name, RoundFailed) for name in nodes.ids)
     assert all(
         nodes.got(name, Layout) or name == "w0" for name in ("w1", "w2") if phase is lose_before_any_round
@@ -121,7 +121,7 @@ def test_cascades_up_and_down() -> None:
         # what the first child of the root had sent is all there is
         assert stands_for[1] == sum(live.values())
         nodes.finish(1)
-        assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+        assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
 
 
 def test_too_many_orphans_end_the_job_with_the_reason() -> None:
@@ -172,18 +172,18 @@ def test_ids_are_not_settled_before_all_hosts_have_answered() -> None:
     nodes.start()
     nodes.kill("a0")
     job = nodes.coordinator.jobs[JOB]
-    assert job._settling.settled(job.hosts) == 0
+    assert job.plans.retired.settled(job.hosts) == 0
     nodes.say("w0", Pong(nonce=1))
-    assert job._settling.settled(job.hosts) == 0
+    assert job.plans.retired.settled(job.hosts) == 0
     nodes.begin(1, SPEC, ["w1"])
     nodes.say("w1", Pong(nonce=1))
     # w1 had begun round 1 when it answered: that round may know the old id
-    assert job._settling.settled(job.hosts) == 0
+    assert job.plans.retired.settled(job.hosts) == 0
     nodes.begin(1, SPEC, ["w0"])
     nodes.finish(1, ["w0", "w1"])
-    assert job._settling.settled(job.hosts) == 0
+    assert job.plans.retired.settled(job.hosts) == 0
     nodes.say("ps", Finished(job=JOB, round=1))
-    assert job._settling.settled(job.hosts) == 2
+    assert job.plans.retired.settled(job.hosts) == 2
 
 
 def test_a_silent_aggregator_is_asked_then_given_up(nodes: Nodes) -> None:

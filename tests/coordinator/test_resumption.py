@@ -95,7 +95,7 @@ def test_a_job_goes_on_in_whatever_order_its_members_return(order: list[str]) ->
     nodes.begin(3, OTHER, ["w1", "w2", "w3"])
     nodes.finish(2)
     nodes.finish(3)
-    assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
     nodes.begin(4, spec("new"))
     assert nodes.last("w0", Layout).layout.tensor == 2
     assert all(not nodes.got(name, RoundFailed) for name in EVERYBODY)
@@ -134,7 +134,7 @@ def test_what_members_say_meanwhile_is_not_lost() -> None:
     nodes.say("w2", Begin(job=JOB, round=2, spec=SPEC))
     nodes.say("w0", Finished(job=JOB, round=2))
     come_back(nodes, "w3", "ps")
-    round_ = nodes.coordinator.jobs[JOB].collectives.ledger.get(2)
+    round_ = nodes.coordinator.jobs[JOB].rounds.ledger.get(2)
     assert round_ is not None
     assert round_.finished == {"w0"}
     assert set(round_.specs) == {"w0", "w1", "w2"}
@@ -154,9 +154,9 @@ def test_a_round_that_others_have_finished_is_known_to_be_finished() -> None:
     for name in ("w2", "w3"):
         nodes.resume(name, 2)
     nodes.finish(1, ["w0"])
-    assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 1
+    assert len(nodes.coordinator.jobs[JOB].rounds.ledger) == 1
     nodes.finish(1, ["w1"])
-    assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 0
+    assert len(nodes.coordinator.jobs[JOB].rounds.ledger) == 0
 
 
 def test_a_mismatch_nobody_was_told_of_is_found() -> None:

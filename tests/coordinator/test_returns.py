@@ -37,7 +37,7 @@ def test_it_comes_back_when_nothing_is_on_its_way(nodes: Nodes) -> None:
     assert [message.kind for message in nodes.inbox["w0"]] == ["hold", "plan"]
     nodes.begin(2, SPEC)
     nodes.finish(2)
-    assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
 
 
 def test_it_waits_for_open_rounds_and_for_the_root(nodes: Nodes) -> None:
@@ -116,7 +116,7 @@ def test_one_that_fails_on_its_way_back_leaves_things_as_they_were(nodes: Nodes,
     assert nodes.plans["ps"].placements[0].retired == ()
     nodes.begin(2, SPEC)
     nodes.finish(2)
-    assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
 
 
 def test_a_parent_that_dies_during_the_return_costs_nothing_either() -> None:
@@ -211,5 +211,5 @@ def test_one_that_goes_again_while_hosts_hold_for_it_does_not_enter(nodes: Nodes
     assert "a1" not in parents(nodes).values()
     nodes.begin(2, spec())
     nodes.finish(2)
-    assert nodes.coordinator.jobs[JOB].collectives.completing is False
+    assert nodes.coordinator.jobs[JOB].rounds.completing is False
     consistent(nodes)

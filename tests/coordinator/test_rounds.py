@@ -60,7 +60,7 @@ def test_a_known_tensor_costs_nothing(nodes: Nodes) -> None:
         nodes.begin(round_, SPEC)
         nodes.finish(round_)
     assert all(not inbox for inbox in nodes.inbox.values())
-    assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 0
+    assert len(nodes.coordinator.jobs[JOB].rounds.ledger) == 0
 
 
 def test_rounds_may_overlap_and_finish_in_any_order(nodes: Nodes) -> None:
@@ -71,9 +71,9 @@ def test_rounds_may_overlap_and_finish_in_any_order(nodes: Nodes) -> None:
     for round_ in (3, 1, 5, 2, 4):
         nodes.finish(round_)
     job = nodes.coordinator.jobs[JOB]
-    assert len(job.collectives.ledger) == 0
-    assert job.collectives.ledger.quiet
-    assert len(job.collectives.tensors.book) == 2
+    assert len(job.rounds.ledger) == 0
+    assert job.rounds.ledger.quiet
+    assert len(job.rounds.tensors.book) == 2
     assert all(not nodes.got(name, RoundFailed) for name in EVERYBODY)
 
 
@@ -107,7 +107,7 @@ def test_shards_are_spread_over_trees() -> None:
     nodes.finish(1)
     for name in ("w0", "w1", "q"):
         nodes.say(name, Finished(job=JOB, round=2))
-    assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
 
 
 def test_an_empty_tensor_has_a_shard_all_the_same(nodes: Nodes) -> None:
@@ -116,7 +116,7 @@ def test_an_empty_tensor_has_a_shard_all_the_same(nodes: Nodes) -> None:
     data = [shard for shard in nodes.last("w0", Layout).layout.shards if shard.part is Part.DATA]
     assert [shard.count for shard in data] == [1]
     nodes.finish(1)
-    assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
 
 
 # ---------- mismatches
@@ -165,7 +165,7 @@ def test_a_host_that_begins_a_failed_round_later_is_told_again(nodes: Nodes) -> 
     nodes.begin(1, SPEC, ["w2"])
     assert nodes.inbox["w2"] == [failed]
     nodes.begin(1, SPEC, ["w3"])
-    assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 0
+    assert len(nodes.coordinator.jobs[JOB].rounds.ledger) == 0
     assert [name for name in EVERYBODY if nodes.inbox[name]] == ["w2", "w3"]
 
 
@@ -176,7 +176,7 @@ def test_after_a_failure_the_job_goes_on(nodes: Nodes) -> None:
     nodes.begin(2, SPEC)
     nodes.finish(2)
     assert all(not inbox for inbox in nodes.inbox.values())
-    assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
 
 
 # ---------- refusals
@@ -208,7 +208,7 @@ def test_a_refusal_may_come_before_the_begin(nodes: Nodes) -> None:
     nodes.begin(1, SPEC, ["w2", "w3"])
     assert nodes.got("w2", RoundFailed) == []
     assert nodes.got("w3", RoundFailed) == [failed]
-    assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 0
+    assert len(nodes.coordinator.jobs[JOB].rounds.ledger) == 0
 
 
 def test_who_refuses_a_round_that_has_failed_is_told_and_nobody_waits_for_it(nodes: Nodes) -> None:
@@ -219,7 +219,7 @@ def test_who_refuses_a_round_that_has_failed_is_told_and_nobody_waits_for_it(nod
             name, Refuse(job=JOB, round=1, rank=rank, tensor="w", index=None, reason="mismatch", detail=text)
         )
         assert "dtypes differ on w0" in nodes.last(name, RoundFailed).message
-    assert len(nodes.coordinator.jobs[JOB].collectives.ledger) == 0
+    assert len(nodes.coordinator.jobs[JOB].rounds.ledger) == 0
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -267,7 +267,7 @@ def test_the_least_recently_begun_tensor_makes_way() -> None:
     nodes.begin(6, spec("b"))
     laid = nodes.last("w0", Layout)
     assert (laid.layout.tensor, laid.last_round) == (4, 5)
-    shards = {s.shard for t in nodes.coordinator.jobs[JOB].collectives.tensors.book for s in t.layout.shards}
+    shards = {s.shard for t in nodes.coordinator.jobs[JOB].rounds.tensors.book for s in t.layout.shards}
     assert len(shards) == 6
 
 
@@ -392,7 +392,7 @@ def test_what_comes_twice_or_from_nowhere_changes_nothing(nodes: Nodes) -> None:
     nodes.say("ps", Finished(job=JOB, round=7), Finished(job=3, round=7))
     assert all(not inbox for inbox in nodes.inbox.values())
     nodes.finish(1)
-    assert nodes.coordinator.jobs[JOB].collectives.ledger.quiet
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
 
 
 def test_nothing_grows_with_the_number_of_rounds() -> None:
@@ -402,9 +402,9 @@ def test_nothing_grows_with_the_number_of_rounds() -> None:
     for round_ in range(1, 401):
         nodes.begin(round_, spec(f"layer{round_ % 5}"))
         nodes.finish(round_)
-    ledger = job.collectives.ledger
+    ledger = job.rounds.ledger
     assert (len(ledger), ledger._settling, ledger._confirmed_early) == (0, {}, {})
-    assert (len(job.collectives.tensors.book), job.outbox, job.log) == (5, [], [])
+    assert (len(job.rounds.tensors.book), job.outbox, job.log) == (5, [], [])
 
 
 def test_roots_that_confirm_nothing_cost_a_bounded_amount() -> None:

@@ -173,7 +173,7 @@ class Whole:
 
     def version(self) -> int:
         (job,) = self.coordinator.jobs.values()
-        return job.planner.version
+        return job.plans.planner.version
 
 
 def arrays_for(topology: Topology, seed: int, spec: TensorSpec) -> dict[str, NDArray[np.generic]]:
@@ -241,8 +241,8 @@ def test_aggregators_die_in_a_round_and_come_back(topology: Topology, impair: fl
         all_reduce(whole, next(rounds), INTEGERS)
         all_reduce(whole, next(rounds), FLOATS)
     (job,) = whole.coordinator.jobs.values()
-    assert job.absent == set()
-    assert len(job.collectives.ledger) == 0
+    assert job.plans.absent == set()
+    assert len(job.rounds.ledger) == 0
 
 
 @pytest.mark.parametrize("impair", [0.0, 0.05], ids=["clean", "impaired"])

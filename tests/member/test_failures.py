@@ -181,7 +181,7 @@ class TestMemory:
             assert nodes.last(name, LayoutDrop).tensor == 0
         nodes.begin(2, TensorSpec("small", "i32", (3,), "sum", ExponentMode.NONE))
         nodes.finish(2)
-        assert nodes.coordinator.jobs[7].collectives.ledger.quiet
+        assert nodes.coordinator.jobs[7].rounds.ledger.quiet
 
     def test_a_job_too_many_does_not_end_an_aggregator(self) -> None:
         script = Script(role="aggregator")

@@ -7,7 +7,7 @@ tensor, which is scheduled when the first host begins a step, and refusals, whic
 
 from inanet.coordinator.child_ids import Planner
 from inanet.coordinator.round_ledger import Host
-from inanet.coordinator.rounds import Collectives, JobLost
+from inanet.coordinator.rounds import CoordinatorRounds, JobLost
 from inanet.coordinator.settings import FormatOf, Settings
 from inanet.coordinator.tensors import Guard, Send
 from inanet.messages.control import Begin, Finished, LayoutReady, Refuse, RoundFailed
@@ -20,8 +20,8 @@ from inanet.proto.slots.goat_async.tensors import suits
 SYSTEM = "goat-async"
 
 
-class Steps(Collectives):
-    """See :class:`~inanet.coordinator.rounds.Collectives`; the ledger stays empty."""
+class AsynchronousRounds(CoordinatorRounds):
+    """See :class:`~inanet.coordinator.rounds.CoordinatorRounds`; the ledger stays empty."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Steps(Collectives):
             self._all("memory", f"{name!r} has no room for it: {message.refused}")
         super().layout_ready(name, message)
 
-    def _cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
+    def cannot(self, spec: TensorSpec, error: Cause, text: str) -> None:
         """There is no such tensor: the steps that wait for it fail."""
         self._all(error, text)
 

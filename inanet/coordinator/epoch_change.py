@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
-class Shrinking:
+class EpochChange:
     """What has to be settled first. ``nonce`` is that of the hold hosts are asked for, ``before`` its round."""
 
     reason: str

@@ -31,7 +31,7 @@ class _Attempt:
     held: set[str] = field(default_factory=set)
 
 
-class Holding:
+class QuietMoment:
     """Aggregators that wait for that moment, and the attempt being made. ``seconds``: how long hosts hold."""
 
     def __init__(self, ledger: RoundLedger, seconds: float) -> None:

@@ -1,0 +1,205 @@
+"""A job's plan, version by version: what every member is told, in which order, and whether it has heard.
+
+Aggregators and parameter servers have a version before any worker does. Those that need slots for it make them first
+(the *gate*).
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+
+from inanet.coordinator.child_ids import PlanError, Planner
+from inanet.coordinator.events import ControlEvent, PlanChanged, PlanRepeated
+from inanet.coordinator.receive_buffers import Receivers, Station
+from inanet.coordinator.retired_ids import RetiredIds
+from inanet.coordinator.round_ledger import Host, RoundLedger
+from inanet.coordinator.rounds import JobLost
+from inanet.messages.control import Hello, JobEnded, Message, Plan
+from inanet.messages.text import clip
+from inanet.planning.topology import Topology, TopologyError
+from inanet.proto.common.plan import NodePlan
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What the members of a job still hold after their coordinator was lost.
+
+    ``plans``: the plan each follows. ``blank``: parameter servers that hold nothing of the job any more.
+    ``lacking``: (member, tensor) for tensors that others have.
+    """
+
+    plans: Mapping[str, NodePlan]
+    blank: frozenset[str]
+    lacking: frozenset[tuple[str, int]]
+
+
+@dataclass(slots=True)
+class _Told:
+    """A plan as a member was sent it, and the number of the first ping it gets after that."""
+
+    plan: Plan
+    nonce: int
+
+
+class PlanVersions:
+    """``hosts``, ``hellos``: the job's, by name; every member has said Hello. ``next_nonce(name)`` is the number of the next ping
+    that member will be sent. ``send(name, message)`` sends, ``log`` takes events. ``silence``: seconds in which slots are made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        topology: Topology,
+        planner: Planner,
+        hosts: Mapping[str, Host],
+        hellos: Mapping[str, Hello],
+        ledger: RoundLedger,
+        receivers: Receivers,
+        next_nonce: Callable[[str], int],
+        send: Callable[[str, Message], None],
+        log: list[ControlEvent],
+        silence: float,
+    ) -> None:
+        self.topology = topology
+        self.planner = planner
+        self.hellos = dict(hellos)
+        #: names of the hosts that the job has had since its epoch began
+        self.members = tuple(sorted(hosts))
+        #: aggregators that the plan does without
+        self.absent: set[str] = set()
+        #: (holder, tensor) still to be ready before workers get the plan they wait for, and until when
+        self.gate: set[tuple[str, int]] = set()
+        self.gate_deadline = 0.0
+        #: workers do not have the current version
+        self.held_back = False
+        #: it was made while no round was on its way
+        self.quiet = False
+        self.retired = RetiredIds(ledger)
+        self._name = name
+        self._hosts = hosts
+        self._ledger = ledger
+        self._receivers = receivers
+        self._next_nonce = next_nonce
+        self._send = send
+        self._log = log
+        self._silence = silence
+        self._attach: dict[str, set[int]] = {}
+        self._stations: dict[str, Station] = {}
+        #: what every member was told last
+        self._told: dict[str, _Told] = {}
+
+    @property
+    def parents(self) -> dict[tuple[int, str], str]:
+        """The parent of each (tree, node) in the current version."""
+        return {(t.tree, child): p for t in self.planner.trees for child, p in t.parents.items()}
+
+    def advance(self, reason: str, now: float, parents: Mapping[tuple[int, str], str] | None = None) -> None:
+        """Make the next version, for the nodes that are present, and send it to aggregators and roots; workers get it when the
+        gate is open. Raises :class:`~inanet.coordinator.rounds.JobLost` if there can be none.
+
+        ``parents``: what each (tree, node) takes for its parent, if that is not as in the current version.
+        """
+        if parents is None:
+            parents = self.parents
+        try:
+            trees = self.topology.trees(self.members, self.absent)
+            self.planner.advance(trees, settled=self.retired.settled(self._hosts), quiet=self.quiet)
+        except (TopologyError, PlanError) as error:
+            raise JobLost("aggregator_lost", f"job {self._name!r}: {reason}, but {error}") from None
+        for tree in trees:
+            for child, parent in tree.parents.items():
+                if parents.get((tree.tree, child), parent) != parent:
+                    self._attach.setdefault(child, set()).add(tree.tree)
+        senders: dict[int, int] = {}
+        for name, links in self.planner.links().items():
+            endpoint = self.hellos[name].endpoint
+            senders[endpoint] = senders.get(endpoint, 0) + links
+        self._receivers.declare(self.planner.job, senders)
+        if self.planner.retires:
+            self.retired.track(self.planner.version, {host: self._next_nonce(host) for host in self._hosts})
+        self.publish(reason, now)
+
+    def inform(self, reason: str, names: Collection[str] | None = None) -> None:
+        """Make the next version and send it to aggregators and roots, or to these: it has nothing in it for workers, whose
+        connections may be about to close. Without a ``reason`` it is not worth a word.
+        """
+        trees = self.topology.trees(self.members, self.absent)
+        self.planner.advance(trees, settled=self.retired.settled(self._hosts), quiet=self.quiet)
+        if reason:
+            self._log.append(PlanChanged(self.planner.job, self._name, self.planner.version, reason))
+        for name in self.planner.holders() if names is None else names:
+            self.send(name)
+
+    def publish(self, reason: str, now: float) -> None:
+        """Send the current version to aggregators and roots."""
+        self.held_back = True
+        self.gate_deadline = now + self._silence
+        self._stations = {name: self.station(name) for name in self.planner.nodes()}
+        self._log.append(PlanChanged(self.planner.job, self._name, self.planner.version, reason))
+        for name in self.planner.holders():
+            self.send(name)
+
+    def open_gate(self) -> bool:
+        """Send the current version to workers, if they do not have it and all slots for it are made; whether that was so."""
+        if not self.held_back or self.gate:
+            return False
+        self.held_back = self.quiet = False
+        for name in self._hosts:
+            self.send(name)
+        return True
+
+    def ready(self, name: str, tensor: int) -> None:
+        """A holder is ready for a tensor."""
+        self.gate.discard((name, tensor))
+
+    def without(self, name: str) -> None:
+        """The plan is to do without an aggregator."""
+        self.absent.add(name)
+        self.gate = {(holder, tensor) for holder, tensor in self.gate if holder != name}
+        self._attach.pop(name, None)
+
+    def dismiss(self, name: str, reason: str) -> None:
+        """Tell an aggregator that the job goes on without it."""
+        self._told.pop(name, None)
+        self._send(name, JobEnded(job=self.planner.job, reason=clip(reason)))
+
+    def renew(self, planner: Planner) -> None:
+        """Begin an epoch with the hosts that are left: nodes forget everything, and get plans of another planner, numbered on."""
+        planner.follow(self.topology.ancestors)
+        planner.version = self.planner.version
+        self.planner = planner
+        self.members = tuple(sorted(self._hosts))
+        self.retired = RetiredIds(self._ledger)
+        self.gate, self._attach = set(), {}
+        self.quiet = self.held_back = False
+
+    @property
+    def stale(self) -> bool:
+        """Whether a member's window is no longer what the current version says."""
+        return any(self.station(name) != station for name, station in self._stations.items())
+
+    def send(self, name: str) -> None:
+        """Send the current version to a member."""
+        attach = tuple(sorted(self._attach.pop(name, ())))
+        plan = Plan(plan=self.planner.view(name, self.station), attach=attach)
+        self._told[name] = _Told(plan, self._next_nonce(name))
+        self._send(name, plan)
+
+    def follows(self, name: str, version: int, nonce: int) -> None:
+        """A member says which version it acts on, in answer to ping ``nonce``. If it has missed what it was told
+        before that ping, it is told again.
+        """
+        told = self._told.get(name)
+        if told is None or nonce < told.nonce or version >= told.plan.plan.version:
+            return
+        told.nonce = self._next_nonce(name)
+        self._log.append(PlanRepeated(self.planner.job, self._name, name, version, told.plan.plan.version))
+        self._send(name, told.plan)
+
+    def station(self, name: str) -> Station:
+        """Where a member receives, and the window everybody who sends there has."""
+        hello = self.hellos[name]
+        return replace(self._receivers.station(hello.endpoint, hello.rx_window), listens=hello.groups)
+
+    def answered(self, host: str, nonce: int) -> None:
+        """A worker host has answered ping ``nonce``."""
+        self.retired.answered(host, nonce)
