@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from inanet.agent.sums import LocalSums, Threads
 from inanet.aio.machine_runner import Beside
-from inanet.aio.rates import Asker, asking
+from inanet.aio.rates import RateReporter, rate_requests
 from inanet.aio.station import Station, open_device
 from inanet.aio.uplink import Uplink
 from inanet.config.daemons import WorkerConfig
@@ -69,7 +69,7 @@ class FabricBackend:
         self._jobs: dict[str, _Membership] = {}
         self._threads = Threads()
         #: negotiates rates, if the configuration asks for it
-        self._asker: Asker | None = None
+        self._rate_reporter: RateReporter | None = None
 
     async def join(
         self, job: str, ranks: tuple[int, ...], world: int, system: str, progress: Callable[[str], None]
@@ -127,12 +127,14 @@ class FabricBackend:
             cause = "join_timeout" if failed.cause == "timeout" else failed.cause
             raise error_of(cause, failed.message, job=job, rank=-1, ranks=failed.missing)
         if station.pace is not None and member.job is not None and beside is None:
-            member.asking = asking(station.node, member.job, station.config.node.rate)
+            member.rate_requests = rate_requests(station.node, member.job, station.config.node.rate)
         if member.evaluate and member.job is not None:
             number, began = member.job, station.driver.now()
             member.evaluation = Evaluation(number, lambda: station.node.sends(number), began)
         if member.watched:
-            self._asker = self._asker or Asker(lambda: list(station.members), self.flush)
+            self._rate_reporter = self._rate_reporter or RateReporter(
+                lambda: list(station.members), self.flush
+            )
 
     async def _beside(self, mine: _Membership) -> Beside:
         """A machine for a job on a switch, at an endpoint of its own by which the switch knows it (bound endpoints)."""
@@ -171,8 +173,8 @@ class FabricBackend:
 
     def _woken(self, mine: _Membership) -> None:
         self._kick(mine)
-        if self._asker is not None:
-            self._asker.poke()
+        if self._rate_reporter is not None:
+            self._rate_reporter.poke()
         member = mine.member
         if (
             member is not None
@@ -198,8 +200,8 @@ class FabricBackend:
         mine.member.begin(round_, spec, arrays, self._station.driver.now())
         self.flush()
         self._kick(mine)
-        if self._asker is not None:
-            self._asker.poke()
+        if self._rate_reporter is not None:
+            self._rate_reporter.poke()
         return future
 
     def _finished(self, mine: _Membership, round_: int, failed: Failed | None) -> None:
@@ -277,6 +279,6 @@ class FabricBackend:
 
     def close(self) -> None:
         """End the threads, once all jobs were left."""
-        if self._asker is not None:
-            self._asker.close()
+        if self._rate_reporter is not None:
+            self._rate_reporter.close()
         self._threads.close()

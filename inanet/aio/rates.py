@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 
 from inanet.member.member import Member
 from inanet.phy.pacing import Pacer, default_burst
-from inanet.planning.negotiation import PERIOD, Asking
+from inanet.planning.negotiation import PERIOD, RateRequests
 from inanet.planning.rates import LEAST, Grant, Rates
 from inanet.proto.tree.node import Node
 
@@ -46,17 +46,17 @@ class Pace:
         self._pacer.set_rate(rate, self._burst or default_burst(rate))
 
 
-def asking(node: Node, job: int, limit: int | None) -> Asking:
+def rate_requests(node: Node, job: int, limit: int | None) -> RateRequests:
     """A worker's side of negotiation, with its node's own counters."""
 
     def counts() -> tuple[int, int]:
         stats = node.stats()
         return stats["rows_sent"], stats["retransmissions"]
 
-    return Asking(job, lambda: node.sends(job), counts, limit or 0)
+    return RateRequests(job, lambda: node.sends(job), counts, limit or 0)
 
 
-class Asker:
+class RateReporter:
     """Looks after the members of a worker's host while they have rounds: every period, and when it is poked."""
 
     def __init__(self, members: Callable[[], Iterable[Member]], flush: Callable[[], None]) -> None:
@@ -78,7 +78,7 @@ class Asker:
             if not member.watched:
                 continue
             member.negotiate(now)
-            busy = busy or member.busy or (member.asking is not None and member.asking.active)
+            busy = busy or member.busy or (member.rate_requests is not None and member.rate_requests.active)
         self._flush()
         return busy
 

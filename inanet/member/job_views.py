@@ -18,7 +18,7 @@ class JobView:
     unheard: list[Gathered | Kept] = field(default_factory=list)
 
 
-class Following:
+class JobViews:
     """Passes plans and tensors on to ``node``; what there is to say of them goes to ``out``."""
 
     def __init__(self, node: Follower, identity: Identity, out: list[Message]) -> None:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from inanet.member.evaluation import Evaluation
 from inanet.member.identity import Failed, Identity, Paced
-from inanet.member.job_views import Following
-from inanet.member.rounds import OwnRounds
+from inanet.member.job_views import JobViews
+from inanet.member.rounds import HostRounds
 from inanet.messages.control import (
     PROTOCOL,
     Finished,
@@ -43,7 +43,7 @@ from inanet.messages.control import (
     Waiting,
     Welcome,
 )
-from inanet.planning.negotiation import Asking, granted
+from inanet.planning.negotiation import RateRequests, granted
 from inanet.proto.common import events
 from inanet.proto.common.machine import Counting, Follower
 from inanet.proto.common.plan import TensorSpec
@@ -67,13 +67,13 @@ class Member:
         self._progress = progress
         self._paced: Paced | None = None
         #: set by whoever negotiates rates for this worker
-        self.asking: Asking | None = None
+        self.rate_requests: RateRequests | None = None
         #: set by whoever watches this worker's first step, if the coordinator has asked for it
         self.evaluation: Evaluation | None = None
         self.evaluate = False
         self._out: list[Message] = []
-        self._jobs = Following(node, identity, self._out)
-        self._rounds = OwnRounds(node, identity, self._jobs, self._out, finished)
+        self._jobs = JobViews(node, identity, self._out)
+        self._rounds = HostRounds(node, identity, self._jobs, self._out, finished)
         #: the epoch that the last step took part in (asynchronous training)
         self.participation: events.Participation | None = None
         #: the first plan has come: rounds may begin
@@ -101,8 +101,8 @@ class Member:
         for job in self._jobs.views:
             # a coordinator that starts again counts anew
             self._release(job)
-        if self.asking is not None:
-            self.asking.again()
+        if self.rate_requests is not None:
+            self.rate_requests.again()
         resume = tuple(
             Resume(
                 job=job,
@@ -180,7 +180,7 @@ class Member:
     @property
     def watched(self) -> bool:
         """Whether :meth:`negotiate` is to be called while this host has rounds."""
-        return self.asking is not None or self.evaluation is not None
+        return self.rate_requests is not None or self.evaluation is not None
 
     @property
     def next_round(self) -> int:
@@ -219,8 +219,8 @@ class Member:
         """Say what there is to say about rates; call it every :data:`inanet.planning.negotiation.PERIOD`."""
         if self.evaluation is not None:
             self.evaluation.look(now)
-        if self.asking is not None and self.welcomed:
-            self._out += self.asking.look(now)
+        if self.rate_requests is not None and self.welcomed:
+            self._out += self.rate_requests.look(now)
 
     def leave(self, reason: str) -> None:
         """Go in good order."""
@@ -279,8 +279,8 @@ class Member:
     def _begin_epoch(self, job: int) -> None:
         """The job goes on without somebody, under another key: nothing that was sent before counts (elastic rounds)."""
         self._forget(job)
-        if self.asking is not None:
-            self.asking.again()
+        if self.rate_requests is not None:
+            self.rate_requests.again()
         self._rounds.taken_back()
 
     def _on_layout(self, message: Layout, now: float) -> None:

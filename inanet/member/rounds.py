@@ -7,7 +7,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from inanet.member.identity import Failed, Identity
-from inanet.member.job_views import Following
+from inanet.member.job_views import JobViews
 from inanet.messages.control import Begin, Message, Refuse
 from inanet.proto.common import events
 from inanet.proto.common.machine import Follower
@@ -28,7 +28,7 @@ class _Opened:
     refusal: Refuse | None = None
 
 
-class OwnRounds:
+class HostRounds:
     """Announces rounds in ``out`` and hands them to ``node`` once their tensors are laid out. ``finished(round, error)`` is called
     once for each, with None for success.
     """
@@ -37,7 +37,7 @@ class OwnRounds:
         self,
         node: Follower,
         identity: Identity,
-        following: Following,
+        following: JobViews,
         out: list[Message],
         finished: Callable[[int, Failed | None], None],
     ) -> None:

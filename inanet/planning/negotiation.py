@@ -83,7 +83,7 @@ def granted(message: RateGrant) -> Grant:
 
 
 @dataclass(slots=True)
-class Asking:
+class RateRequests:
     """A worker's side, for one job: it says when it begins and ends to send, and what it loses meanwhile.
 
     ``sends()`` tells whether the node has something of the job that its parents lack. ``counts()`` are its fragments

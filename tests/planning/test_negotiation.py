@@ -5,7 +5,7 @@ import math
 import pytest
 
 from inanet.messages.control import RateDone, RateGrant, RateLoss, RateReady
-from inanet.planning.negotiation import PERIOD, RECOVERY, Asking, Negotiation, granted
+from inanet.planning.negotiation import PERIOD, RECOVERY, Negotiation, RateRequests, granted
 from inanet.planning.rates import Grant
 from inanet.wire.endpoint import endpoint
 from tests.coordinator.nodes import JOB, Nodes, spec, two_level
@@ -97,14 +97,14 @@ def test_nodes_at_one_address_share_a_link_and_on_the_loopback_have_their_own() 
 
 
 class Counters:
-    """A node as :class:`Asking` sees it."""
+    """A node as :class:`RateRequests` sees it."""
 
     def __init__(self) -> None:
         self.sends = False
         self.sent = self.lost = 0
 
-    def asking(self) -> Asking:
-        return Asking(3, lambda: self.sends, lambda: (self.sent, self.lost), 5 * GBPS)
+    def asking(self) -> RateRequests:
+        return RateRequests(3, lambda: self.sends, lambda: (self.sent, self.lost), 5 * GBPS)
 
 
 def test_a_worker_says_when_it_begins_and_ends() -> None:
