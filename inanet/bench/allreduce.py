@@ -8,20 +8,19 @@ Counters of all nodes are read between sizes.
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 import inanet
 from inanet.bench.bounds import FRAGMENT
 from inanet.bench.counted import CountedFabric, Reading, in_network_share, per_gigabyte
-from inanet.bench.measure import Ticks, idle_share, median, short_of_cpu, ticks
+from inanet.bench.measure import Limit, Ticks, idle_share, median, short_of_cpu, ticks
 from inanet.bench.peers.rank import team
-from inanet.bench.samples import check, fill
+from inanet.bench.samples import check, fill, stored, tensor
 from inanet.client.job import Job
+from inanet.launch.interrupts import Interrupted
 from inanet.launch.process import python
 from inanet.proto.slots.systems import TREES
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
@@ -36,11 +35,12 @@ HEADER_BYTES = round(FRAGMENT * PAYLOAD_BYTES) - ROW_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What nccl-tests calls -b, -e, -f, -n, -w, -c, and the fabric."""
+    """What nccl-tests calls -b, -e, -i, -f, -n, -w, -c, and the fabric. A ``step`` in bytes replaces the factor."""
 
     begin: int = 4096
     end: int = 64 << 20
     factor: int = 4
+    step: int = 0
     repetitions: int = 10
     warmups: int = 2
     check: bool = True
@@ -56,24 +56,41 @@ class Options:
         size = self.begin
         while size <= self.end:
             yield size
-            size *= self.factor
+            size = size + self.step if self.step else size * self.factor
 
 
-def run(options: Options) -> dict[str, Any]:
-    """Measure; returns the object that ``--json`` prints. Raises :class:`inanet.service.exits.Failure` if a rank or a
+def run(
+    options: Options, tell: Callable[[dict[str, Any]], None] = lambda row: None, limit: Limit | None = None
+) -> dict[str, Any]:
+    """Measure; returns the object that ``--json`` prints, and tells every row as soon as it is there. Beyond a ``limit`` no size
+    begins; when the user wants an end, the rows that are there are all. Raises :class:`inanet.service.exits.Failure` if a rank or a
     daemon fails."""
     topology = [("ps", None), ("worker0", "ps")] if options.one_host else None
-    rows = []
+    rows: list[dict[str, Any]] = []
+    limit = limit or Limit()
     with CountedFabric(options.workers, topology, options.system) as fabric, ExitStack() as stack:
         commands = [_command(fabric, options, rank) for rank in range(options.workers)]
         ranks = stack.enter_context(team("inanet", fabric.directory, commands, JOINING))
-        for size in options.sizes():
-            before, ticks_before = fabric.read(), ticks()
-            answers = ranks.ask({"bytes": size}, MEASURING, f"all-reduces of {size} B")
-            moved, idle = fabric.read().since(before), (ticks_before, ticks())
-            rows.append(row(options, size, answers, moved, idle))
+        ranks.check = limit.check
+        try:
+            for size in options.sizes():
+                if rows and limit.is_over:
+                    break
+                before, ticks_before = fabric.read(), ticks()
+                answers = ranks.ask({"bytes": size}, MEASURING, f"all-reduces of {size} B")
+                moved, idle = fabric.read().since(before), (ticks_before, ticks())
+                rows.append(row(options, size, answers, moved, idle))
+                tell(rows[-1])
+        except Interrupted as interrupted:
+            limit.stop(f"{interrupted}: it ended early")
     ok = all(row["wrong"] == 0 for row in rows)
-    return {"schema": SCHEMA, "ok": ok, **asdict(options), "rows": rows}
+    return {
+        "schema": SCHEMA,
+        "ok": ok,
+        **asdict(options),
+        "rows": rows,
+        "incomplete": limit.reason,
+    }
 
 
 def _command(fabric: CountedFabric, options: Options, rank: int) -> list[str]:
@@ -103,7 +120,7 @@ def row(
     idle = idle_share(*period)
     return {
         "bytes": size,
-        "count": size // np.dtype(options.dtype).itemsize,
+        "count": size // stored(options.dtype).itemsize,
         "seconds": seconds,
         "algbw_bps": algorithm * 8,
         "busbw_bps": algorithm * 8 * 2 * (n - 1) / n,
@@ -123,7 +140,8 @@ def row(
 
 def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
     """What one rank does for one size."""
-    buffer = job.empty(size // np.dtype(options.dtype).itemsize, options.dtype)
+    dtype = options.dtype
+    buffer = job.empty(size // stored(dtype).itemsize, stored(dtype))
     beginning = job.stats()
     job.barrier()
     before = job.stats()
@@ -132,16 +150,16 @@ def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
     barriers = barrier * (options.warmups + options.repetitions)
     seconds, spent, wrong, worst = [], 0.0, 0, 0.0
     for repetition in range(options.warmups + options.repetitions):
-        fill(buffer, job.rank)
+        fill(buffer, job.rank, dtype)
         job.barrier()
         start, cpu = time.perf_counter(), time.process_time()
-        job.all_reduce(buffer, options.op, name=f"bench{size}", mode=options.mode)
+        job.all_reduce(tensor(buffer, dtype), options.op, name=f"bench{size}", mode=options.mode)
         elapsed = time.perf_counter() - start
         spent += time.process_time() - cpu
         if repetition >= options.warmups:
             seconds.append(elapsed)
         if options.check:
-            bad, error = check(buffer, options.op, options.workers)
+            bad, error = check(buffer, options.op, options.workers, dtype)
             wrong, worst = wrong + bad, max(worst, error)
     after = job.stats()
     # the first barrier has reached the root as well
@@ -158,35 +176,50 @@ def measure(job: Job, options: Options, size: int) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
-    """nccl-tests' table, with what matters for in-network aggregation at the right."""
-    roles = sorted({role for row in result["rows"] for role in row["cpu_s_per_gb"]})
-    yield f"# nThread 1 workers {result['workers']} minBytes {result['begin']} maxBytes {result['end']}"
-    yield (
-        f"# step: {result['factor']}(factor) warmup iters: {result['warmups']} iters: {result['repetitions']} "
-        f"validation: {int(result['check'])}"
-    )
-    yield "# time: median over repetitions of the slowest rank. busbw multiplies algbw by 2(n-1)/n, which assumes"
-    yield "# point-to-point transfers: here a worker sends and receives the tensor once, so compare algbw and wire bytes."
-    yield f"# CPU: processor seconds per GB of all ranks' tensors, of {'/'.join(roles)}; in-net: share of contributions"
-    yield "# that were summed before the root; * processes were short of processors"
-    yield "#       size        count      type   redop      time   algbw   busbw  #wrong    wire/worker  in-net     retx    drops  CPU"
-    yield "#        (B)   (elements)                       (us)  (GB/s)  (GB/s)                   (B)                              (s/GB)"
-    for row in result["rows"]:
-        share = row["in_network_share"]
-        cpu = "/".join(f"{row['cpu_s_per_gb'].get(role, 0.0):.2f}" for role in roles)
+class Printer:
+    """nccl-tests' table, with what matters for in-network aggregation at the right, row by row as they come."""
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._roles: list[str] = []
+
+    def heading(self) -> Iterator[str]:
+        """Before all rows."""
+        its = self._options
+        step = f"{its.step}(bytes)" if its.step else f"{its.factor}(factor)"
+        yield f"# nThread 1 workers {its.workers} minBytes {its.begin} maxBytes {its.end}"
+        yield f"# step: {step} warmup iters: {its.warmups} iters: {its.repetitions} validation: {int(its.check)}"
+        yield "# time: median over repetitions of the slowest rank. busbw multiplies algbw by 2(n-1)/n, which assumes"
+        yield "# point-to-point transfers: here a worker sends and receives the tensor once, so compare algbw and wire bytes."
+        yield "# CPU: processor seconds per GB of all ranks' tensors, by role as named before the first row; in-net: share of"
+        yield "# contributions that were summed before the root; * processes were short of processors"
+        yield "#       size        count      type   redop      time   algbw   busbw  #wrong    wire/worker  in-net     retx    drops  CPU"
+        yield "#        (B)   (elements)                       (us)  (GB/s)  (GB/s)                   (B)                              (s/GB)"
+
+    def row(self, row: dict[str, Any]) -> Iterator[str]:
+        """One size."""
+        if not self._roles:
+            self._roles = sorted(row["cpu_s_per_gb"])
+            yield f"# CPU of {'/'.join(self._roles)}"
+        its, share = self._options, row["in_network_share"]
+        cpu = "/".join(f"{row['cpu_s_per_gb'].get(role, 0.0):.2f}" for role in self._roles)
         yield (
-            f"{row['bytes']:12d} {row['count']:12d} {result['dtype']:>9} {result['op']:>7} {row['seconds'] * 1e6:9.1f} "
+            f"{row['bytes']:12d} {row['count']:12d} {its.dtype:>9} {its.op:>7} {row['seconds'] * 1e6:9.1f} "
             f"{row['algbw_bps'] / 8e9:7.3f} {row['busbw_bps'] / 8e9:7.3f} {row['wrong']:7d} "
             f"{row['wire_bytes_per_worker']:14d} {'-' if share is None else f'{share:.3f}':>7} "
             f"{row['retransmissions']:8d} {sum(row['drops'].values()):8d}  {cpu}{' *' if row['short_of_cpu'] else ''}"
         )
         if row["drops"]:
             yield "# drops: " + ", ".join(f"{reason} {count}" for reason, count in row["drops"].items())
-    wrong = sum(row["wrong"] for row in result["rows"])
-    yield f"# Out of bounds values : {wrong} {'OK' if result['ok'] else 'FAILED'}"
-    rates = [row["busbw_bps"] / 8e9 for row in result["rows"]]
-    yield f"# Avg bus bandwidth    : {sum(rates) / len(rates) if rates else 0.0:.4f}"
+
+    def ending(self, result: dict[str, Any]) -> Iterator[str]:
+        """Behind all rows."""
+        wrong = sum(row["wrong"] for row in result["rows"])
+        yield f"# Out of bounds values : {wrong} {'OK' if result['ok'] else 'FAILED'}"
+        rates = [row["busbw_bps"] / 8e9 for row in result["rows"]]
+        yield f"# Avg bus bandwidth    : {sum(rates) / len(rates) if rates else 0.0:.4f}"
+        if result["incomplete"]:
+            yield f"# INCOMPLETE: {result['incomplete']}; sizes that are not there were not measured"
 
 
 def main(given: str, rank: int, socket: str) -> None:

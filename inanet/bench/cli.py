@@ -2,14 +2,19 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 
+from inanet.bench.measure import Limit
+from inanet.launch.interrupts import Interrupts
 from inanet.proto.slots.systems import NAMES, TREES
+from inanet.service.exits import Exit
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
 
@@ -28,6 +33,34 @@ def _show(result: dict[str, Any], as_json: bool, table: Callable[[dict[str, Any]
             click.echo(line)
     if not result["ok"]:
         raise SystemExit(1)
+
+
+def _seconds(default: float) -> Callable[[Any], Any]:
+    return click.option(
+        "--seconds",
+        default=default,
+        show_default=True,
+        type=click.FloatRange(1),
+        help="Begin nothing further after this time.",
+    )
+
+
+@contextmanager
+def _kept(seconds: float, as_json: bool) -> Iterator[tuple[Limit, Callable[[Iterable[str]], None]]]:
+    """A time limit that heeds Ctrl-C, and what prints lines as they come, unless it is JSON that is wanted."""
+
+    def show(lines: Iterable[str]) -> None:
+        for line in () if as_json else lines:
+            click.echo(line)
+            sys.stdout.flush()
+
+    with Interrupts() as interrupts:
+        yield Limit(seconds, interrupts.check), show
+
+
+def _end_of(limit: Limit) -> None:
+    if limit.interrupted:
+        raise SystemExit(Exit.INTERRUPTED)
 
 
 @click.group()
@@ -120,6 +153,7 @@ def _several_bytes(
 @click.option(
     "-f", "factor", default=4, show_default=True, type=click.IntRange(2), help="Step between sizes."
 )
+@click.option("-i", "step", default="0", callback=_bytes, help="Step between sizes in bytes, instead of -f.")
 @click.option("-n", "repetitions", default=10, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @click.option(
     "-w", "warmups", default=2, show_default=True, type=click.IntRange(0), help="Warm-ups, not counted."
@@ -132,22 +166,29 @@ def _several_bytes(
     "--dtype",
     default="float32",
     show_default=True,
-    type=click.Choice(("float32", "float16", "int32", "int64")),
+    type=click.Choice(("float32", "float16", "bfloat16", "int32", "int64")),
 )
 @click.option(
     "--mode", default="carried", show_default=True, type=click.Choice(("carried", "prologue", "fixed"))
 )
 @click.option("--system", default=TREES, show_default=True, type=click.Choice(NAMES), help="What sums.")
+@_seconds(600)
 @_json
-def allreduce(as_json: bool, check: int, **options: object) -> None:
+def allreduce(as_json: bool, check: int, seconds: float, **wanted: object) -> None:
     """All-reduce through daemons on this machine, as nccl-tests measures it.
 
-    Sizes are '4 KiB', '4 kB' or, as nccl-tests has them, 4096 or 4K: K, M and G, of any case, are powers of 1024.
+    Sizes are '4 KiB', '4 kB' or, as nccl-tests has them, 4096 or 4K: K, M and G, of any case, are powers of 1024. Rows are
+    printed as they come. At the time limit, and on Ctrl-C, those that are there are kept.
     """
-    from inanet.bench.allreduce import Options, run, table
+    from inanet.bench.allreduce import Options, Printer, run
 
-    result = run(Options(check=bool(check), **options))  # type: ignore[arg-type]
-    _show(result, as_json, table)
+    options = Options(check=bool(check), **wanted)  # type: ignore[arg-type]
+    printer = Printer(options)
+    with _kept(seconds, as_json) as (limit, show):
+        show(printer.heading())
+        result = run(options, lambda row: show(printer.row(row)), limit)
+        _show(result, as_json, printer.ending)
+    _end_of(limit)
 
 
 @bench.command()
@@ -176,22 +217,32 @@ def allreduce(as_json: bool, check: int, **options: object) -> None:
     help="Bytes per rank; may be repeated, tables of labs take the largest. [default: 4 KiB, 1 MiB, 97 MiB]",
 )
 @click.option("-n", "repetitions", default=5, show_default=True, type=click.IntRange(1), help="Repetitions.")
+@_seconds(600)
 @click.option(
     "--plot", type=click.Path(dir_okay=False, writable=True), help="Draw the rows into this PNG file."
 )
 @_json
-def compare(plot: str | None, as_json: bool, sizes: tuple[int, ...], **wanted: object) -> None:
-    """Every peer and every system in one run, repetitions interleaved; then the marks, met or missed."""
-    from inanet.bench.compare import Wanted, run, table
+def compare(
+    plot: str | None, as_json: bool, sizes: tuple[int, ...], seconds: float, **wanted: object
+) -> None:
+    """Every peer and every system in one run, repetitions interleaved; then the marks, met or missed.
+
+    Rows are printed as they come. At the time limit, and on Ctrl-C, those that are there are kept.
+    """
+    from inanet.bench.compare import Printer, Wanted, run
 
     if plot is not None:
         # found missing now, not after the run
         from inanet.bench.plot import draw
-    chosen = Wanted(say=_say, **wanted)  # type: ignore[arg-type]
-    result = run(replace(chosen, sizes=sizes) if sizes else chosen)
-    if plot is not None:
-        draw(result["rows"], plot)
-    _show(result, as_json, table)
+    printer = Printer()
+    with _kept(seconds, as_json) as (limit, show):
+        chosen = Wanted(say=_say, row=lambda row: show(printer.row(row)), limit=limit, **wanted)  # type: ignore[arg-type]
+        show(printer.heading())
+        result = run(replace(chosen, sizes=sizes) if sizes else chosen)
+        if plot is not None:
+            draw(result["rows"], plot)
+        _show(result, as_json, printer.ending)
+    _end_of(limit)
 
 
 @bench.command()

@@ -13,7 +13,8 @@ from typing import Any
 from inanet.bench import contestants  # noqa: F401  registers them
 from inanet.bench.local import local
 from inanet.bench.marks import COMPARE, judge, lines
-from inanet.bench.registry import Peer, Table, peers
+from inanet.bench.measure import Limit
+from inanet.bench.registry import Table, peers
 from inanet.service.exits import Exit, Failure
 
 #: Of what ``--json`` prints.
@@ -39,6 +40,10 @@ class Wanted:
     sizes: Sequence[int] = (1 << 12, 1 << 20, 97 << 20)
     repetitions: int = 5
     say: Callable[[str], None] = field(default=lambda text: None)
+    #: told of every row as soon as it is there
+    row: Callable[[dict[str, Any]], None] = field(default=lambda row: None)
+    #: rows that are there count when it is over
+    limit: Limit = field(default_factory=Limit)
 
 
 def run(wanted: Wanted) -> dict[str, Any]:
@@ -67,8 +72,16 @@ def run(wanted: Wanted) -> dict[str, Any]:
         for name in wanted.topologies:
             library.topology(name)
     _check_names(wanted.systems, tables)
-    for table in tables:
-        result["rows"] += _table(table, wanted, result["skipped"])
+    parts = {table: len(_places(table, wanted)) for table in tables}
+    for index, table in enumerate(tables):
+        if wanted.limit.is_over:
+            result["skipped"].append(f"{table}: no time was left")
+            continue
+        left = sum(parts[other] for other in tables[index + 1 :])
+        for row in _table(table, wanted, result["skipped"], left):
+            result["rows"].append(row)
+            wanted.row(row)
+    result["incomplete"] = wanted.limit.reason
     result["load"] = os.getloadavg()[0]
     result["marks"] = judge(COMPARE, result["rows"])
     return result
@@ -91,7 +104,21 @@ def _check_names(systems: Sequence[str], tables: Sequence[Table]) -> None:
         )
 
 
-def _table(table: Table, wanted: Wanted, skipped: list[str]) -> list[dict[str, Any]]:
+def _places(table: Table, wanted: Wanted) -> Sequence[str]:
+    """Topologies of a table; this host for one."""
+    if table == "local":
+        return ("",)
+    if table == "star":
+        from inanet.bench.star import STARS
+
+        return wanted.topologies or STARS
+    from inanet.bench.hetero import TOPOLOGIES
+
+    return TOPOLOGIES
+
+
+def _table(table: Table, wanted: Wanted, skipped: list[str], left: int) -> Iterator[dict[str, Any]]:
+    """Rows of a table, each of its topologies with a share of the time; so many are ``left`` in other tables."""
     present = []
     for peer in peers(table):
         if wanted.systems and peer.name not in wanted.systems:
@@ -103,42 +130,66 @@ def _table(table: Table, wanted: Wanted, skipped: list[str]) -> list[dict[str, A
             present.append(peer)
     if not present:
         skipped.append(f"{table}: nobody is left to run")
-        return []
+        return
+    limit, places = wanted.limit, _places(table, wanted)
     if table == "local":
         wanted.say(f"local: {wanted.workers} ranks on this host")
-        return local(present, wanted.workers, wanted.sizes, wanted.repetitions)
-    return list(_on_labs(table, present, wanted))
+        yield from local(present, wanted.workers, wanted.sizes, wanted.repetitions, limit.part(left + 1))
+        return
+    from inanet.bench.hetero import hetero
+    from inanet.bench.star import star
 
-
-def _on_labs(table: Table, present: Sequence[Peer], wanted: Wanted) -> Iterator[dict[str, Any]]:
-    from inanet.bench.hetero import TOPOLOGIES, hetero
-    from inanet.bench.star import STARS, star
-
-    topologies, measure = (wanted.topologies or STARS, star) if table == "star" else (TOPOLOGIES, hetero)
-    for topology in topologies:
+    measure = star if table == "star" else hetero
+    for index, topology in enumerate(places):
+        if limit.is_over:
+            skipped.append(f"{table}: {topology}: no time was left")
+            continue
         wanted.say(f"{table}: {topology}")
-        yield from measure(present, topology, max(wanted.sizes), wanted.repetitions)
+        share = limit.part(left + len(places) - index)
+        yield from measure(present, topology, max(wanted.sizes), wanted.repetitions, share)
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
-    """Rows for people, then marks."""
-    yield f"# {result['cores']} cores, load {result['load']:.1f}; medians of interleaved repetitions"
-    yield "# ingest: processor time of the process that adds up, its ms and Gbit/s those of one core"
-    yield "# star, hetero: limits in bytes on the wire; * processes were short of processors"
-    yield "# table  system              n        bytes        ms   Gbit/s  vs gloo vs limit    vs PS  CPU s/GB"
-    topology = None
-    for row in result["rows"]:
-        if row.get("topology") != topology:
-            topology = row.get("topology")
-            yield f"# {topology or 'this host'}"
+class Printer:
+    """Lines for people: what columns are, then rows as they come, with their topology before them."""
+
+    def __init__(self) -> None:
+        self._topology: str | None = ""
+
+    def heading(self) -> Iterator[str]:
+        """Before all rows."""
+        yield "# medians of interleaved repetitions; * processes were short of processors"
+        yield "# ingest: processor time of the process that adds up, its ms and Gbit/s those of one core"
+        yield "# star, hetero: limits in bytes on the wire"
+        yield "# table  system              n        bytes        ms   Gbit/s  vs gloo vs limit    vs PS  CPU s/GB"
+
+    def row(self, row: dict[str, Any]) -> Iterator[str]:
+        """One row."""
+        if row.get("topology") != self._topology:
+            self._topology = row.get("topology")
+            yield f"# {self._topology or 'this host'}"
         yield (
             f"  {row['table']:<7}{row['system']:<17}{row['n']:4d} {row['bytes']:12d} {row['seconds'] * 1e3:9.2f} "
             f"{row['algbw_bps'] / 1e9:8.2f} {_ratio(row['ratio_to_gloo'])} {_ratio(row['ratio_to_limit'])} "
             f"{_ratio(row.get('ratio_to_ps'))} {row['cpu_s_per_gb']:9.2f}{' *' if row['short_of_cpu'] else ''}"
         )
-    for reason in result["skipped"]:
-        yield f"# skipped {reason}"
-    yield from lines(result["marks"])
+
+    def ending(self, result: dict[str, Any]) -> Iterator[str]:
+        """Behind all rows: what is missing and why, then the marks."""
+        yield f"# {result['cores']} cores, load {result['load']:.1f}"
+        for reason in result["skipped"]:
+            yield f"# skipped {reason}"
+        if result["incomplete"]:
+            yield f"# INCOMPLETE: {result['incomplete']}; rows have the repetitions that were measured"
+        yield from lines(result["marks"])
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    """Everything for people."""
+    printer = Printer()
+    yield from printer.heading()
+    for row in result["rows"]:
+        yield from printer.row(row)
+    yield from printer.ending(result)
 
 
 def _ratio(value: float | None) -> str:

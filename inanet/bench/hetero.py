@@ -12,7 +12,7 @@ from typing import Any
 
 from inanet.bench import bounds
 from inanet.bench.labs import lab_stage
-from inanet.bench.measure import paired_ratio
+from inanet.bench.measure import Limit, paired_ratio
 from inanet.bench.registry import Peer
 from inanet.bench.runs import interleaved, row, started
 from inanet.bench.star import BOUNDS
@@ -26,10 +26,12 @@ TOPOLOGIES = (PUSH, BOTH_WAYS)
 def faster_server(times: Mapping[str, Sequence[float]]) -> list[float]:
     """Of every repetition the time of the PS that was faster in it; empty if none took part."""
     servers = [times[system] for system in ("ps", "tcp-agg") if system in times]
-    return [min(pair) for pair in zip(*servers, strict=True)]
+    return [min(pair) for pair in zip(*servers, strict=False)]
 
 
-def hetero(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: int) -> list[dict[str, Any]]:
+def hetero(
+    peers: Sequence[Peer], name: str | Topology, size: int, repetitions: int, limit: Limit | None = None
+) -> list[dict[str, Any]]:
     """One topology with a late worker: all of ``peers`` alive at once, one repetition of each in turn. Needs root.
 
     ``link_bps`` is the rate of an unhindered worker. ``ratio_to_ps`` of a row is the median over repetitions of its time
@@ -39,7 +41,7 @@ def hetero(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: 
     with lab_stage(name) as stage, started(peers, stage) as teams:
         topology = stage.topology
         late = bounds.lateness(topology, size)
-        runs = interleaved(teams, size, repetitions, late, stage.sent)
+        runs = interleaved(teams, size, repetitions, late, stage.sent, limit)
     times = {system: [run.sample.seconds for run in mine] for system, mine in runs.items()}
     faster = faster_server(times)
     return [
@@ -57,4 +59,5 @@ def hetero(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: 
             ratio_to_ps=paired_ratio(times[peer.name], faster),
         )
         for peer in peers
+        if runs[peer.name]
     ]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inanet.bench import contestants  # noqa: F401  registers them
-from inanet.bench.measure import median
+from inanet.bench.measure import Limit, median
 from inanet.bench.registry import Peer
 from inanet.bench.runs import Run, interleaved, row, started
 from inanet.bench.stage import LocalStage
@@ -19,22 +19,27 @@ _MORE = 10
 REFERENCE = "tcp-agg-1k"
 
 
-def local(peers: Sequence[Peer], world: int, sizes: Sequence[int], repetitions: int) -> list[dict[str, Any]]:
-    """Rows of both tables: all of ``peers`` alive at once, one repetition of each in turn; ``ingest`` at the largest size."""
-    runs: dict[int, dict[str, list[Run]]] = {}
+def local(
+    peers: Sequence[Peer], world: int, sizes: Sequence[int], repetitions: int, limit: Limit | None = None
+) -> Iterator[dict[str, Any]]:
+    """Rows of both tables as they come: all of ``peers`` alive at once, one repetition of each in turn, size after size, each with
+    its share of a ``limit``; ``ingest`` at the largest size.
+    """
+    ingesting = {peer.name for peer in peers if peer.ingests}
+    limit = limit or Limit()
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="inanet-compare-")))
         teams = stack.enter_context(started(peers, LocalStage(world, directory, stack)))
-        for size in sizes:
-            runs[size] = interleaved(teams, size, repetitions * (_MORE if size < SMALL else 1))
-    rows = [
-        row("local", name, world, size, mine, gloo=of_size.get("gloo", ()))
-        for size, of_size in runs.items()
-        for name, mine in of_size.items()
-    ]
-    ingesting = {peer.name for peer in peers if peer.ingests}
-    largest = max(sizes)
-    return rows + list(ingest(world, largest, {n: r for n, r in runs[largest].items() if n in ingesting}))
+        for index, size in enumerate(sizes):
+            times = repetitions * (_MORE if size < SMALL else 1)
+            runs = interleaved(teams, size, times, limit=limit.part(len(sizes) - index))
+            found = {name: mine for name, mine in runs.items() if mine}
+            for name, mine in found.items():
+                yield row("local", name, world, size, mine, gloo=found.get("gloo", ()))
+            if size == max(sizes):
+                yield from ingest(world, size, {n: r for n, r in found.items() if n in ingesting})
+            if limit.is_over:
+                break
 
 
 def ingest(world: int, size: int, runs: Mapping[str, Sequence[Run]]) -> Iterator[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Repeating things fairly: interleaved, warmed up, with medians; and whether processors were short meanwhile."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -60,6 +61,48 @@ def fit(xs: Sequence[float], ys: Sequence[float]) -> Line:
     slope = sum(w * (x - middle_x) * (y - middle_y) for w, x, y in zip(weights, xs, ys, strict=True)) / spread
     offset = middle_y - slope * middle_x
     return Line(offset, slope, max(abs(offset + slope * x - y) / y for x, y in zip(xs, ys, strict=True)))
+
+
+class Limit:
+    """When a benchmark that keeps what it has must stop: after so many seconds, or when the user says so."""
+
+    def __init__(
+        self,
+        seconds: float = math.inf,
+        check: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``check`` raises when the user wants an end."""
+        self.check = check
+        self._clock = clock
+        self._end = clock() + seconds
+        self._whole = self
+        self.interrupted = False
+        #: why results are not complete, for people; empty while they are
+        self.reason = ""
+
+    @property
+    def left(self) -> float:
+        """Seconds; not positive when there are none."""
+        return self._end - self._clock()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether to begin nothing new."""
+        if not self.reason and self.left <= 0:
+            self.reason = "the time limit was reached (--seconds)"
+        return bool(self.reason or self._whole.reason)
+
+    def stop(self, reason: str) -> None:
+        """The user wants an end, of the whole."""
+        self._whole.reason = reason
+        self._whole.interrupted = True
+
+    def part(self, parts: int) -> "Limit":
+        """An equal share of what is left for the first of so many parts."""
+        part = Limit(max(0.0, self.left) / parts, self.check, self._clock)
+        part._whole = self._whole
+        return part
 
 
 class Ticks(NamedTuple):

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from inanet.bench.measure import idle_share, median, paired_ratio, short_of_cpu, ticks
+from inanet.bench.measure import Limit, idle_share, median, paired_ratio, short_of_cpu, ticks
 from inanet.bench.peers.rank import Sample, Team
 from inanet.bench.registry import Peer
 from inanet.bench.stage import START, Stage
+from inanet.launch.interrupts import Interrupted
 from inanet.service.exits import Failure
 
 #: What every row of ``ina bench compare --json`` has; others may follow.
@@ -61,16 +62,26 @@ def interleaved(
     repetitions: int,
     late: Sequence[float] = (),
     sent: Callable[[], int | None] = lambda: None,
+    limit: Limit | None = None,
 ) -> dict[str, list[Run]]:
     """One all-reduce of ``size`` bytes by each team in turn, ``repetitions`` times after one that does not count.
 
-    ``late``: seconds by which each rank has its tensor later. ``sent`` reads a counter of bytes on the wire.
+    ``late``: seconds by which each rank has its tensor later. ``sent`` reads a counter of bytes on the wire. Once every team has
+    been measured, no repetition begins beyond a ``limit``; when the user wants an end, whatever has been measured is all.
     """
     runs: dict[str, list[Run]] = {name: [] for name in teams}
+    limit = limit or Limit()
     for repetition in range(repetitions + 1):
+        if repetition > 1 and limit.is_over:
+            break
         for name, team in teams.items():
+            team.check = limit.check
             before, bytes_before = ticks(), sent()
-            sample = team.run(size, DEADLINE, late)
+            try:
+                sample = team.run(size, DEADLINE, late)
+            except Interrupted as interrupted:
+                limit.stop(f"{interrupted}: it ended early")
+                return runs
             idle, bytes_after = idle_share(before, ticks()), sent()
             if repetition:
                 moved = None if bytes_before is None or bytes_after is None else bytes_after - bytes_before

@@ -17,28 +17,65 @@ def blocks(count: int) -> Iterator[tuple[int, slice]]:
         yield number, slice(start, min(start + BLOCK, count))
 
 
+class Bfloat16(np.ndarray):
+    """uint16 bits that say that they are bfloat16, as packages' dtypes do that numpy itself has not."""
+
+    class Named:
+        """Stands for such a dtype."""
+
+        name, isnative = "bfloat16", True
+
+    @property
+    def dtype(self) -> Any:
+        """What collectives ask for."""
+        return self.Named()
+
+
+def stored(dtype: str) -> "np.dtype[Any]":
+    """The dtype of the bits: uint16 for bfloat16."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
+def tensor(array: Any, dtype: str) -> Any:
+    """What a collective is given: the array, or the same memory as bfloat16."""
+    return array.view(Bfloat16) if dtype == "bfloat16" else array
+
+
+def wide(array: Any, dtype: str) -> Any:
+    """Values in float64."""
+    if dtype == "bfloat16":
+        array = (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float64)
+
+
 def source(dtype: str, count: int, rank: int, block: int = 0) -> Any:
     """A rank's values of one block: normally distributed, or small integers. Shape (count,)."""
     generator = np.random.default_rng((rank, block))
-    if np.dtype(dtype).kind == "i":
+    if stored(dtype).kind == "i":
         return generator.integers(-1000, 1000, count).astype(dtype)
-    return generator.standard_normal(count, np.float32).astype(dtype)
+    values = generator.standard_normal(count, np.float32)
+    if dtype != "bfloat16":
+        return values.astype(dtype)
+    # to the nearest, ties to even; there are no NaNs here
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def fill(array: Any, rank: int) -> None:
-    """Write a rank's values into a one-dimensional array."""
+def fill(array: Any, rank: int, dtype: str = "") -> None:
+    """Write a rank's values into a one-dimensional array; ``dtype`` where it is not the array's."""
     for number, place in blocks(len(array)):
-        array[place] = source(array.dtype.name, place.stop - place.start, rank, number)
+        array[place] = source(dtype or array.dtype.name, place.stop - place.start, rank, number)
 
 
-def check(array: Any, op: str, world: int) -> tuple[int, float]:
+def check(array: Any, op: str, world: int, dtype: str = "") -> tuple[int, float]:
     """How many elements are out of the format's bound for the sum of all ranks' values, and the largest error."""
+    dtype = dtype or array.dtype.name
     wrong, worst = 0, 0.0
     for number, place in blocks(len(array)):
-        values = [source(array.dtype.name, place.stop - place.start, rank, number) for rank in range(world)]
-        error = np.abs(array[place].astype(np.float64) - exact(op, values))
+        values = [wide(source(dtype, place.stop - place.start, rank, number), dtype) for rank in range(world)]
+        error = np.abs(wide(array[place], dtype) - exact(op, values))
         # not "greater than": a NaN is wrong too
-        wrong += int((~(error <= tolerance(array.dtype.name, op, values))).sum())
+        wrong += int((~(error <= tolerance(dtype, op, values))).sum())
         worst = max(worst, float(error.max(initial=0.0)))
     return wrong, worst
 
@@ -51,10 +88,10 @@ def exact(op: str, values: Sequence[Any]) -> Any:
 
 def tolerance(dtype: str, op: str, values: Sequence[Any]) -> float:
     """Largest error that the number format allows for these values of all ranks; 0 where it is exact."""
-    if np.dtype(dtype).kind == "i" or op in ("max", "min"):
+    if stored(dtype).kind == "i" or op in ("max", "min"):
         return 0.0
     peak = max(float(np.abs(value.astype(np.float64)).max(initial=0.0)) for value in values)
     n = len(values)
-    digits = {"float32": 24, "float16": 11}[dtype]
+    digits = {"float32": 24, "float16": 11, "bfloat16": 8}[dtype]
     # carried exponents lie up to six bits above the block's own (inanet.kernels.exponents)
     return float(n * 2.0 ** ((n - 1).bit_length() - 32) * peak * 2 * 64 + n * peak * 2.0**-digits)

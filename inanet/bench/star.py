@@ -6,7 +6,7 @@ from typing import Any
 
 from inanet.bench import bounds
 from inanet.bench.labs import LabStage, lab_stage
-from inanet.bench.measure import paired_ratio
+from inanet.bench.measure import Limit, paired_ratio
 from inanet.bench.peers.rank import Team
 from inanet.bench.registry import Peer
 from inanet.bench.rings import ring_stage
@@ -26,7 +26,9 @@ BOUNDS = {
 }
 
 
-def star(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: int) -> list[dict[str, Any]]:
+def star(
+    peers: Sequence[Peer], name: str | Topology, size: int, repetitions: int, limit: Limit | None = None
+) -> list[dict[str, Any]]:
     """One topology: all of ``peers`` alive at once, one repetition of each in turn. Needs root.
 
     Those that are spliced into connections have the same hosts and links with ina-switch for a switch, in a lab beside.
@@ -40,7 +42,7 @@ def star(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: in
                 stages.append(stack.enter_context(open_stage(name)))
                 teams |= stack.enter_context(started(mine, stages[-1]))
         topology, world = stages[0].topology, stages[0].world
-        runs = interleaved(teams, size, repetitions, sent=lambda: total_sent(stages))
+        runs = interleaved(teams, size, repetitions, sent=lambda: total_sent(stages), limit=limit)
     times = {system: [run.sample.seconds for run in mine] for system, mine in runs.items()}
     return [
         row(
@@ -56,6 +58,7 @@ def star(peers: Sequence[Peer], name: str | Topology, size: int, repetitions: in
             ratio_to_openmpi=paired_ratio(times[peer.name], times.get("openmpi", ())),
         )
         for peer in peers
+        if runs[peer.name]
     ]
 
 

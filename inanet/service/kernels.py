@@ -65,6 +65,9 @@ FOLDERS = ("kernels", "phy", "proto", "switch", "xdp")
 #: Processes at most: each takes some 400 MB while it compiles.
 MOST = 8
 
+#: Of markers' names.
+_PREFIX = "inanet-kernels-"
+
 #: Told how many kernels are there, and how many there will be.
 Tell = Callable[[int, int], None]
 
@@ -95,7 +98,8 @@ def modules(name: str) -> Iterable[str]:
 
 def is_prepared(sets: Iterable[str]) -> bool:
     """Whether markers say so. Costs some file system calls."""
-    return all(any((place / _marker(one)).exists() for place in kernel_cache.places()) for one in sets)
+    there = {name.name for place in kernel_cache.places() for name in place.glob(_PREFIX + "*")}
+    return _marker("all") in there or all(_marker(one) in there for one in sets)
 
 
 def prepare(sets: Sequence[str], tell: Tell = lambda done, total: None) -> None:
@@ -143,7 +147,7 @@ def _marker(name: str) -> str:
             found = path.stat()
             text.append(f"{path} {found.st_mtime_ns} {found.st_size}")
     digest = hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
-    return f"inanet-kernels-{name.replace(':', '-')}-{digest}"
+    return f"{_PREFIX}{name.replace(':', '-')}-{digest}"
 
 
 def _processor() -> str:

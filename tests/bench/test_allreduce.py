@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from inanet.bench.allreduce import Options, row, table
+from inanet.bench.allreduce import Options, Printer, row
 from inanet.bench.cli import bench
 from inanet.bench.counted import Reading, _with_metrics, in_network_share, metrics_port
 from inanet.bench.measure import Ticks
-from inanet.bench.samples import BLOCK, check, exact, fill, source, tolerance
+from inanet.bench.samples import BLOCK, check, exact, fill, source, tensor, tolerance, wide
+from inanet.client.arrays import as_array
 from inanet.launch.topology import NodeSpec
 from inanet.service.exits import Failure
 
@@ -21,8 +22,9 @@ from inanet.service.exits import Failure
 PERIOD = (Ticks(0, 0), Ticks(100, 60))
 
 
-def test_sizes_are_a_geometric_series() -> None:
+def test_sizes_are_a_geometric_series_or_have_a_step_in_bytes() -> None:
     assert list(Options(begin=1024, end=70000, factor=4).sizes()) == [1024, 4096, 16384, 65536]
+    assert list(Options(begin=1024, end=4096, step=1024).sizes()) == [1024, 2048, 3072, 4096]
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def test_sizes_are_a_geometric_series() -> None:
 def test_sizes_are_those_of_nccl_tests_too(text: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Options] = []
 
-    def run(options: Options) -> dict[str, Any]:
+    def run(options: Options, *more: object) -> dict[str, Any]:
         asked.append(options)
         raise Failure("enough")
 
@@ -70,8 +72,9 @@ def test_time_is_the_slowest_ranks_and_counts_are_the_whole_fabrics() -> None:
         {"rank": 1 / gigabytes, "worker": 2 / gigabytes, "ps": 1 / gigabytes}
     )
     assert made["short_of_cpu"] is False
-    result = {**asdict(options), "ok": False, "rows": [made]}
-    lines = list(table(result))
+    result = {**asdict(options), "ok": False, "rows": [made], "incomplete": ""}
+    printer = Printer(options)
+    lines = [*printer.heading(), *printer.row(made), *printer.ending(result)]
     data = [line for line in lines if not line.startswith("#")]
     assert len(data) == 1
     assert data[0].split()[:4] == ["4096", "1024", "float32", "sum"]
@@ -103,6 +106,20 @@ def test_every_wrong_element_is_found_whichever_block_it_is_in() -> None:
     assert check(floats, "sum", 1) == (0, 0.0)
     floats[3] = np.nan
     assert check(floats, "sum", 1)[0] == 1
+
+
+def test_bfloat16_is_summed_and_checked_like_every_other_format() -> None:
+    bits = np.zeros(BLOCK + 10, np.uint16)
+    fill(bits, 0, "bfloat16")
+    array, form = as_array(tensor(bits, "bfloat16"))
+    assert (form, np.shares_memory(array, bits)) == ("bf16", True)
+    assert check(bits, "max", 1, "bfloat16") == (0, 0.0)
+    exactly = source("float32", 10, 0)
+    near = wide(source("bfloat16", 10, 0), "bfloat16")
+    assert np.abs(near / exactly - 1).max() <= 2.0**-8
+    assert 0 < tolerance("bfloat16", "sum", [near, near]) < 0.1
+    bits[3] ^= 0x4000
+    assert check(bits, "sum", 1, "bfloat16")[0] == 1
 
 
 METRICS = """

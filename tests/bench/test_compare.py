@@ -15,6 +15,7 @@ from inanet.bench import compare, registry
 from inanet.bench.cli import bench
 from inanet.bench.hetero import faster_server, hetero
 from inanet.bench.local import ingest
+from inanet.bench.measure import Limit
 from inanet.bench.peers.rank import Sample, Team, cpu_seconds
 from inanet.bench.registry import Peer, peers
 from inanet.bench.runs import KEYS, Run, interleaved, row, started
@@ -24,6 +25,7 @@ from inanet.config.file import ConfigError
 from inanet.lab import namespaces
 from inanet.lab.library import find
 from inanet.lab.model import load
+from inanet.launch.interrupts import Interrupted
 from inanet.service.exits import Failure
 
 
@@ -119,6 +121,54 @@ def test_repetitions_alternate_and_the_first_does_not_count() -> None:
     assert log == ["a:8:[0.5]", "b:8:[0.5]"] * 3
     assert [run.sample.seconds for run in runs["a"]] == [1.0, 2.0]
     assert [run.sent for run in runs["b"]] == [10, 10]
+
+
+def test_beyond_the_time_limit_everybody_has_one_repetition_that_counts() -> None:
+    now = iter([0.0, *[100.0] * 20])
+    teams = {name: Scripted(name, [], [9.0, 1.0, 2.0]) for name in ("a", "b")}
+    limit = Limit(10.0, clock=lambda: next(now))
+    runs = interleaved(teams, 8, 2, limit=limit)
+    assert [len(mine) for mine in runs.values()] == [1, 1]
+    assert limit.reason == "the time limit was reached (--seconds)"
+    assert not limit.interrupted
+
+
+def test_what_was_measured_before_ctrl_c_is_kept() -> None:
+    class Waiting(Scripted):
+        def run(self, size: int, deadline: float = 0.0, late: Any = ()) -> Sample:
+            self.check()
+            return super().run(size, deadline, late)
+
+    asked: list[int] = []
+
+    def check() -> None:
+        asked.append(1)
+        if len(asked) == 6:
+            raise Interrupted("SIGINT")
+
+    teams = {name: Waiting(name, [], [9.0, 1.0, 2.0]) for name in ("a", "b")}
+    limit = Limit(check=check)
+    runs = interleaved(teams, 8, 2, limit=limit.part(3))
+    assert [len(mine) for mine in runs.values()] == [2, 1]
+    assert (limit.is_over, limit.interrupted) == (True, True)
+
+
+def test_rows_come_one_by_one_and_tables_without_time_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, told = Limit(), []
+
+    def table(table: str, *_: object) -> Iterator[dict[str, Any]]:
+        for made in some_rows():
+            yield made
+            assert told[-1] is made
+        limit.stop("SIGINT: it ended early")
+
+    monkeypatch.setattr(compare, "_table", table)
+    monkeypatch.setattr(namespaces, "require_privileges", lambda: None)
+    result = compare.run(compare.Wanted(("local", "star"), row=told.append, limit=limit))
+    assert result["rows"] == told
+    assert result["skipped"] == ["star: no time was left"]
+    assert result["incomplete"] == "SIGINT: it ended early"
+    assert "# INCOMPLETE: SIGINT: it ended early; rows have" in "\n".join(compare.table(result))
 
 
 def test_peers_register_themselves_for_tables_once() -> None:
@@ -219,7 +269,7 @@ def test_without_privileges_labs_are_refused_or_left_out(monkeypatch: pytest.Mon
 def test_a_topology_that_is_not_there_is_refused_before_anything_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def never(*_: object) -> list[dict[str, Any]]:
+    def never(*_: object) -> Iterator[dict[str, Any]]:
         raise AssertionError("it ran")
 
     monkeypatch.setattr(namespaces, "require_privileges", lambda: None)
@@ -248,6 +298,7 @@ def test_every_line_of_the_table_is_a_row_or_a_comment() -> None:
         "cores": 2,
         "load": 0.5,
         "skipped": ["gloo: not installed"],
+        "incomplete": "",
         "marks": compare.judge(compare.COMPARE, some_rows()),
     }
     lines = list(compare.table(result))
@@ -327,7 +378,7 @@ def test_the_paper_compares_with_the_ps_that_was_faster() -> None:
 
 
 def test_json_is_one_object_with_marks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "_table", lambda table, wanted, skipped: some_rows())
+    monkeypatch.setattr(compare, "_table", lambda table, wanted, skipped, left: iter(some_rows()))
     result = CliRunner().invoke(bench, ["compare", "--table", "local", "--json"], catch_exceptions=False)
     printed = json.loads(result.stdout)
     assert (printed["schema"], printed["ok"]) == (compare.SCHEMA, True)

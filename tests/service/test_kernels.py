@@ -1,7 +1,6 @@
 """Kernels are taken up when they are needed, from whatever cache has them, and compiled where none does."""
 
 import importlib
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,6 +124,9 @@ def test_a_set_that_is_marked_is_not_looked_at_again(tmp_path: Path, monkeypatch
     monkeypatch.setattr(kernels.kernel_cache, "places", lambda: [tmp_path])
     assert not kernels.is_prepared(["agg"])
     (tmp_path / kernels._marker("agg")).touch()
+    assert kernels.is_prepared(["agg"])
+    assert not kernels.is_prepared(["agg", "worker"])
+    (tmp_path / kernels._marker("all")).touch()
+    assert kernels.is_prepared(["agg", "worker"])
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("started"))
     kernels.prepare(["agg"])
-    os.utime(kernels.__file__)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.launch.nodes import GLANCE
 from inanet.launch.process import child, end, python_environment, tail
 from inanet.service.exits import Failure
 
@@ -88,6 +89,8 @@ class Team:
     servers: Sequence[int] = ()
     #: where the ranks complain, if each has a file of its own
     logs: Sequence[Path] = ()
+    #: called while answers are waited for; may raise to give up
+    check: Callable[[], None] = lambda: None
 
     def wait_ready(self, deadline: float) -> None:
         """Raises :class:`Failure` naming the peer if a rank does not start."""
@@ -130,9 +133,10 @@ class Team:
                 assert process.stdout is not None
                 selector.register(process.stdout, selectors.EVENT_READ, rank)
             while len(answers) < len(self.processes):
+                self.check()
                 left = stop - time.monotonic()
-                ready = selector.select(max(0.0, left)) if left > 0 else []
-                if not ready:
+                ready = selector.select(min(GLANCE, left)) if left > 0 else []
+                if not ready and left <= 0:
                     raise Failure(
                         f"{self.name}: rank {self._missing(answers)} is not done with {what} in {deadline:g} s"
                     )
