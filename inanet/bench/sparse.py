@@ -54,7 +54,7 @@ class Options:
     repetitions: int = 2
 
 
-def loads(options: Options) -> list[Load]:
+def loads(options: Options, say: Callable[[str], None]) -> list[Load]:
     """What is pushed. Raises :class:`~inanet.data.clicks.BadData`."""
     most = max(*options.workers, options.live)
     models = {model.name: model for model in (OA, SE)}
@@ -64,7 +64,7 @@ def loads(options: Options) -> list[Load]:
             found.append(generated(models[name], most, options.iterations))
         else:
             found.append(
-                of_samples(_enough(load(name), most, options), most, options.samples, options.iterations)
+                of_samples(_enough(load(name, say), most, options), most, options.samples, options.iterations)
             )
     return found
 
@@ -81,7 +81,7 @@ def run(options: Options, say: Callable[[str], None]) -> dict[str, Any]:
     most workers.
     """
     rows: list[dict[str, Any]] = []
-    found = loads(options)
+    found = loads(options, say)
     for workers in options.workers:
         goodput = dense_goodput(workers, options.rate)
         for data in found:

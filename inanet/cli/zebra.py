@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -11,6 +13,8 @@ from inanet.service.exits import Exit, Failure
 from inanet.units import parse_bytes
 
 SCHEMA = 1
+#: between two words of progress
+_SECONDS = 0.5
 
 
 @click.group()
@@ -75,8 +79,8 @@ def serve(file: str, name: str, **how: Any) -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False), help="Write the keys here, hottest first.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def hot(dataset: str, output: str | None, as_json: bool, **options: Any) -> None:
-    """Hot parameters of DATASET: how many, and what share of updates they have. DATASET is a libsvm file or a click log (comma-
-    or tab-separated), or one of 'corpus', 'corpus+tests', 'corpus+packages' and 'interactions', which need no file.
+    """Hot parameters of DATASET: how many, and what share of updates they have. DATASET is a libsvm file or a click log in
+    columns, perhaps compressed, or one of 'corpus', 'corpus+tests', 'corpus+packages' and 'interactions', which need no file.
 
     With --sample they are found in a part of the data, as the paper's offline method does, and compared with those of all.
     """
@@ -88,6 +92,19 @@ def hot(dataset: str, output: str | None, as_json: bool, **options: Any) -> None
         return
     for line in text(result):
         click.echo(line)
+
+
+def _progress() -> Callable[[int, int], None]:
+    """Says on a terminal how much of a file is read."""
+    last = 0.0
+
+    def show(done: int, size: int) -> None:
+        nonlocal last
+        if sys.stderr.isatty() and (now := time.monotonic()) > last + _SECONDS:
+            last = now
+            click.echo(f"\rreading: {done / max(size, 1):.0%}\r", err=True, nl=False)
+
+    return show
 
 
 def identify(
@@ -104,19 +121,18 @@ def identify(
     """What ``--json`` prints, and the hot keys, hottest first. Raises click's errors for numbers out of range, and
     :class:`~inanet.data.clicks.BadData`.
     """
-    from inanet.data.datasets import load
-    from inanet.proto.zebra.hot import choose, kendall_tau, of_updates, precision, sample
+    from inanet.data.datasets import blocks
+    from inanet.data.update_counts import count_updates
+    from inanet.proto.zebra.hot import choose, kendall_tau, precision
 
-    samples = load(dataset)
-    updates = [np.unique(part.keys) for part in samples.shuffled(seed).batches(min(batch, len(samples)))]
-    ranked = of_updates(updates)
     try:
+        updates = count_updates(blocks(dataset, _progress()), batch, seed, rate)
+        ranked = updates.all
         choice = choose(ranked, p=p, c=c, memory=memory, width=width)
         keys = ranked.top(choice.k).keys
         sampled: dict[str, Any] | None = None
-        if rate is not None:
-            rows = sample(len(updates), rate, np.random.default_rng(seed))
-            seen = of_updates([updates[i] for i in rows.tolist()])
+        if updates.sampled is not None:
+            seen = updates.sampled
             found = seen.top(choose(seen, p=p, c=c, memory=memory, width=width).k).keys
             sampled = {
                 "rate": rate,
@@ -132,7 +148,7 @@ def identify(
         "schema": SCHEMA,
         "ok": True,
         "dataset": dataset,
-        "samples": len(samples),
+        "samples": updates.samples,
         "parameters": len(ranked.keys),
         "updates": ranked.total,
         "k": choice.k,

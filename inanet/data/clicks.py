@@ -1,23 +1,18 @@
-"""Sparse data: libsvm files, click logs, and corpora that are on every machine, Python's standard library and more.
+"""Sparse data: samples, and corpora of them that are on every machine, Python's standard library and more.
 
 A sample has a label, 0 or 1, and features: 64-bit keys with values. Words of source code are distributed as words are, a few
 very often and most hardly ever (Zipf), which is what Zebra lives on.
 """
 
-import bz2
-import csv
-import gzip
 import hashlib
 import importlib.util
-import math
 import re
 import sysconfig
-import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +38,7 @@ _PACKAGES = (
     "pydantic",
     "structlog",
 )
-#: largest value of a feature
-_LARGEST = float(np.finfo(np.float32).max)
 _WORD = re.compile(r"[A-Za-z_]\w*")
-_LIBSVM = re.compile(r"[-+\d.eE]+(\s+\d+:\S+)*\s*(#.*)?$")
-#: columns of a click log that are its label, in the order of preference
-_LABELS = ("label", "click", "clicked", "target", "y")
 #: directories of the standard library that are not the library itself, and those that are not even its tests
 _NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
 _FOREIGN = {"site-packages", "dist-packages", "__pycache__"}
@@ -92,119 +82,14 @@ class Samples:
         return self.take(np.random.default_rng(seed).permutation(len(self)))
 
 
-def load(source: str) -> Samples:
-    """A corpus for one of :data:`CORPORA`, else a file, perhaps compressed (.gz, .bz2): libsvm, or comma- or tab-separated
-    columns of categories with a label among them, which a first line names or which comes first.
-
-    Raises :class:`BadData`.
-    """
-    if source in CORPORA:
-        return corpus(CORPORA[source])
-    try:
-        with _text(Path(source)) as lines:
-            first = next((line for line in lines if line.strip() and not line.startswith("#")), None)
-            if first is None:
-                raise BadData(f"{source} has no samples")
-            lines.seek(0)
-            return _libsvm(source, lines) if _LIBSVM.match(first) else _clicks(source, lines, first)
-    except (OSError, EOFError, zlib.error) as error:
-        # a compressed file that is cut off or damaged is no error of the system's
-        why = getattr(error, "strerror", None) or error
-        raise BadData(f"cannot read {source}: {why}; '{CORPUS}' needs no file") from error
-    except csv.Error as error:
-        raise BadData(f"{source}: {error}; it is neither a click log nor a libsvm file") from error
-
-
-def _text(path: Path) -> IO[str]:
-    """The file, opened, whatever it is compressed with."""
-    openers: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open}
-    opened: IO[str] = openers.get(path.suffix, open)(
-        path, "rt", encoding="utf-8", errors="replace", newline=""
-    )
-    return opened
-
-
-def _label(source: str, number: int, text: str) -> float:
-    try:
-        label = float(text)
-    except ValueError:
-        label = math.nan
-    if math.isnan(label):
-        raise BadData(f"{source}, line {number}: {text!r} is no label; labels are numbers")
-    return float(label > 0)
-
-
-def _libsvm(source: str, lines: Iterable[str]) -> Samples:
-    start, keys, values, labels = [0], [], [], []
-    for number, line in enumerate(lines, 1):
-        fields = line.partition("#")[0].split()
-        if not fields:
-            continue
-        labels.append(_label(source, number, fields[0]))
-        row: dict[int, float] = {}
-        for field in fields[1:]:
-            key, _, value = field.partition(":")
-            try:
-                row[int(key)] = float(value)
-            except ValueError:
-                raise BadData(f"{source}, line {number}: {field!r} is not index:value") from None
-            if not abs(row[int(key)]) <= _LARGEST:
-                raise BadData(f"{source}, line {number}: {field!r} has no value that float32 holds")
-        if row and not 0 <= min(row) <= max(row) < 1 << 64:
-            raise BadData(f"{source}, line {number}: an index does not fit into 64 bits")
-        keys += row.keys()
-        values += row.values()
-        start.append(len(keys))
-    return Samples(
-        source,
-        np.array(start, np.int64),
-        np.array(keys, np.uint64),
-        np.array(values, np.float32),
-        np.array(labels, np.float32),
-    )
-
-
-def _clicks(source: str, lines: Iterable[str], first: str) -> Samples:
-    """Every column but the label's is a category: its key is a hash of column and value. Empty cells are no feature.
-
-    Logs without a line of names, as Criteo's are, begin with the label.
-    """
-    rows = csv.reader(lines, delimiter="\t" if "\t" in first else ",")
-    top = next(rows)
-    names = [name.strip().lower() for name in top]
-    column = next((names.index(name) for name in _LABELS if name in names), None)
-    begin: list[list[str]] = []
-    if column is None:
-        if names[0] not in ("0", "1", "-1"):
-            raise BadData(
-                f"{source}: its first line names no label column; one must be {', '.join(_LABELS)}, or the first column of all "
-                "lines, without names, a label of 0 or 1"
-            )
-        names, column, begin = [str(place) for place in range(len(top))], 0, [top]
-    start, words, labels = [0], [], []
-    for number, row in enumerate((*begin, *rows), 2 - len(begin)):
-        if not row:
-            continue
-        if len(row) != len(names):
-            raise BadData(f"{source}, line {number}: {len(row)} columns, the first line has {len(names)}")
-        labels.append(_label(source, number, row[column]))
-        words += [f"{names[i]}={cell}" for i, cell in enumerate(row) if cell and i != column]
-        start.append(len(words))
-    return Samples(
-        source,
-        np.array(start, np.int64),
-        _hashed(words),
-        np.ones(len(words), np.float32),
-        np.array(labels, np.float32),
-    )
-
-
-def _hashed(words: list[str]) -> NDArray[np.uint64]:
+def hashed(words: list[str]) -> NDArray[np.uint64]:
     """64-bit keys of words, the same on every machine."""
     known: dict[str, int] = {}
     for word in words:
         if word not in known:
-            known[word] = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "big")
+            known[word] = int.from_bytes(
+                hashlib.blake2b(word.encode(errors="surrogateescape"), digest_size=8).digest(), "big"
+            )
     return np.array([known[word] for word in words], np.uint64)
 
 
@@ -237,7 +122,7 @@ def sources(scope: Scope = "library") -> tuple[NDArray[np.uint64], NDArray[np.in
         words.append(np.array(numbers, np.int64))
         sample.append(np.array(at, np.int64))
         file.append(np.full(len(at), place, np.int64))
-    return _hashed(list(known))[np.concatenate(words)], np.concatenate(sample), np.concatenate(file)
+    return hashed(list(known))[np.concatenate(words)], np.concatenate(sample), np.concatenate(file)
 
 
 @lru_cache(maxsize=2)
@@ -250,7 +135,7 @@ def corpus(scope: Scope = "library", *, pairs: bool = True) -> Samples:
 
 def of_words(words: NDArray[np.uint64], sample: NDArray[np.int64], pairs: bool) -> Samples:
     """Samples of hashed words uint64[n], which are in samples int64[n], ascending."""
-    answer = words == _hashed(["return"])[0]
+    answer = words == hashed(["return"])[0]
     labelled = np.unique(sample[answer])
     words, sample = words[~answer], sample[~answer]
     keys, owner = words, sample

@@ -81,7 +81,7 @@ def run(
     Raises :class:`~inanet.data.clicks.BadData` for data that cannot be read or are too few, and as
     :func:`inanet.demo.sparse_fabric.train`.
     """
-    plan = _plan(options, (samples or load(options.data)).shuffled(options.seed))
+    plan = _plan(options, (samples or load(options.data, say)).shuffled(options.seed))
     told = _live(plan, tell, say, check)
     live = told.trained
     say("repeating the training in this process, without impairments and with a PS alone")

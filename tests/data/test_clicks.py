@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from inanet.data import clicks, datasets
-from inanet.data.clicks import BadData, _hashed, corpus, load, of_words
+from inanet.data.clicks import BadData, corpus, hashed, of_words
 from inanet.data.interactions import of_pairs
+from inanet.data.sample_files import load
 
 
 def test_libsvm_files(tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_click_logs(tmp_path: Path) -> None:
     samples = load(str(path))
     assert samples.labels.tolist() == [0.0, 1.0, 1.0]
     assert samples.start.tolist() == [0, 2, 3, 5]
-    assert samples.keys[:2].tolist() == samples.keys[3:].tolist() == _hashed(["site=news", "ad=7"]).tolist()
+    assert samples.keys[:2].tolist() == samples.keys[3:].tolist() == hashed(["site=news", "ad=7"]).tolist()
 
 
 def test_logs_without_a_line_of_names_begin_with_the_label(tmp_path: Path) -> None:
@@ -42,14 +43,14 @@ def test_logs_without_a_line_of_names_begin_with_the_label(tmp_path: Path) -> No
     samples = load(str(path))
     assert samples.labels.tolist() == [0.0, 1.0]
     assert samples.start.tolist() == [0, 2, 4]
-    assert samples.keys.tolist() == _hashed(["1=5", "3=68fd1e64", "2=3", "3=68fd1e64"]).tolist()
+    assert samples.keys.tolist() == hashed(["1=5", "3=68fd1e64", "2=3", "3=68fd1e64"]).tolist()
     path.write_bytes(b"no gzip")
     with pytest.raises(BadData, match=r"cannot read .*day_0.gz: Not a gzipped file"):
         load(str(path))
 
 
 def test_names_need_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clicks, "corpus", lambda scope: scope)
+    monkeypatch.setattr(datasets, "corpus", lambda scope: scope)
     monkeypatch.setattr(datasets, "interactions", lambda: "pairs")
     assert [datasets.load(name) for name in datasets.NAMES] == ["library", "tests", "packages", "pairs"]
 
@@ -86,7 +87,7 @@ def test_the_corpus_is_read_from_files_eight_lines_a_sample(
     clicks.sources.cache_clear()
     try:
         words, sample, file = clicks.sources()
-        assert words.tolist() == _hashed(["x"] * 9 + ["nothing", "here", "return", "y"]).tolist()
+        assert words.tolist() == hashed(["x"] * 9 + ["nothing", "here", "return", "y"]).tolist()
         assert sample.tolist() == [0] * 8 + [1] + [2] * 4
         assert file.tolist() == [1] * 9 + [2] * 4
         # not through the cache of corpora, which other tests share
@@ -153,12 +154,12 @@ def test_compressed_files_that_are_cut_off_or_damaged_are_named(tmp_path: Path, 
 
 
 def test_words_and_pairs_are_features_and_the_answer_is_none() -> None:
-    words = _hashed(["def", "f", "return", "x", "def", "f", "x", "g"])
+    words = hashed(["def", "f", "return", "x", "def", "f", "x", "g"])
     sample = np.array([0, 0, 0, 0, 0, 2, 2, 2])
     plain = of_words(words, sample, pairs=False)
     assert plain.labels.tolist() == [1.0, 0.0]
     assert plain.start.tolist() == [0, 3, 6]
-    assert set(plain.keys[:3].tolist()) == set(_hashed(["def", "f", "x"]).tolist())
+    assert set(plain.keys[:3].tolist()) == set(hashed(["def", "f", "x"]).tolist())
     paired = of_words(words, sample, pairs=True)
     # def-f, f-x, x-def; then f-x, x-g: one pair is the same in both
     assert paired.start.tolist() == [0, 6, 11]
