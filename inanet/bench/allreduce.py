@@ -47,7 +47,7 @@ class Options:
     workers: int = 4
     op: str = "sum"
     dtype: str = "float32"
-    mode: str = "carried"
+    mode: str = "prologue"
     one_host: bool = False
     system: str = TREES
 

@@ -169,7 +169,7 @@ def _several_bytes(
     type=click.Choice(("float32", "float16", "bfloat16", "int32", "int64")),
 )
 @click.option(
-    "--mode", default="carried", show_default=True, type=click.Choice(("carried", "prologue", "fixed"))
+    "--mode", default="prologue", show_default=True, type=click.Choice(("carried", "prologue", "fixed"))
 )
 @click.option("--system", default=TREES, show_default=True, type=click.Choice(NAMES), help="What sums.")
 @_seconds(600)

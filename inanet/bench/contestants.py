@@ -63,7 +63,7 @@ def _inanet(
     *,
     one_host: bool = False,
     memory: str = "shared",
-    mode: str = "carried",
+    mode: str = "prologue",
     downlink: str = "unicast",
 ) -> Callable[[Stage], Team]:
     """inanet itself: an agent for every host, or one for all ranks."""

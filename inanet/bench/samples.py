@@ -93,5 +93,5 @@ def tolerance(dtype: str, op: str, values: Sequence[Any]) -> float:
     peak = max(float(np.abs(value.astype(np.float64)).max(initial=0.0)) for value in values)
     n = len(values)
     digits = {"float32": 24, "float16": 11, "bfloat16": 8}[dtype]
-    # carried exponents lie up to six bits above the block's own (inanet.kernels.exponents)
-    return float(n * 2.0 ** ((n - 1).bit_length() - 32) * peak * 2 * 64 + n * peak * 2.0**-digits)
+    # carried exponents lie up to eight bits above the block's own (inanet.proto.common.quantised)
+    return float(n * 2.0 ** ((n - 1).bit_length() - 32) * peak * 2 * 256 + n * peak * 2.0**-digits)

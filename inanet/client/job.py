@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from inanet.client.exchange import Exchange
 
 OPS = ("sum", "mean", "max", "min")
-MODES = ("carried", "prologue", "fixed")
+MODES = ("prologue", "carried", "fixed")
 NAN = ("refuse", "propagate")
 _FLOATS = ("f32", "f16", "bf16")
 #: seconds in which the agent must accept a connection
@@ -139,7 +139,7 @@ class Job:
         op: str = "sum",
         name: str = "",
         *,
-        mode: str = "carried",
+        mode: str = "prologue",
         factor: float = 1e8,
         nan: str = "refuse",
         timeout: float | None = None,
@@ -154,7 +154,7 @@ class Job:
         op: str = "sum",
         name: str = "",
         *,
-        mode: str = "carried",
+        mode: str = "prologue",
         factor: float = 1e8,
         nan: str = "refuse",
     ) -> Handle:

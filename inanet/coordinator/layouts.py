@@ -7,6 +7,10 @@ from typing import Protocol
 from inanet.messages.fields import SHARD_IDS
 from inanet.planning.topology import split
 from inanet.proto.common.plan import Fold, Part, Scheduled, Shard, TensorLayout, TensorSpec
+from inanet.wire.xagg import INDEX_BITS
+
+#: of a shard, as far as an index in a header reaches: 17 GB
+MOST_FRAGMENTS = 1 << INDEX_BITS
 
 
 class FormatFacts(Protocol):
@@ -107,8 +111,10 @@ class LayoutBook:
             for tree, (first, count) in enumerate(split(fragments, trees))
             if count
         ]
-        if facts.fragments >= 1 << 32:
-            raise LayoutError(f"{facts.fragments} fragments, at most {(1 << 32) - 1} can be numbered")
+        if max((count for *_, count in pieces), default=0) > MOST_FRAGMENTS:
+            raise LayoutError(
+                f"{facts.fragments} fragments over {trees} trees, each can number {MOST_FRAGMENTS}"
+            )
         if len(self._shard_ids) + len(pieces) > SHARD_IDS:
             raise LayoutError(f"the job has {len(self._shard_ids)} shards, at most {SHARD_IDS} are possible")
         shards = [

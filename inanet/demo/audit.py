@@ -8,7 +8,8 @@ them beside the single-process run. Three statements are checked; together they 
    off by at most half a unit 2^-s; integer sums are exact; so the mean is off by at most 2^(-s - 1), plus
    half a unit in the last place for its conversion to float32. (Up to n = 128 a float32 never reaches the
    clamp of the number format: it has 24 significant bits.) A block's exponent is the largest of the contributions' in
-   ``prologue`` mode, and in ``carried`` mode at most the larger of that and the last sum's plus six bits.
+   ``prologue`` mode, and in ``carried`` mode at most the larger of that and that of the last step's plus six bits, and
+   never more than eight bits above it.
    The audit recomputes the contributions at the run's own weights and compares every element of every step
    with that bound.
 2. *The run is what its averages make of it.* The replayed weights have the digest that every worker reported.
@@ -34,8 +35,10 @@ from inanet.training.descent import F64, Descent, Recipe, batches, digest, exact
 
 #: Elements that share an exponent (number format).
 BLOCK = 256
-#: In ``carried`` mode a block's exponent lies at most this many bits above that of the last sum.
+#: In ``carried`` mode a block's exponent lies at most this many bits above that of the last step's contributions,
 MOST_HEADROOM = 6
+#: and this many above that of this step's; it is the only bound for a block that was zeros.
+SLACK = 8
 #: Largest number of contributions for which the bound below holds.
 MAX_CONTRIBUTIONS = 128
 #: Half a unit in the last place of float32, relative; the excess covers the float64 steps around it.
@@ -56,19 +59,19 @@ def block_exponents(values: NDArray[np.floating]) -> NDArray[np.int32]:
     return np.where(largest == 0, -126, np.maximum(exponent, -126)).astype(np.int32)
 
 
-def average_bound(parts: F32, last_average: F32 | None) -> F64:
+def average_bound(parts: F32, last_parts: F32 | None) -> F64:
     """Largest error the fabric may make in the mean of ``parts``, float32[n, count]: float64[count].
 
-    ``last_average`` is the previous step's result, float32[count], if exponents are carried over from it, else
-    ``None``. Raises ``ValueError`` for more than :data:`MAX_CONTRIBUTIONS` parts.
+    ``last_parts`` are the previous step's, if exponents are carried over from it, else ``None``. Raises ``ValueError`` for more than :data:`MAX_CONTRIBUTIONS` parts.
     """
     n, count = parts.shape
     if n > MAX_CONTRIBUTIONS:
         raise ValueError(f"{n} contributions: the bound is proven for up to {MAX_CONTRIBUTIONS}")
     exponents = block_exponents(parts).max(axis=0)
-    if last_average is not None:
-        last_sum = last_average.astype(np.float64) * (n * (1 + 2.0**-20))
-        exponents = np.maximum(exponents, block_exponents(last_sum) + MOST_HEADROOM)
+    if last_parts is not None:
+        last = block_exponents(last_parts).max(axis=0)
+        carried = np.where(last == -126, exponents + SLACK, last + MOST_HEADROOM)
+        exponents = np.maximum(exponents, np.minimum(carried, exponents + SLACK))
     half_unit = np.ldexp(1.0, exponents + (n - 1).bit_length() - 32)
     fixed = np.repeat(half_unit, BLOCK)[:count]
     return fixed + HALF_ULP * (np.abs(exact_mean(parts)) + fixed) + HALF_DENORMAL
@@ -153,7 +156,7 @@ def audit(recipe: Recipe, digits: Digits, averages: F32) -> Verdict:
         drift.step(
             np.abs(exact - single_exact) + bound + HALF_ULP * np.abs(single_exact), before, run, single
         )
-        last = averaged
+        last = contributions
     difference = np.abs(run.weights.astype(np.float64) - single.weights)
     held_out = (digits.held_out_images, digits.held_out_labels)
     accuracy, loss = model.score(run.weights, recipe.units, *held_out)

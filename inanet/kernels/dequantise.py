@@ -4,24 +4,22 @@ The sum ``R`` of a block becomes ``R * multiply[E] / divide[E]`` in float64, the
 type. A power-of-two ``multiply`` is exact in float64, so a sum is rounded once. NaN in ``multiply`` poisons
 the block. Where rounding ``R`` to float32 first gives the same (``fast[E]`` is not 0), that is done.
 
-Both kernels also choose the exponents of the next round while a block is in the cache, and find the first that is
-poisoned: they run once for every batch of results.
+Both kernels also find the first block that is poisoned.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.kernels.exponents import carried_exponent
 from inanet.kernels.half import narrow16
 from inanet.kernels.jit import njit
-from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEAD, HEADER_WORDS, POISON, WORDS
+from inanet.kernels.layout import BLOCK, HEAD, POISON, WORDS
 
 _NO_FRAGMENT = np.iinfo(np.int64).max
 
 
 @njit(
     "int64(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], float32[::1],"
-    " float32[::1], int64, uint8[::1])",
+    " float32[::1])",
     cache=True,
     nogil=True,
     _nrt=False,
@@ -35,13 +33,10 @@ def dequantise32(
     divide: NDArray[np.float64],
     fast: NDArray[np.float32],
     out: NDArray[np.float32],
-    shift: int,
-    following: NDArray[np.uint8],
 ) -> int:
     """Write block ``fragments[k]`` of ``out`` from row ``slots[k]``, with exponent table ``exps``.
 
-    ``following`` gets their exponents for the next round (:func:`~inanet.kernels.exponents.carried_exponent`, also for
-    ``shift``), unless it is empty. Returns the lowest poisoned fragment, or 2^63 - 1.
+    Returns the lowest poisoned fragment, or 2^63 - 1.
     """
     poisoned = _NO_FRAGMENT
     for k in range(slots.size):
@@ -61,15 +56,12 @@ def dequantise32(
                 out[start + j] = np.float32(rows[row, HEAD + j] * scale / divisor)
         if exponent == POISON:
             poisoned = min(poisoned, fragments[k])
-        if following.size:
-            sums = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-            following[fragments[k]] = carried_exponent(sums, exponent, shift)
     return poisoned
 
 
 @njit(
     "int64(int32[:, ::1], int64[::1], int64[::1], uint8[::1], float64[::1], float64[::1], boolean,"
-    " uint16[::1], int64, uint8[::1])",
+    " uint16[::1])",
     cache=True,
     nogil=True,
     _nrt=False,
@@ -83,8 +75,6 @@ def dequantise16(
     divide: NDArray[np.float64],
     brain: bool,
     out: NDArray[np.uint16],
-    shift: int,
-    following: NDArray[np.uint8],
 ) -> int:
     """:func:`dequantise32` for f16 (``brain`` False) and bf16 (``brain`` True) bit patterns."""
     poisoned = _NO_FRAGMENT
@@ -102,9 +92,6 @@ def dequantise16(
                 out[start + j] = narrow16(rows[row, HEAD + j] * scale / divisor, brain)
         if exponent == POISON:
             poisoned = min(poisoned, fragments[k])
-        if following.size:
-            sums = rows[slots[k], HEADER_WORDS:CHECKSUM_WORD]
-            following[fragments[k]] = carried_exponent(sums, exponent, shift)
     return poisoned
 
 

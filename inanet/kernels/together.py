@@ -12,7 +12,7 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
-from inanet.kernels.exponents import carried_exponent
+from inanet.kernels.exponents import exponent_of
 from inanet.kernels.jit import njit
 from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, POISON
 from inanet.kernels.quantise import largest_float32
@@ -107,7 +107,7 @@ def _spread(
 
 
 @njit(
-    "void(uint64[::1], int64, int64, int64, boolean, uint8[::1], uint32[::1], int64, float64[::1], float32[::1],"
+    "void(uint64[::1], int64, int64, int64, boolean, uint8[::1], uint8[::1], int64, float64[::1], float32[::1],"
     " uint8[::1], int32[:, ::1], int64)",
     cache=True,
     nogil=True,
@@ -119,18 +119,18 @@ def quantise_together(
     hi: int,
     check: bool,
     exps: U8,
-    largest: NDArray[np.uint32],
+    top: U8,
     limit: int,
     scale: F64,
     scale32: F32,
-    misfit: U8,
+    needs: U8,
     rows: NDArray[np.int32],
     row0: int,
 ) -> None:
     """Payload and checksum of rows ``row0`` on: blocks ``lo`` to ``hi - 1`` of tensors of ``size`` elements at ``bases``.
 
-    With ``check``, ``misfit[i]`` becomes the exponent that block ``lo + i`` needs if it does not fit ``exps[lo + i]``,
-    else 0. Such a block is not quantised; its payload is that exponent, then zeros. A block of exponent 255
+    With ``check``, ``needs[i]`` becomes the exponent of block ``lo + i`` over all ranks. If that is more than
+    ``top[exps[lo + i]]``, the block is not quantised; its payload is what it needs, then zeros. A block of exponent 255
     contributes zeros. Tables as in :mod:`inanet.proto.common.quantised`.
     """
     for i in range(hi - lo):
@@ -138,16 +138,15 @@ def quantise_together(
         start = block * BLOCK
         count = min(size - start, BLOCK)
         exponent = exps[block]
-        misfit[i] = 0
+        fits = True
         if check:
-            peak = _peak(bases, np.uint64(start), count)
-            if peak > largest[exponent]:
-                misfit[i] = np.uint8(peak >> np.uint32(23))
+            needs[i] = exponent_of(_peak(bases, np.uint64(start), count))
+            fits = needs[i] <= top[exponent]
         row = rows[row0 + i]
         payload = row[HEADER_WORDS:CHECKSUM_WORD]
-        if misfit[i] != 0 or exponent == POISON:
+        if not fits or exponent == POISON:
             payload[:] = 0
-            payload[0] = misfit[i]
+            payload[0] = np.int32(0) if fits else np.int32(needs[i])
         else:
             _sum(bases, np.uint64(start), count, scale32[exponent], scale[exponent], limit, payload)
             payload[count:] = 0
@@ -155,7 +154,7 @@ def quantise_together(
 
 
 @njit(
-    "int64(uint64[::1], int64, int64, int64, boolean, boolean, int64, uint8[::1], uint8[::1], uint32[::1], int64,"
+    "int64(uint64[::1], int64, int64, int64, boolean, boolean, uint8[::1], uint8[::1], uint8[::1], uint8[::1], int64,"
     " float64[::1], float32[::1], float64[::1], float64[::1], float32[::1], int32[::1])",
     cache=True,
     nogil=True,
@@ -167,10 +166,10 @@ def reduce_together(
     hi: int,
     prologue: bool,
     refuse: bool,
-    shift: int,
     exps: U8,
-    following: U8,
-    largest: NDArray[np.uint32],
+    needs: U8,
+    top: U8,
+    least: U8,
     limit: int,
     scale: F64,
     scale32: F32,
@@ -182,26 +181,26 @@ def reduce_together(
     """A whole round for blocks ``lo`` to ``hi - 1`` of float32 tensors of ``size`` elements at addresses ``bases``.
 
     ``prologue``: exponents are what the blocks need; otherwise ``exps`` has them, and blocks that do not fit get what
-    they need, which is noted there. ``following`` gets the next round's exponents, unless it is empty (``shift`` as
-    for :func:`~inanet.kernels.exponents.carried_exponents`). Tables as in :mod:`inanet.proto.common.quantised`. ``sums`` is
+    they need, which is noted there: those above ``top`` of their exponent, and those below its ``least`` but for zeros.
+    ``needs`` gets what all blocks need, unless it is empty. Tables as in :mod:`inanet.proto.common.quantised`. ``sums`` is
     room for one block. Returns -1, or with ``refuse`` the first block that holds a NaN or infinity: from there on
     nothing has been written.
     """
     for block in range(lo, hi):
         start = block * BLOCK
         count = min(size - start, BLOCK)
-        peak = _peak(bases, np.uint64(start), count)
-        if prologue or peak > largest[exps[block]]:
-            exps[block] = np.uint8(peak >> np.uint32(23))
+        need = exponent_of(_peak(bases, np.uint64(start), count))
         exponent = exps[block]
+        if prologue or need > top[exponent] or (need != 0 and need < least[exponent]):
+            exps[block] = exponent = need
+        if len(needs):
+            needs[block] = need
         if exponent == POISON:
             if refuse:
                 return block
             sums[:] = 0
         else:
             _sum(bases, np.uint64(start), count, scale32[exponent], scale[exponent], limit, sums)
-        if len(following):
-            following[block] = carried_exponent(sums[:count], exponent, shift)
         _spread(
             bases, np.uint64(start), count, multiply32[exponent], multiply[exponent], divide[exponent], sums
         )

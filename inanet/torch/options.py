@@ -36,7 +36,7 @@ class Options:
     job: str = ""
     socket: str | os.PathLike[str] | None = None
     timeout: float | None = None
-    mode: str = "carried"
+    mode: str = "prologue"
     factor: float = 1e8
     nan: str = "propagate"
     require_ina: bool | None = None

@@ -41,5 +41,5 @@ class CommunicationShare:
     def agreed(self, job: Job) -> float:
         """The largest share of any rank: all ranks must call this at the same collective."""
         mine = np.array([self._measured / self._total if self._total else 0.0], np.float32)
-        job.all_reduce(mine, "max", "communication share", mode="carried")
+        job.all_reduce(mine, "max", "communication share")
         return float(mine[0])

@@ -1,4 +1,4 @@
-"""XAgg framing, version 1: the paper's host id, gradient id and 256 values, made safe to use on a shared network.
+"""XAgg framing, version 2: the paper's host id, gradient id and 256 values, made safe to use on a shared network.
 
 Source: XAgg, section IV-A and Fig. 3 (host id, gradient id, gradient array). The other fields are ours; each says why.
 Everything is **little-endian**, so that x86 and ARM servers and BPF programs add the payload as it lies. The packet is
@@ -7,11 +7,13 @@ the payload of a UDP datagram, or of an IPv4 packet with protocol number :data:`
 ====== ==== ========== =============================================================================================
 offset size field      meaning
 ====== ==== ========== =============================================================================================
-0      1    magic      0xA1: high nibble 0xA, low nibble the framing version
+0      1    magic      0xA2: high nibble 0xA, low nibble the framing version
 1      1    kind       low nibble :class:`Kind`, high nibble :class:`Flag` bits
 2      2    job        job id given by the coordinator; any value, 0 included
 4      4    host       one-hot id of the child this hop concerns (paper: Host ID); 0 on packets to all children
-8      4    gradient   fragment index within the shard (paper: Gradient ID); for LOST the group, for CREDIT and PROBE a count
+8      4    gradient   fragment index within the shard (paper: Gradient ID); for LOST and RESTART the group, for CREDIT and
+                       PROBE a count. In rows of data and results the index has 24 bits, and the top byte is the exponent that
+                       the block needs, the largest over all that are in the row: 0 for zeros, and where nobody asks
 12     4    round      the all-reduce this packet belongs to; serial-number arithmetic
 16     2    shard      part of a tensor with its own tree and its own slots
 18     1    plan       version of the plan the sender follows, modulo 256
@@ -30,7 +32,7 @@ from enum import IntEnum, IntFlag
 import numpy as np
 
 MAGIC = 0xA
-VERSION = 1
+VERSION = 2
 MAGIC_VERSION = MAGIC << 4 | VERSION
 #: Protocol number for raw IPv4; 253 is reserved for experimentation (RFC 3692).
 IP_PROTOCOL = 253
@@ -45,6 +47,9 @@ ROW_WORDS = ROW_BYTES // 4
 HEADER_WORDS = HEADER_BYTES // 4
 CHECKSUM_WORD = ROW_WORDS - 1
 TAG_WORD = 5
+#: The word with the fragment's index, and how many of its bits that has; above them is the exponent that the block needs.
+INDEX_WORD = 2
+INDEX_BITS = 24
 
 #: Fragments per reliability group (XAgg, section IV-D).
 GROUP = 1024
@@ -64,12 +69,12 @@ class Kind(IntEnum):
 
     #: child to parent: a contribution, or the sum of a whole subtree
     DATA = 1
-    #: child to parent instead of DATA: "my block needs this exponent"; payload word 0 holds it (carried and fixed exponents)
+    #: child to parent instead of DATA: "my block is too large"; payload word 0 holds what it needs (carried, fixed exponents)
     EXPONENT = 2
     #: parent to children: the result of a fragment. With a host id: child to a root that lost its memory (root restart)
     RESULT = 3
-    #: parent to children: start this fragment again with the exponent in payload word 0 (0: the one before), as the attempt
-    #: in the header
+    #: parent to children: start fragments of this group again, as the attempt in the header. The payload has a byte for
+    #: each: its new exponent, or 0 for those that are not meant. With SAME the byte is 1 and the exponent stays
     RESTART = 4
     #: sender to receiver: everything of this round has left me (XAgg: end of send)
     SENT = 5
@@ -96,6 +101,11 @@ class Flag(IntFlag):
     GROUP_END = 1
     #: control packet about results (parent to child direction) rather than about contributions
     DOWN = 2
+    #: of DATA: somebody's block is large enough for the exponent that it was sent under. Without it the root starts a
+    #: fragment again, unless all are zeros (exponent agreement)
+    LARGE = 4
+    #: of RESTART: exponents stay as they are
+    SAME = 8
 
 
 KIND_MASK = 0x0F

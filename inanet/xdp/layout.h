@@ -16,13 +16,18 @@
 #define VALUES 256
 #endif
 
-#define MAGIC_VERSION 0xA1
+#define MAGIC_VERSION 0xA2
 #define HEADER_WORDS 6
 #define HEADER_BYTES 24
 #define ROW_BYTES (HEADER_BYTES + VALUES * 4 + 4)
 #define CONTROL_BYTES 36
 #define LOST_BYTES 156
 #define GROUP_SHIFT 10
+/* of the word with the fragment's index; above them is the exponent that the block needs */
+#define INDEX_BITS 24
+
+/* a slot's `misfit` bits, from contributions: too large for their exponent; large enough for it to be right */
+enum verdict_bit { BLOCK_MISFIT = 1, BLOCK_LARGE = 2 };
 
 #define MAX_JOBS 64
 #define MAX_SHARDS_PER_JOB 4096

@@ -58,17 +58,19 @@ static __always_inline void put_back(__u32 tree, __u32 from)
 		__sync_fetch_and_add(&tables.taken[tree][from], -1);
 }
 
-/* The header of a slot's row for its next hop; `kind` with the flags in its high nibble. */
-__noinline int stamp(struct xagg_row *row, const struct concern *c, __u32 kind, __u32 host, __u32 attempt)
+/* The header of a slot's row for its next hop; `kind` with the flags in its high nibble, `marks` is the attempt << 8 and what
+ * the block needs.
+ */
+__noinline int stamp(struct xagg_row *row, const struct concern *c, __u32 kind, __u32 host, __u32 marks)
 {
-	__u32 *words = (__u32 *)row, job_row;
+	__u32 *words = (__u32 *)row, job_row, need = marks & 0xFF, attempt = marks >> 8;
 
 	if (!row || !c)
 		return 0;
 	job_row = c->job_row & (MAX_JOBS - 1);
 	words[0] = MAGIC_VERSION | kind << 8 | (__u32)tables.jobs[job_row][JOB_JOB] << 16;
 	words[1] = host;
-	words[2] = c->fragment;
+	words[2] = c->fragment | need << INDEX_BITS;
 	words[3] = c->round;
 	words[4] = (c->shard & 0xFFFF) | (__u32)tables.jobs[job_row][JOB_VERSION] << 16 | attempt << 24;
 	words[5] = tag_of(words[0], words[1], words[2], words[3], words[4], tables.keys[job_row]);

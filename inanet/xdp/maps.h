@@ -12,6 +12,7 @@
 /* where more would not stay in registers */
 #define UNROLL_LESS _Pragma("clang loop unroll_count(4)")
 #define HEADER_FLAG_END 0x1000u
+#define HEADER_FLAG_LARGE 0x4000u
 #define TO_PARENT 32
 #define TO_GROUP 33
 
@@ -85,6 +86,9 @@ struct concern {
 	__u32 round;
 	__u32 child;
 	__u32 attempt;
+	/* exponent that the block needs, and whether it is large enough for the one that it has */
+	__u32 need;
+	__u32 large;
 	/* GROUP_END was set; twice that: in a packet that had come before */
 	__u32 ended;
 };

@@ -193,11 +193,18 @@ class OffloadedNode(Node):
 
     def _on_event(self, code: int, state: ShardState, a: int, b: int, now: float) -> None:
         self._ingested()
-        if code in (Event.RESTART, Event.AMNESIA):
+        if code == Event.AMNESIA:
             with self._gate:
                 super()._on_event(code, state, a, b, now)
         else:
             super()._on_event(code, state, a, b, now)
+
+    def _on_misfits(
+        self, state: ShardState, fragments: NDArray[np.int64], exponents: NDArray[np.int64], now: float
+    ) -> None:
+        self._ingested()
+        with self._gate:
+            super()._on_misfits(state, fragments, exponents, now)
 
     def _on_control(
         self, h: Header, batch: PacketBatch, arena: NDArray[np.int32], index: int, now: float
@@ -251,9 +258,9 @@ class OffloadedNode(Node):
         with self._gate:
             super()._on_open(state, child, link, h, bits, now)
 
-    def _on_restart(self, state: ShardState, h: Header, now: float) -> None:
+    def _on_restart(self, state: ShardState, h: Header, body: NDArray[np.uint8], now: float) -> None:
         with self._gate:
-            super()._on_restart(state, h, now)
+            super()._on_restart(state, h, body, now)
 
     def _send_rows(self, link: Link, offsets: NDArray[np.int64], now: float) -> Transmission | None:
         burst = super()._send_rows(link, offsets, now)

@@ -93,7 +93,9 @@ static __always_inline int resolve(struct frame *f, const struct xagg_row *at)
 		return PASS;
 	c->job_row = job_row;
 	c->ended = w0 & HEADER_FLAG_END;
-	c->fragment = packet[2];
+	c->fragment = packet[2] & ((1u << INDEX_BITS) - 1);
+	c->need = packet[2] >> INDEX_BITS;
+	c->large = w0 & HEADER_FLAG_LARGE ? BLOCK_LARGE : 0;
 	c->round = packet[3];
 	c->shard = packet[4] & 0xFFFF;
 	c->attempt = packet[4] >> 24;

@@ -151,12 +151,16 @@ static __always_inline void complete(struct concern *c, struct outcome *o, void 
 			o->emit = 0;
 	}
 	BYTE(logged) |= o->emit ? bit | bit << 2 : bit;
-	stamp(row, c, kind, root ? 0 : (__u32)tables.trees[tree][TREE_BIT], c->attempt);
+	if (!root && BYTE(misfit) & BLOCK_LARGE)
+		kind |= HEADER_FLAG_LARGE >> 8;
+	stamp(row, c, kind, root ? 0 : (__u32)tables.trees[tree][TREE_BIT], c->attempt << 8 | BYTE(exponent));
 	if (o->first)
 		copy_out(row, packet, &o->sum);
 	else
 		o->sum += copy_header(row, packet);
 	BYTE(state) = root ? S_RESULT : S_SENT;
+	if (root)
+		BYTE(misfit) = 0;
 }
 
 /* Whether a contribution is for the slot as it is, else why not. Under the slot's lock. */
@@ -176,7 +180,7 @@ static __always_inline int suits(const struct concern *c, struct outcome *o, voi
 			o->reason = D_FUTURE_ATTEMPT;
 	} else if (untouched) {
 		return 1;
-	} else if (BYTE(misfit)) {
+	} else if (BYTE(misfit) & BLOCK_MISFIT) {
 		o->pass = 1;
 	} else if (effective(c->tree, WORD(bitmap)) & 1u << (c->child & 31)) {
 		o->reason = D_DUPLICATE;
@@ -195,6 +199,7 @@ static __always_inline void fold(struct frame *f, struct outcome *o, void *base,
 	__u32 tree = c->tree & (MAX_TREES - 1), host = 1u << (c->child & 31), live = tables.trees[tree][TREE_LIVE];
 	int untouched = BYTE(state) == S_FREE || WORD(round) != c->round;
 	int suited = suits(c, o, words, bytes, untouched, root);
+	__u32 need = c->need, large = c->large, marks;
 
 	o->first = untouched || WORD(bitmap) == 0;
 	/* whatever changes nothing but this slot is checked where it is added */
@@ -209,19 +214,37 @@ static __always_inline void fold(struct frame *f, struct outcome *o, void *base,
 			copy_out(row, packet, &o->sum);
 		return;
 	}
-	if (untouched)
-		claim(words, bytes, row, c->round);
-	o->done = ((effective(tree, WORD(bitmap)) | host) & live) == live;
-	if (o->done) {
-		complete(c, o, base, slot, group, root, row, packet);
+	o->done = ((effective(tree, untouched ? 0 : WORD(bitmap)) | host) & live) == live;
+	if (!untouched) {
+		if (need < BYTE(exponent))
+			need = BYTE(exponent);
+		large |= BYTE(misfit);
+	}
+	if (o->done && root && need && !(large & BLOCK_LARGE)) {
+		/* nobody's block is large enough for its exponent: to be started again, which user space does */
+		if (!o->first && !is_sound(packet))
+			o->reason = D_BAD_CHECKSUM;
+		else
+			o->pass = 1;
 		return;
 	}
-	if (o->first)
+	if (untouched)
+		claim(words, bytes, row, c->round);
+	marks = BYTE(exponent) | BYTE(misfit) << 8;
+	BYTE(exponent) = need;
+	BYTE(misfit) = large;
+	if (o->done)
+		complete(c, o, base, slot, group, root, row, packet);
+	else if (o->first)
 		fold_copy(row, packet);
 	else if (!fold_add(row, packet))
 		o->reason = D_BAD_CHECKSUM;
-	if (o->reason == D_OK)
+	if (o->reason != D_OK) {
+		BYTE(exponent) = marks;
+		BYTE(misfit) = marks >> 8;
+	} else if (!o->done) {
 		WORD(bitmap) |= host;
+	}
 }
 
 /* What follows from it: counters, reports, the emission log, and whether the packet leaves. */
@@ -369,7 +392,8 @@ __noinline int adopt(struct frame *f, struct xagg_row *packet)
 			}
 			BYTE(logged) |= emit ? LOGGED_DOWN | LEFT_DOWN : LOGGED_DOWN;
 		}
-		stamp(row, c, kind, 0, BYTE(attempt));
+		BYTE(exponent) = c->need;
+		stamp(row, c, kind, 0, BYTE(attempt) << 8 | c->need);
 		BYTE(misfit) = 0;
 		BYTE(state) = S_RESULT;
 		if (emit)

@@ -82,7 +82,7 @@ class Expected:
     """What one host would make of the rounds of a tensor."""
 
     def __init__(
-        self, count: int, dtype: str = "f32", op: str = "sum", mode: str = "carried", ranks: int = HOSTS
+        self, count: int, dtype: str = "f32", op: str = "sum", mode: str = "prologue", ranks: int = HOSTS
     ) -> None:
         exact = dtype.startswith("i") or op in ("max", "min")
         chosen = ExponentMode.NONE if exact else MODES[mode]
@@ -175,7 +175,8 @@ class TestBits:
                         values = [(value * 1e6).astype(np.int32) for value in values]
                     bits = expected.after(values)
                     handles = [
-                        job.all_reduce_async(v, mode=mode) for job, v in zip(jobs, values, strict=True)
+                        job.all_reduce_async(v, name="t", mode=mode)
+                        for job, v in zip(jobs, values, strict=True)
                     ]
                     for handle in handles:
                         handle.wait()
@@ -226,7 +227,7 @@ class TestCrashes:
             handle.wait()
         bits = expected.after(values)
         assert all(array.tobytes() == bits for array in arrays)
-        # the exponents that this round carried over are the same, too
+        # and those of the next round
         values = contributions(LARGE // 4, 1)
         for array, value in zip(arrays, values, strict=True):
             array[...] = value
@@ -374,7 +375,7 @@ def datagrams(rng: np.random.Generator) -> Iterator[bytes]:
         yield rng.bytes(length)
     for kind in range(16):
         for length in (36, 156, 1052):
-            header = bytes([0xA1, kind | int(rng.integers(0, 16)) << 4]) + bytes(2) + rng.bytes(length - 4)
+            header = bytes([0xA2, kind | int(rng.integers(0, 16)) << 4]) + bytes(2) + rng.bytes(length - 4)
             yield header
 
 

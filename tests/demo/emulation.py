@@ -13,9 +13,9 @@ F32 = NDArray[np.float32]
 
 
 def exponent(values: F32) -> int:
-    """Smallest e >= -126 with |x| < 2^e for all values, from the bits of the largest."""
+    """An e >= -125 with |x| < 2^e for all values, from the bits of the largest; -126 for zeros."""
     field = int((values.view(np.uint32) >> 23 & 0xFF).max())
-    return field - 126
+    return max(field, int(values.any())) - 126
 
 
 def headroom(n: int) -> int:
@@ -29,8 +29,8 @@ def headroom(n: int) -> int:
 class EmulatedFabric:
     """Averages contributions block by block, with exponents by prologue or carried over.
 
-    A carried one lies two bits above the last sum, or one below the last exponent if that is more, but at most
-    six bits above the sum.
+    A carried one lies two bits above the last contributions, or one below the last exponent if that is more, but at most
+    six bits above them; it serves contributions that it is not below of, nor more than eight bits above.
     """
 
     def __init__(self, carried: bool) -> None:
@@ -43,17 +43,16 @@ class EmulatedFabric:
         result = np.empty(count, np.float32)
         for first in range(0, count, 256):
             block = parts[:, first : first + 256]
-            e = exponent(np.ascontiguousarray(block).ravel())
-            if self.carried and first in self.last:
-                e = max(e, self.last[first])
+            need = e = exponent(np.ascontiguousarray(block).ravel())
+            last = self.last.get(first, -200)
+            if self.carried and (need == -126 <= last or need <= last <= need + 8):
+                e = last
             shift = 31 - headroom(n) - e
             integers = np.rint(np.ldexp(block.astype(np.float64), shift)).astype(np.int64)
             limit = (2**31 - 1) // n
             sums = np.clip(integers, -limit, limit).sum(axis=0)
             assert np.abs(sums).max() < 2**31
-            largest = int(np.abs(sums).max())
-            above = largest.bit_length() - shift
-            self.last[first] = max(above + 2, min(e - 1, above + 6), -126) if largest else -126
+            self.last[first] = max(need + 2, min(e - 1, need + 6)) if need > -126 else max(e - 1, -126)
             result[first : first + 256] = [
                 np.float32(float(Fraction(int(total)) * Fraction(2) ** -shift / n)) for total in sums
             ]

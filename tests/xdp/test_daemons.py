@@ -115,7 +115,9 @@ class Expected:
 
 def reduce(jobs: list[inanet.Job], arrays: list[NDArray[Any]]) -> set[bytes]:
     """One round; results of all ranks."""
-    handles = [job.all_reduce_async(array, name="t") for job, array in zip(jobs, arrays, strict=True)]
+    handles = [
+        job.all_reduce_async(array, name="t", mode="carried") for job, array in zip(jobs, arrays, strict=True)
+    ]
     for handle in handles:
         handle.wait()
     return {array.tobytes() for array in arrays}
@@ -167,7 +169,10 @@ def test_a_killed_aggregator_leaves_nothing_and_changes_no_bit(
         assert reduce(jobs, arrays) == {wanted}
         arrays = values(1)
         wanted = expected.after(arrays)
-        handles = [job.all_reduce_async(array, name="t") for job, array in zip(jobs, arrays, strict=True)]
+        handles = [
+            job.all_reduce_async(array, name="t", mode="carried")
+            for job, array in zip(jobs, arrays, strict=True)
+        ]
         fabric.processes["agg0"].kill()
         for handle in handles:
             handle.wait()

@@ -118,9 +118,9 @@ class Script:
             whole[:40],
             whole[:-4],
             whole + bytes(4),
-            b"\xa2" + whole[1:],
-            b"\xa1\x00" + whole[2:],
-            b"\xa1\x0f" + whole[2:],
+            b"\xa1" + whole[1:],
+            b"\xa2\x00" + whole[2:],
+            b"\xa2\x0f" + whole[2:],
             whole[:20] + b"\x00\x00\x00\x00" + whole[24:],
             whole[:500] + bytes([whole[500] ^ 4]) + whole[501:],
             whole[:-1] + bytes([whole[-1] ^ 128]),
@@ -154,6 +154,26 @@ class Script:
         self.add(0, 0, shard=3)
         self.add(1, 0, shard=3)
 
+    def needs(self) -> None:
+        """What blocks need, and whether that is enough for somebody: it is; it is not, so a root starts again; zeros. And a
+        packet whose marks must not stay when its payload turns out to be damaged.
+        """
+        for fragment, marks in (
+            (30, ((130, Flag.LARGE), (120, Flag.NONE), (131, Flag.NONE))),
+            (31, ((0, Flag.NONE), (120, Flag.NONE), (119, Flag.NONE))),
+            (32, ((0, Flag.NONE), (0, Flag.NONE), (0, Flag.NONE))),
+            (33, ((99, Flag.LARGE), (98, Flag.LARGE), (98, Flag.LARGE))),
+        ):
+            for child, (need, flags) in zip((0, 1, 4), marks, strict=True):
+                self.add(child, fragment | need << 24, flags=flags)
+        for child in (0, 1, 4):
+            self.add(child, 34 | 77 << 24, flags=Flag.LARGE)
+            sound, source = self.packets.pop()
+            self.add(child, 34 | 200 << 24)
+            damaged, _ = self.packets.pop()
+            self.packets.append((damaged[:-1] + bytes([damaged[-1] ^ 1]), source))
+            self.packets.append((sound, source))
+
     def results(self) -> None:
         """From the parent, and what is not from there or not for now."""
 
@@ -162,6 +182,7 @@ class Script:
 
         for fragment in (0, 8, 8, 1023):
             result(fragment, flags=Flag.GROUP_END)
+        result(35 | 123 << 24)
         result(9, source=CHILDREN[0])
         result(9, round=40)
         result(9, round=42)
@@ -176,6 +197,7 @@ def golden(*, root: bool) -> list[tuple[bytes, int]]:
     script.damage()
     script.strangers()
     script.exponents()
+    script.needs()
     if not root:
         script.results()
     # what is answered, and a child that knows a result already

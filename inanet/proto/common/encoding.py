@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.checksum import seal_rows
 from inanet.kernels.dequantise import copy_fragments
-from inanet.kernels.layout import HEADER_WORDS, PAYLOAD_WORDS
+from inanet.kernels.layout import HEADER_WORDS, PAYLOAD_WORDS, ROW_WORDS
 from inanet.proto.common.plan import Fold, TensorSpec
 
 Array = NDArray[Any]
@@ -38,6 +38,10 @@ _DTYPES = {
     form: frozenset(np.dtype(name) for name in names if name != "bfloat16") for form, names in _NUMPY.items()
 }
 _NONE = np.iinfo(np.int64).max
+#: fragments encoded at a time where only some of them are wanted
+_WINDOW = 256
+#: verdicts about a contribution's block: it does not fit its exponent; it is large enough for its exponent to be right
+MISFIT, LARGE = 1, 2
 #: a table of exponents that nobody wants
 NOTHING: Bytes = np.zeros(0, np.uint8)
 
@@ -115,15 +119,54 @@ class Format(ABC):
         exps: Bytes,
         rows: Rows,
         row0: int,
-        misfit: Bytes | None = None,
+        needs: Bytes | None = None,
     ) -> None:
         """Write payload and checksum of fragments ``lo`` to ``hi - 1`` into rows ``row0`` onwards.
 
         The rows hold the sum (or maximum) over the local ranks. ``exps`` is the table of the whole tensor.
-        ``misfit[i]`` becomes 0, or the exponent that fragment ``lo + i`` needs; the payload of such a
-        fragment is that exponent and zeros, so it can leave as a request for it. Without ``misfit`` every
-        block is taken to fit, as after a prologue.
+        ``needs[i]`` becomes the exponent of fragment ``lo + i`` over the local ranks (0: zeros only, or a format without
+        exponents). Where that is too large for the table (:meth:`judge`), the payload is that exponent and zeros, so it
+        can leave as a request for it. Without ``needs`` every block is taken to fit, as after a prologue.
         """
+
+    def encode_some(
+        self,
+        arrays: Arrays,
+        fragments: Index,
+        exps: Bytes,
+        rows: Rows,
+        slots: Index,
+        needs: Bytes | None = None,
+    ) -> None:
+        """As :meth:`encode`, for fragments in ascending order with gaps: fragment ``fragments[k]`` goes into row ``slots[k]``."""
+        start = 0
+        while start < len(fragments):
+            lo = int(fragments[start])
+            stop = int(np.searchsorted(fragments, lo + _WINDOW))
+            hi = int(fragments[stop - 1]) + 1
+            room = np.empty((hi - lo, ROW_WORDS), np.int32)
+            found = None if needs is None else np.zeros(hi - lo, np.uint8)
+            self.encode(arrays, lo, hi, exps, room, 0, found)
+            which = fragments[start:stop] - lo
+            rows[slots[start:stop], HEADER_WORDS:] = room[which, HEADER_WORDS:]
+            if needs is not None and found is not None:
+                needs[start:stop] = found[which]
+            start = stop
+
+    def judge(self, needs: Bytes, exps: Bytes) -> Bytes:
+        """What blocks that need exponents ``needs`` are under ``exps``: :data:`MISFIT`, :data:`LARGE` or neither.
+
+        If no rank has a block that is :data:`LARGE`, and some have one that is not zeros only, it is a misfit as well.
+        """
+        return np.zeros(len(needs), np.uint8)
+
+    def misfits(self, needs: Bytes, exps: Bytes) -> NDArray[np.bool_]:
+        """Which blocks have to go again under ``needs``, the largest over all ranks, if they went under ``exps``."""
+        verdicts = self.judge(needs, exps)
+        again: NDArray[np.bool_] = (verdicts == MISFIT) | (
+            (verdicts == 0) & (needs != 0) & self.uses_exponents
+        )
+        return again
 
     @abstractmethod
     def decode(
@@ -133,22 +176,16 @@ class Format(ABC):
         fragments: Index,
         exps: Bytes,
         arrays: Arrays,
-        following: Bytes = NOTHING,
     ) -> None:
-        """Write the result of fragment ``fragments[k]``, in row ``slots[k]``, into every local array.
-
-        ``following``, a table like ``exps``, gets the next round's exponents of these fragments (carried exponents), unless it
-        is empty: a few bits above the exponent field of the largest sum
-        (:func:`inanet.kernels.exponents.carried_exponent` has the rule). Every rank computes the same. Formats that carry
-        nothing over leave it alone.
-        """
+        """Write the result of fragment ``fragments[k]``, in row ``slots[k]``, into every local array."""
 
     def together(
-        self, arrays: Arrays, lo: int, hi: int, exps: Bytes, following: Bytes, *, prologue: bool
+        self, arrays: Arrays, lo: int, hi: int, exps: Bytes, needs: Bytes, *, prologue: bool
     ) -> int | None:
         """A whole round of fragments ``lo`` to ``hi - 1`` at once, for a job whose ranks all are on this host.
 
-        The same bits as :meth:`exponents` (with ``prologue``), :meth:`encode` and :meth:`decode` with ``following``. Returns -1, the first fragment that holds what is not to be summed
+        The same bits as :meth:`exponents` (with ``prologue``), :meth:`encode` and :meth:`decode`. ``needs``, a table like
+        ``exps``, gets what the blocks need, unless it is empty. Returns -1, the first fragment that holds what is not to be summed
         (from there on nothing has been written), or None: nothing was done, this format does it step by step.
         """
         return None

@@ -4,7 +4,7 @@ import numpy as np
 
 from inanet.kernels import limbs, ordered
 from inanet.kernels.exponents import first_nonfinite
-from inanet.proto.common.encoding import NOTHING, Array, Arrays, Bytes, Format, Index, Rows, shifted
+from inanet.proto.common.encoding import Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.common.plan import Fold, TensorSpec
 
 #: per float: mask of exponent and fraction, infinity, canonical NaN
@@ -30,10 +30,10 @@ class IntegerSum(Format):
         exps: Bytes,
         rows: Rows,
         row0: int,
-        misfit: Bytes | None = None,
+        needs: Bytes | None = None,
     ) -> None:
-        if misfit is not None:
-            misfit[: hi - lo] = 0
+        if needs is not None:
+            needs[: hi - lo] = 0
         last = len(arrays) - 1
         for k, bits in enumerate(self.bind(arrays).views):
             if self._wide:
@@ -48,7 +48,6 @@ class IntegerSum(Format):
         fragments: Index,
         exps: Bytes,
         arrays: Arrays,
-        following: Bytes = NOTHING,
     ) -> None:
         views = self.bind(arrays).views
         if self._wide:
@@ -87,10 +86,10 @@ class Extremum(Format):
         exps: Bytes,
         rows: Rows,
         row0: int,
-        misfit: Bytes | None = None,
+        needs: Bytes | None = None,
     ) -> None:
-        if misfit is not None:
-            misfit[: hi - lo] = 0
+        if needs is not None:
+            needs[: hi - lo] = 0
         last = len(arrays) - 1
         for k, view in enumerate(self.bind(arrays).views):
             words = self._signed(view)
@@ -107,7 +106,6 @@ class Extremum(Format):
         fragments: Index,
         exps: Bytes,
         arrays: Arrays,
-        following: Bytes = NOTHING,
     ) -> None:
         views = self.bind(arrays).views
         out = self._signed(views[0])

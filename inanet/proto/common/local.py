@@ -11,6 +11,7 @@ from inanet.kernels.layout import POISON, ROW_WORDS
 from inanet.proto.common.encoding import NOTHING
 from inanet.proto.common.formats import Format, make_format
 from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.common.quantised import carried_over
 
 #: fragments quantised, summed and dequantised at a time: few enough to stay in the cache, enough for threads not to
 #: spend their time handing the interpreter to each other
@@ -92,8 +93,8 @@ class LocalRound:
     most_parts: int
     parts: list[Part] = field(init=False)
     _exponents: NDArray[np.uint8] = field(init=False)
-    #: exponents of the next round, in carried mode
-    _following: NDArray[np.uint8] | None = field(init=False, default=None)
+    #: what blocks need, in carried mode
+    _needs: NDArray[np.uint8] | None = field(init=False, default=None)
     #: exponents are agreed first, every block has its own largest
     _prologue: bool = field(init=False)
 
@@ -109,7 +110,7 @@ class LocalRound:
         mode = tensor.spec.mode
         carry = formats[0].uses_exponents and mode is ExponentMode.CARRIED
         if carry:
-            self._following = formats[0].initial_exponents()
+            self._needs = formats[0].initial_exponents()
         if tensor.carried is not None:
             self._exponents[:] = tensor.carried
         self._prologue = (
@@ -119,10 +120,8 @@ class LocalRound:
     def work(self, part: Part) -> None:
         """Take one part through quantising, summing and dequantising, or give it up (:attr:`Part.refused`)."""
         form, exponents = part.format, self._exponents
-        following = self._following if self._following is not None else NOTHING
-        given_up = form.together(
-            self.arrays, part.low, part.high, exponents, following, prologue=self._prologue
-        )
+        needs = self._needs if self._needs is not None else NOTHING
+        given_up = form.together(self.arrays, part.low, part.high, exponents, needs, prologue=self._prologue)
         if given_up is not None:
             part.refused = given_up
             return
@@ -134,7 +133,7 @@ class LocalRound:
                 return
             fragments = np.arange(low, high)
             slots = fragments - low
-            form.decode(rows, slots, fragments, exponents, self.arrays, following)
+            form.decode(rows, slots, fragments, exponents, self.arrays)
 
     def _encode(self, form: Format, low: int, high: int, rows: NDArray[np.int32]) -> bool:
         """Sum fragments into rows under exponents that suit all ranks; False if one holds what is not to be summed."""
@@ -145,22 +144,16 @@ class LocalRound:
                 return False
             form.encode(self.arrays, low, high, exponents, rows, 0)
             return True
-        if self._prologue:
-            form.exponents(self.arrays, low, high, exponents[low:high])
-            if refuses and (exponents[low:high] == POISON).any():
-                return False
-            form.encode(self.arrays, low, high, exponents, rows, 0)
-            return True
-        needed = np.empty(high - low, np.uint8)
-        form.encode(self.arrays, low, high, exponents, rows, 0, needed)
-        misfits = np.flatnonzero(needed)
-        if len(misfits):
-            # carried, or the factor of fixed mode, is too small for these: they get what they need (exponent agreement)
-            exponents[low + misfits] = needed[misfits]
-            if refuses and (needed == POISON).any():
-                return False
-            first, last = int(misfits[0]), int(misfits[-1])
-            form.encode(self.arrays, low + first, low + last + 1, exponents, rows, first)
+        needs = np.zeros(high - low, np.uint8)
+        form.exponents(self.arrays, low, high, needs)
+        if refuses and (needs == POISON).any():
+            return False
+        if self._needs is not None:
+            self._needs[low:high] = needs
+        # carried, or the factor of fixed mode, does not suit the misfits: they get what they need (exponent agreement)
+        again = slice(None) if self._prologue else form.misfits(needs, exponents[low:high])
+        exponents[low:high][again] = needs[again]
+        form.encode(self.arrays, low, high, exponents, rows, 0)
         return True
 
     def finish(self) -> Refusal | None:
@@ -169,7 +162,9 @@ class LocalRound:
         name = spec.name or f"{spec.dtype}{list(spec.shape)}"
         given_up = [part for part in self.parts if part.refused >= 0]
         # as over the network: after a refused round nothing is carried over
-        self.tensor.carried = None if given_up else self._following
+        self.tensor.carried = None
+        if self._needs is not None and not given_up:
+            self.tensor.carried = carried_over(self._needs, self._exponents)
         # what lies before is the result by now
         places = [part.format.locate_nonfinite(self.arrays, part.refused, part.high) for part in given_up]
         if places:

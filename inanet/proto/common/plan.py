@@ -278,11 +278,13 @@ def tensor_spec(
 ) -> TensorSpec:
     """What a rank calls for: ``mode`` (``prologue carried fixed``) and ``factor`` count only where sums are rounded.
 
-    Raises ``ValueError`` for other modes.
+    Calls without a name may be of different tensors: they carry nothing over. Raises ``ValueError`` for other modes.
     """
     if mode not in ("prologue", "carried", "fixed"):
         raise ValueError(f"impossible mode {mode!r}")
     exact = dtype in ("i32", "i64") or op in ("max", "min")
+    if mode == "carried" and not name:
+        mode = "prologue"
     kind = ExponentMode.NONE if exact else ExponentMode[mode.upper()]
     return TensorSpec(name, dtype, shape, op, kind, 0.0 if exact else factor, propagate)
 

@@ -25,13 +25,15 @@ alone: all ranks get the same bits whatever the arrival order, topology and plac
 
 **Exponent tables** are uint8, one entry per block of the tensor. 255 means that the block holds a NaN or
 infinity: it contributes zeros and its result is NaN throughout. Under ``ExponentMode.FIXED`` the entry
-:data:`FIXED_FACTOR` (0) means "use the factor" and any other a power of two as above. The two cannot clash: a
-block that does not fit the factor is never one of zeros and denormals only, because factors are limited to
-``2**100``. With the factor the bound is ``n * (1/2 + 2**-22) / factor`` plus rounding.
+:data:`FIXED_FACTOR` (0) means "use the factor" and any other a power of two as above. The two cannot clash: no block
+but one of zeros needs exponent 0. With the factor the bound is ``n * (1/2 + 2**-22) / factor`` plus rounding.
 
-**Misfits.** A block that does not fit its table entry (carried and fixed exponents) reports the exponent it needs,
-which is never 0; 0 means that it fits. The largest exponent announced by any rank suits all of them: ranks
-that fitted are smaller.
+**Misfits** (carried and fixed exponents), in both directions. Let ``N`` be the largest exponent that any rank's block needs.
+The block goes again under ``N`` if its table entry ``E`` is less, and if it is so much more that the largest element
+would keep too few bits: under carried exponents if ``E > N +`` :data:`SLACK`, under a factor if fewer than
+:data:`FACTOR_BITS` were left. (Zeros fit anything.) So the bound above holds in these modes as well, relative to the
+largest element of *this* sum's block, times ``2**SLACK``; under a factor it is ``n * 2**-FACTOR_BITS * 2**e``. Which
+blocks go again follows from ``N`` and ``E`` alone, and so do the bits of the result.
 """
 
 from fractions import Fraction
@@ -40,11 +42,11 @@ from math import ldexp
 import numpy as np
 
 from inanet.kernels.dequantise import dequantise16, dequantise32
-from inanet.kernels.exponents import block_exponents, block_misfits, first_nonfinite
+from inanet.kernels.exponents import block_exponents, first_nonfinite
 from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
 from inanet.kernels.quantise import quantise
 from inanet.kernels.together import quantise_together, reduce_together
-from inanet.proto.common.encoding import NOTHING, Array, Arrays, Bytes, Format, Index, Rows, shifted
+from inanet.proto.common.encoding import LARGE, MISFIT, Array, Arrays, Bytes, Format, Index, Rows, shifted
 from inanet.proto.common.plan import ExponentMode, Fold, TensorSpec
 
 #: entry of an exponent table that stands for the factor of ``ExponentMode.FIXED``
@@ -53,6 +55,13 @@ FIXED_FACTOR = 0
 MAX_RANKS = 1 << 15
 #: the factor of ``ExponentMode.FIXED`` and its inverse are at most this
 MAX_FACTOR = 2.0**100
+#: bits that a carried exponent may lie above what the block needs
+SLACK = 8
+#: bits that the largest element of a block keeps at least under a factor
+FACTOR_BITS = 15
+#: bits that the next round's exponent lies above what a block needed, at least and at most
+HEADROOM = 2
+MOST_HEADROOM = 6
 
 
 class FloatSum(Format):
@@ -75,12 +84,15 @@ class FloatSum(Format):
         """What an exponent ``E`` means, as arrays indexed by it: kernels know no modes."""
         shifts = [157 - self._log2 - exponent for exponent in range(POISON)]
         self._scale = np.array([*(ldexp(1.0, shift) for shift in shifts), 0.0])
-        #: largest magnitude, as float32 bits, that fits
-        self._largest = np.array([*(e << 23 | 0x7FFFFF for e in range(POISON)), 2**32 - 1], np.uint32)
+        #: what a block may need to fit, and what some rank's has to need for enough bits to be kept
+        self._top = np.arange(POISON + 1, dtype=np.uint8)
+        self._least = np.array([*(max(e - SLACK, 0) for e in range(POISON)), 0], np.uint8)
         self._multiply = np.array([*(ldexp(1.0, -shift) for shift in shifts), np.nan])
         self._divide = np.ones(POISON + 1)
         if self._factor:
-            self._largest[FIXED_FACTOR] = _largest_fixed(self._factor, self._limit)
+            self._top[FIXED_FACTOR] = _top_fixed(self._factor, self._limit)
+            slack = max(31 - FACTOR_BITS - self._log2, SLACK)
+            self._least[FIXED_FACTOR] = np.argmax(self._scale <= ldexp(self._factor, slack))
             self._scale[FIXED_FACTOR] = self._factor
             self._multiply[FIXED_FACTOR] = 1.0
             self._divide[FIXED_FACTOR] = self._factor
@@ -112,6 +124,11 @@ class FloatSum(Format):
         for view in self.bind(arrays).views:
             block_exponents(view, self._brain, lo, hi, out)
 
+    def judge(self, needs: Bytes, exps: Bytes) -> Bytes:
+        verdicts = np.where(needs > self._top[exps], MISFIT, 0).astype(np.uint8)
+        verdicts[(needs >= self._least[exps]) & (needs != 0) & (verdicts == 0)] = LARGE
+        return verdicts
+
     def encode(
         self,
         arrays: Arrays,
@@ -120,11 +137,11 @@ class FloatSum(Format):
         exps: Bytes,
         rows: Rows,
         row0: int,
-        misfit: Bytes | None = None,
+        needs: Bytes | None = None,
     ) -> None:
-        check = misfit is not None
-        if misfit is None:
-            misfit = np.empty(hi - lo, np.uint8)
+        check = needs is not None
+        if needs is None:
+            needs = np.zeros(hi - lo, np.uint8)
         bound = self.bind(arrays)
         if self._single:
             quantise_together(
@@ -134,19 +151,19 @@ class FloatSum(Format):
                 hi,
                 check,
                 exps,
-                self._largest,
+                self._top,
                 self._limit,
                 self._scale,
                 self._scale32,
-                misfit,
+                needs,
                 rows,
                 row0,
             )
             return
         views = bound.views
-        misfit[: hi - lo] = 0
-        for bits in views if check else ():
-            block_misfits(bits, self._brain, lo, hi, exps, self._largest, misfit)
+        if check:
+            self.exponents(bound, lo, hi, needs)
+        misfit = np.where(needs[: hi - lo] > self._top[exps[lo:hi]], needs[: hi - lo], 0).astype(np.uint8)
         for k, bits in enumerate(views):
             quantise(
                 bits,
@@ -171,28 +188,20 @@ class FloatSum(Format):
         fragments: Index,
         exps: Bytes,
         arrays: Arrays,
-        following: Bytes = NOTHING,
     ) -> None:
         views = self.bind(arrays).views
         tables = self._multiply, self._divide
-        shift = self._log2 - 30
-        if self._factor:
-            following = NOTHING
         if self._single:
             out = views[0].view(np.float32)
-            poisoned = dequantise32(
-                rows, slots, fragments, exps, *tables, self._multiply32, out, shift, following
-            )
+            poisoned = dequantise32(rows, slots, fragments, exps, *tables, self._multiply32, out)
         else:
-            poisoned = dequantise16(
-                rows, slots, fragments, exps, *tables, self._brain, views[0], shift, following
-            )
+            poisoned = dequantise16(rows, slots, fragments, exps, *tables, self._brain, views[0])
         if poisoned < self.fragments:
             self._poisoned[0] = min(self._poisoned[0], int(poisoned) * BLOCK)
         self._spread(views, fragments)
 
     def together(
-        self, arrays: Arrays, lo: int, hi: int, exps: Bytes, following: Bytes, *, prologue: bool
+        self, arrays: Arrays, lo: int, hi: int, exps: Bytes, needs: Bytes, *, prologue: bool
     ) -> int | None:
         if not self._single:
             return None
@@ -208,10 +217,10 @@ class FloatSum(Format):
                 hi,
                 prologue,
                 refuse,
-                self._log2 - 30,
                 exps,
-                following,
-                self._largest,
+                needs,
+                self._top,
+                self._least,
                 self._limit,
                 self._scale,
                 self._scale32,
@@ -236,14 +245,27 @@ def _reciprocal_suffices(ranks: int) -> bool:
     return abs(Fraction(1 / ranks) * ranks - 1) <= Fraction(1, 2**54)
 
 
-def _largest_fixed(factor: float, limit: int) -> int:
-    """Bits of the largest finite float32 ``x`` with ``rint(x * factor) <= limit``."""
-    low, high = 0, 0x7F7FFFFF
-    while low < high:
-        middle = (low + high + 1) // 2
-        value = float(np.uint32(middle).view(np.float32))
-        if round(value * factor) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+def _top_fixed(factor: float, limit: int) -> int:
+    """The largest exponent whose elements all fit a factor: ``rint(x * factor) <= limit``."""
+    return max(
+        (
+            e
+            for e in range(POISON)
+            if round(float(np.uint32(e << 23 | 0x7FFFFF).view(np.float32)) * factor) <= limit
+        ),
+        default=0,
+    )
+
+
+def carried_over(needs: Bytes, used: Bytes) -> Bytes:
+    """The exponents of a tensor's next round, by what its blocks needed over all ranks and what they were sent under.
+
+    :data:`HEADROOM` bits above the need, or one bit less than this time if that is more, but never more than
+    :data:`MOST_HEADROOM` bits above it: 254 at most. Blocks of zeros keep what they had, less one bit; those with NaN or
+    infinity begin anew.
+    """
+    need, last = needs.astype(np.int16), used.astype(np.int16)
+    following = np.maximum(need + HEADROOM, np.minimum(last - 1, need + MOST_HEADROOM))
+    following[need == 0] = np.maximum(last - 1, 0)[need == 0]
+    following[last == POISON] = 0
+    return np.minimum(following, POISON - 1).astype(np.uint8)

@@ -4,11 +4,12 @@ The tensor is quantised into rows of 256 words (:mod:`inanet.proto.common.format
 these lay end to end, so blocks and their exponents are the same for every framing and so are the bits (number format). The rows
 hold the contribution until a fragment's result comes, and the result from then on.
 
-Exponents without a barrier (exponent agreement). In a tensor's first round (prologue) data of a group of 1024 blocks may leave
-when the group's exponents are agreed. Later (carried), and with a fixed factor, data leaves at once, under the exponents that
-everybody has, while every worker tells the root which blocks do not fit and what they need. When that is agreed, all workers
-know the same list of misfits, and it goes out again under the exponents it needs, as a *second pass* behind the tensor's own
-fragments. The list depends on values only, never on time; the first results of those blocks are ignored.
+Exponents without a barrier (exponent agreement). In a tensor's first round (prologue) data of a group of 1024 blocks may leave when the
+group's exponents are agreed. Later (carried), and with a fixed factor, data leaves at once, under the exponents that
+everybody has, while every worker tells the root what its blocks need. When that is agreed, all workers know the same list
+of misfits, blocks that are too large for their exponent and blocks that are far too small, and it goes out again under the
+exponents it needs, as a *second pass* behind the tensor's own fragments. The list depends on values only, never on time; the
+first results of those blocks are ignored.
 """
 
 import numpy as np
@@ -19,6 +20,7 @@ from inanet.kernels.layout import BLOCK, PAYLOAD_WORDS, POISON, ROW_WORDS
 from inanet.proto.common.encoding import NOTHING
 from inanet.proto.common.formats import Format
 from inanet.proto.common.plan import ExponentMode
+from inanet.proto.common.quantised import carried_over
 from inanet.proto.slots.exponents import GROUP, ExponentClient, Question
 from inanet.proto.slots.source import Arrays, Index, Source, Tensor
 
@@ -53,6 +55,8 @@ class Stream(Source):
         self._again: _Pass | None = None
         self._misfits: Index = np.zeros(0, np.int64)
         self._question: Question | None = None
+        #: what blocks need over all workers, once that is agreed
+        self._needs: NDArray[np.uint8] = NOTHING
         self._offered = self._encoded = 0
         self._table: NDArray[np.uint8] = form.initial_exponents()
         self._prologue = False
@@ -92,6 +96,7 @@ class Stream(Source):
             if self._prologue:
                 form.exponents(self.arrays, low, high, exponents)
             else:
+                # misfits that are too large leave as what they need and zeros: their first results are ignored
                 form.encode(self.arrays, low, high, self._table, self._main.rows, low, exponents)
                 self.ready = self._main.fragments_of(high)
             client.offer(question, self._offered, exponents, now)
@@ -121,14 +126,14 @@ class Stream(Source):
         if len(poisoned) and not spec.propagate:
             position, index = form.locate_nonfinite(self.arrays)
             self.refusal = (position, index) if position >= 0 else (-1, int(poisoned[0]) * BLOCK)
+        self._needs = question.table
         if self._prologue:
             return
-        self._misfits = np.flatnonzero(question.table)
+        self._misfits = np.flatnonzero(form.misfits(question.table, self._table))
         count = len(self._misfits)
         self._table[self._misfits] = question.table[self._misfits]
         again = self._again = _Pass(count, count * PAYLOAD_WORDS, self.width)
-        for row, block in enumerate(self._misfits.tolist()):
-            form.encode(self.arrays, block, block + 1, self._table, again.rows, row)
+        form.encode_some(self.arrays, self._misfits, self._table, again.rows, np.arange(count))
         self.ready = self.count = self._main.count + again.count
 
     # ---------------------------------------------------------------- fragments
@@ -165,12 +170,12 @@ class Stream(Source):
     def finish(self) -> None:
         """Turn the sums into the result, in every local array, and leave exponents to the next round."""
         form, spec, tensor = self.tensor.format, self.tensor.spec, self.tensor
-        following = form.initial_exponents() if spec.mode is ExponentMode.CARRIED else NOTHING
         every = np.arange(form.fragments)
         parts = [(self._main.rows, every, every)]
         if self._again is not None:
             # over what their first pass has left
             parts.append((self._again.rows, np.arange(len(self._misfits)), self._misfits))
         for rows, slots, fragments in parts:
-            form.decode(rows, slots, fragments, self._table, self.arrays, following)
-        tensor.carried = following if self.refusal is None and len(following) else None
+            form.decode(rows, slots, fragments, self._table, self.arrays)
+        carries = spec.mode is ExponentMode.CARRIED and form.uses_exponents and self.refusal is None
+        tensor.carried = carried_over(self._needs, self._table) if carries else None

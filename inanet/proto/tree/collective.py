@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.layout import POISON
-from inanet.proto.common.encoding import NOTHING
+from inanet.proto.common.encoding import MISFIT
 from inanet.proto.common.formats import Format
 from inanet.proto.common.plan import ExponentMode, Part, Shard, TensorLayout
+from inanet.proto.common.quantised import carried_over
 from inanet.proto.tree.slots import GROUP, HEAD
+from inanet.wire.xagg import INDEX_BITS, INDEX_WORD
 
 #: exponents are sent this many groups of 1024 fragments ahead of the data they belong to (prologue)
 EXPONENTS_AHEAD = 3
@@ -74,7 +76,8 @@ class Collective:
         self.uses_prologue = False
         self.decided = False
         self.exponents: NDArray[np.uint8] = form.initial_exponents()
-        self.next_exponents: NDArray[np.uint8] | None = (
+        #: what blocks need over all ranks, as their results say
+        self._needs: NDArray[np.uint8] | None = (
             np.zeros(form.fragments, np.uint8)
             if form.uses_exponents and spec.mode is ExponentMode.CARRIED
             else None
@@ -132,32 +135,43 @@ class Collective:
         return position - start
 
     def encode(
-        self,
-        shard: Shard,
-        start: int,
-        stop: int,
-        rows: NDArray[np.int32],
-        slot0: int,
-        misfit: NDArray[np.uint8],
-    ) -> None:
-        """Fill payload and checksum of the rows of fragments ``start`` to ``stop - 1``.
+        self, shard: Shard, fragments: NDArray[np.int64], rows: NDArray[np.int32], slot0: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """Fill payload and checksum of the rows of fragments, in ascending order.
 
-        ``misfit[i]`` becomes the exponent that fragment ``start + i`` needs if it does not fit the agreed one, else 0.
+        Returns what their blocks need and what they are under their exponents
+        (:meth:`~inanet.proto.common.encoding.Format.judge`); both are 0 where exponents were agreed before.
         """
         form = self.state.format
-        low, high = shard.first + start, shard.first + stop
+        count = len(fragments)
+        low, high = shard.first + int(fragments[0]), shard.first + int(fragments[-1]) + 1
+        slots = slot0 + fragments
+        needs, verdicts = np.zeros(count, np.uint8), np.zeros(count, np.uint8)
         if shard.part is Part.EXPONENTS:
-            misfit[: stop - start] = 0
-            self._encode_exponents(low, high, rows, slot0 + start)
-            return
-        form.encode(self.arrays, low, high, self.exponents, rows, slot0 + start, misfit)
-        for fragment in self._untold.intersection(range(low, high)) if self._untold else ():
-            proposal = np.zeros(1, np.uint8)
-            form.exponents(self.arrays, fragment, fragment + 1, proposal)
-            # never 0, which would mean that it fits
-            misfit[fragment - low] = max(int(proposal[0]), 1)
-        if not self.state.layout.spec.propagate and form.uses_exponents:
-            self._judge(low, high, misfit[: stop - start])
+            self._encode_exponents(low, high, rows, int(slots[0]))
+            return needs, verdicts
+        checks = form.uses_exponents and not self.uses_prologue
+        if high - low == count:
+            form.encode(
+                self.arrays, low, high, self.exponents, rows, int(slots[0]), needs if checks else None
+            )
+        else:
+            form.encode_some(
+                self.arrays, shard.first + fragments, self.exponents, rows, slots, needs if checks else None
+            )
+        if checks:
+            verdicts = form.judge(needs, self.exponents[shard.first + fragments])
+            for k in self._positions_untold(shard, fragments):
+                # never 0, which would mean that it fits
+                needs[k], verdicts[k] = max(int(needs[k]), 1), MISFIT
+            if not self.state.layout.spec.propagate:
+                self._judge(low, high, needs)
+        return needs, verdicts
+
+    def _positions_untold(self, shard: Shard, fragments: NDArray[np.int64]) -> list[int]:
+        if not self._untold:
+            return []
+        return [k for k, fragment in enumerate(fragments.tolist()) if shard.first + fragment in self._untold]
 
     def _judge(self, low: int, high: int, exponents: NDArray[np.uint8]) -> None:
         """Refuse the round if a block of fragments ``low`` to ``high - 1`` needs the exponent of NaN or Inf."""
@@ -178,19 +192,26 @@ class Collective:
                 self._judge(first, last, body)
         form.seal(rows, row0, high - low)
 
-    def restart(self, shard: Shard, fragment: int, exponent: int, *, follows: bool) -> None:
-        """A later attempt of a fragment begins with a new exponent, or for 0 with that of the attempt before it.
+    def restart(
+        self,
+        shard: Shard,
+        fragments: NDArray[np.int64],
+        exponents: NDArray[np.uint8],
+        follows: NDArray[np.bool_],
+    ) -> None:
+        """A later attempt of fragments begins with new exponents, or for 0 with that of the attempt before it.
 
         ``follows``: this host took part in the attempt before. Otherwise it does not know that exponent and has to
-        propose one (EXPONENT).
+        propose one (EXPONENT), unless all have been agreed before.
         """
-        if shard.part is not Part.DATA or not self.state.format.uses_exponents:
+        if shard.part is not Part.DATA or not self.state.format.uses_exponents or self.uses_prologue:
             return
-        if exponent:
-            self.exponents[shard.first + fragment] = exponent
-            self._untold.discard(shard.first + fragment)
-        elif not follows:
-            self._untold.add(shard.first + fragment)
+        told = exponents != 0
+        blocks = shard.first + fragments
+        self.exponents[blocks[told]] = exponents[told]
+        if self._untold:
+            self._untold.difference_update(blocks[told].tolist())
+        self._untold.update(blocks[~told & ~follows].tolist())
 
     def decode(
         self, shard: Shard, rows: NDArray[np.int32], slots: NDArray[np.int64], fragments: NDArray[np.int64]
@@ -205,11 +226,15 @@ class Collective:
                 self.exponents[first:last] = view[slot, HEAD * 4 : HEAD * 4 + last - first]
                 self.agreed[shard.first + fragment] = True
             return
-        following = NOTHING if self.next_exponents is None else self.next_exponents
-        form.decode(rows, slots, fragments + shard.first, self.exponents, self.arrays, following)
+        blocks = fragments + shard.first
+        form.decode(rows, slots, blocks, self.exponents, self.arrays)
         self.remaining -= len(fragments)
+        if self._needs is not None:
+            told = rows[slots, INDEX_WORD].view(np.uint32) >> INDEX_BITS
+            self._needs[blocks] = self.exponents[blocks] if self.uses_prologue else told
         if self.remaining == 0:
-            self.state.carry(self.round, self.next_exponents)
+            following = None if self._needs is None else carried_over(self._needs, self.exponents)
+            self.state.carry(self.round, following)
 
     def where_refused(self) -> tuple[int, int]:
         """Local rank (position in ``arrays``) and element index of the first NaN or Inf, once :attr:`refused`."""

@@ -16,8 +16,10 @@ from inanet.proto.tree.engine import Count, tables_of
 from inanet.proto.tree.membership import Job, ShardState
 from inanet.proto.tree.reliability import Link, Timing
 from inanet.proto.tree.slots import (
+    GROUP,
     ShardColumn,
     SlotMemory,
+    State,
 )
 from inanet.proto.tree.xagg.control import Outbox
 from inanet.wire.drops import DROP_CODES, Drop
@@ -57,7 +59,6 @@ class Core:
         self._outbox = Outbox()
         self._reported: NDArray[np.int64] = np.zeros((CHUNK + 16, 4), np.int64)
         self._used: NDArray[np.int64] = np.zeros(1, np.int64)
-        self._misfit: NDArray[np.uint8] = np.zeros(CHUNK, np.uint8)
         self._bits: NDArray[np.uint8] = np.zeros(LOST_BODY_BYTES, np.uint8)
         self._next_timer: float | None = None
         #: the latest time this node was told: it may be left in the middle of :meth:`transmit` for seconds
@@ -121,17 +122,42 @@ class Core:
             bits=bits,
         )
 
-    def _send_restart(self, state: ShardState, link: Link, fragment: int, now: float) -> None:
-        link.restarted[state.row, fragment] = now
-        self._outbox.send_row(
-            link.endpoint,
-            Kind.RESTART,
-            tables=self._tables,
-            row=state.row,
-            fragment=fragment,
-            host=0,
-            exponent=int(self.memory.announced[state.slot0 + fragment]),
-        )
+    def _send_restarts(
+        self, state: ShardState, link: Link, group: int, now: float, wanted: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Tell a child which fragments of a group have begun again, those before included; ``wanted``: of these only.
+
+        One packet for each attempt that there is, which is one but for repeated damage.
+        """
+        memory, plan = self.memory, state.job.plan
+        first = state.slot0 + group * GROUP
+        slots = slice(first, min(first + GROUP, state.slot0 + state.shard.count))
+        attempts, announced = memory.attempt[slots], memory.announced[slots]
+        begun = (attempts != 0) & (memory.round[slots] == state.round) & (memory.state[slots] != State.RESULT)
+        if wanted is not None:
+            begun &= wanted
+        if not begun.any():
+            return
+        link.restarted[state.row, group] = now
+        for attempt in np.unique(attempts[begun]).tolist():
+            for same in (False, True):
+                chosen = begun & (attempts == attempt) & ((announced == 0) == same)
+                if not chosen.any():
+                    continue
+                body = np.zeros(GROUP, np.uint8)
+                body[: len(chosen)][chosen] = 1 if same else announced[chosen]
+                self._outbox.send_restart(
+                    link.endpoint,
+                    job=plan.job,
+                    key=plan.key,
+                    version=plan.version,
+                    group=group,
+                    round_=state.round or 0,
+                    shard=state.shard.shard,
+                    attempt=attempt,
+                    same=same,
+                    body=body,
+                )
 
     def _drop(self, reason: Drop) -> None:
         """A packet that the kernel has passed is of no use after all."""

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.fold import fold_add, fold_copy, fold_max8, fold_max32, fold_max64
 from inanet.kernels.jit import njit
+from inanet.proto.common.encoding import LARGE
 from inanet.proto.common.plan import Fold
 from inanet.proto.tree.slots import (
     CHECK,
@@ -41,6 +42,7 @@ from inanet.proto.tree.slots import (
     State,
     TreeColumn,
 )
+from inanet.wire.xagg import FLAG_SHIFT, INDEX_BITS, MAGIC_VERSION, Flag, Kind
 
 
 class Tables(NamedTuple):
@@ -126,7 +128,7 @@ class Event(IntEnum):
     #: a fragment logged before is complete again (restart); a = fragment
     AGAIN_UP = 3
     AGAIN_DOWN = 4
-    #: all children are in and one of them asked for another exponent; a = fragment, b = exponent (root only)
+    #: all children are in and the block is a misfit; a = fragment, b = the exponent that it needs (root only)
     RESTART = 5
     #: a contribution of a later attempt than this root knows of; a = fragment, b = attempt
     AMNESIA = 6
@@ -165,6 +167,9 @@ LIVE, RETIRED, BIT = int(TreeColumn.LIVE), int(TreeColumn.RETIRED), int(TreeColu
 PARENT_ENDPOINT, IS_ROOT = int(TreeColumn.PARENT_ENDPOINT), int(TreeColumn.IS_ROOT)
 JOB_ID, VERSION = int(JobColumn.JOB), int(JobColumn.VERSION)
 _UP, _DOWN = LOGGED_UP, LOGGED_DOWN
+_LARGE = LARGE
+K_DATA = int(Kind.DATA)
+_LARGE_FLAG = int(Flag.LARGE) << FLAG_SHIFT
 _LAST_GROUP_SIZE_MASK = (1 << GROUP_SHIFT) - 1
 
 
@@ -303,17 +308,22 @@ def row_is_sound(rows: Any, slot: int) -> Any:
     inline="always",
 )
 def stamp(t: Tables, row: int, fragment: int, kind: int, host: int) -> None:
-    """Write the header of a slot's row for its next hop; ``kind`` includes the flags in its high nibble."""
+    """Write the header of a slot's row for its next hop; ``kind`` includes the flags in its high nibble.
+
+    With the index goes what the block needs, as far as it is known.
+    """
     shard = t.shards[row]
     job_row = shard[JOB]
     slot = shard[SLOT0] + fragment
+    if kind & 0xF == K_DATA and t.misfit[slot] & _LARGE:
+        kind |= _LARGE_FLAG
     w0 = (
-        np.uint32(0xA1)
+        np.uint32(MAGIC_VERSION)
         | np.uint32(kind) << np.uint32(8)
         | np.uint32(t.jobs[job_row, JOB_ID]) << np.uint32(16)
     )
     w1 = np.uint32(host)
-    w2 = np.uint32(fragment)
+    w2 = np.uint32(fragment) | np.uint32(t.exponent[slot]) << np.uint32(INDEX_BITS)
     w3 = np.uint32(t.round[slot])
     w4 = (
         np.uint32(shard[SHARD])

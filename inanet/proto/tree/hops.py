@@ -21,7 +21,7 @@ from inanet.proto.tree.xagg import slotwork
 from inanet.proto.tree.xagg.control import Header
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
-from inanet.wire.xagg import GROUP, LOST_BODY_BYTES, Kind, is_newer
+from inanet.wire.xagg import GROUP, HEADER_BYTES, LOST_BODY_BYTES, Kind, is_newer
 
 
 class Hops(Downlink):
@@ -64,46 +64,63 @@ class Hops(Downlink):
                 state.tree.up.again(state.row, a)
         elif code == Event.AGAIN_DOWN:
             state.tree.again_down(state.row, a)
-        elif code in (Event.RESTART, Event.AMNESIA):
-            self._on_restart_event(state, code, a, b, now)
+        elif code == Event.RESTART:
+            self._on_misfits(state, np.array([a]), np.array([b]), now)
+        elif code == Event.AMNESIA:
+            self._on_amnesia(state, a, b, now)
         elif code == Event.CORRUPT_SLOT:
             for receiver in state.from_children.values():
                 receiver.reopen(a // GROUP, now)
             self._wake(now)
 
-    def _on_restart_event(self, state: ShardState, code: int, fragment: int, b: int, now: float) -> None:
-        """A root starts a fragment again, unless a later packet of the batch has settled the matter."""
+    def _on_misfits(
+        self, state: ShardState, fragments: NDArray[np.int64], exponents: NDArray[np.int64], now: float
+    ) -> None:
+        """A root starts fragments again, unless a later packet of the batch has settled the matter."""
+        slots = state.slot0 + fragments
+        touched = self.memory.round[slots] == state.round
+        whole = touched & (self.memory.state[slots] == State.RESULT)
+        if not self._is_committed(state) and not whole.all():
+            attempts = np.where(touched, self.memory.attempt[slots], 0) + 1
+            self._restart(state, fragments[~whole], attempts[~whole], exponents[~whole], now)
+
+    def _on_amnesia(self, state: ShardState, fragment: int, known: int, now: float) -> None:
+        """A root has forgotten an attempt: whoever took part in it knows its exponent, all others will propose one."""
         slot = state.slot0 + fragment
         touched = self.memory.round[slot] == state.round
         if self._is_committed(state) or (touched and self.memory.state[slot] == State.RESULT):
             return
-        attempt = int(self.memory.attempt[slot]) if touched else 0
-        if code == Event.RESTART:
-            self._restart(state, fragment, attempt + 1, b, now)
-        elif is_newer(b, attempt, bits=8):
-            # whoever took part in attempt b knows its exponent, all others will propose one
-            self._restart(state, fragment, b + 1, 0, now)
+        if is_newer(known, int(self.memory.attempt[slot]) if touched else 0, bits=8):
+            self._restart(state, np.array([fragment]), np.array([known + 1]), np.array([0]), now)
 
-    def _restart(self, state: ShardState, fragment: int, attempt: int, exponent: int, now: float) -> None:
-        """Empty a slot for a later attempt and tell everybody below; exponent 0 keeps that of the attempt before.
+    def _restart(
+        self,
+        state: ShardState,
+        fragments: NDArray[np.int64],
+        attempts: NDArray[np.int64],
+        exponents: NDArray[np.int64],
+        now: float,
+    ) -> None:
+        """Empty slots for a later attempt and tell everybody below (misfits, damage); exponent 0 keeps that of the attempt before.
 
-        For a block that does not fit (exponent agreement), or a slot that was damaged (linear checksum).
+        ``fragments`` are in ascending order.
         """
-        slot = state.slot0 + fragment
-        before = int(self.memory.attempt[slot]) if self.memory.round[slot] == state.round else 0
-        fragments = np.array([fragment], np.int64)
-        exponents = np.array([exponent], np.uint8)
-        slotwork.restart(self._tables, state.row, fragments, np.array([attempt & 0xFF], np.uint8), exponents)
-        for index, link in state.tree.down.items():
-            self._send_restart(state, link, fragment, now)
-            state.from_children[index].reopen(fragment // GROUP, now, self.timing.retransmit)
+        slots = state.slot0 + fragments
+        before = np.where(self.memory.round[slots] == state.round, self.memory.attempt[slots], 0)
+        numbers, announced = (attempts & 0xFF).astype(np.uint8), exponents.astype(np.uint8)
+        slotwork.restart(self._tables, state.row, fragments, numbers, announced)
+        for group in np.unique(fragments // GROUP).tolist():
+            for index, link in state.tree.down.items():
+                self._send_restarts(state, link, group, now)
+                state.from_children[index].reopen(group, now, self.timing.retransmit)
         if state.tree.down:
             self._wake(now + self.timing.retransmit)
         if state.collective is not None:
-            follows = (before + 1 - attempt) & 0xFF == 0
-            state.collective.restart(state.shard, fragment, exponent, follows=follows)
-            if fragment < state.encoded:
-                self._encode(state, fragment, fragment + 1, now)
+            follows = (before + 1 - attempts) & 0xFF == 0
+            state.collective.restart(state.shard, fragments, announced, follows)
+            encoded = fragments[fragments < state.encoded]
+            if len(encoded):
+                self._encode(state, encoded, now)
 
     # ---------------------------------------------------------------- control packets
 
@@ -134,11 +151,12 @@ class Hops(Downlink):
             self._drop(Drop.STALE_PLAN if retired else Drop.FOREIGN_HOST)
             return
         if h.kind == Kind.RESTART:
-            self._on_restart(state, h, now)
+            start = int(batch.offsets[index]) + HEADER_BYTES
+            self._on_restart(state, h, batch.arena[start : start + GROUP], now)
             return
         bits = None
         if h.kind == Kind.LOST:
-            start = int(batch.offsets[index]) + 24
+            start = int(batch.offsets[index]) + HEADER_BYTES
             bits = batch.arena[start : start + LOST_BODY_BYTES]
         self._handlers[Kind(h.kind)](state, child, link, h, bits, now)
 
@@ -234,7 +252,8 @@ class Hops(Downlink):
         """A row was damaged in this node's memory: get its content again from where it came from (linear checksum)."""
         slot = state.slot0 + fragment
         if state.tree.up is None:
-            self._restart(state, fragment, int(self.memory.attempt[slot]) + 1, 0, now)
+            attempt = int(self.memory.attempt[slot]) + 1
+            self._restart(state, np.array([fragment]), np.array([attempt]), np.array([0]), now)
         elif self.memory.state[slot] == State.RESULT:
             self.memory.state[slot] = State.SENT
             if state.from_parent is not None:
@@ -242,7 +261,7 @@ class Hops(Downlink):
                 self._wake(now)
         elif state.collective is not None:
             if not self.memory.logged[slot] & LOGGED_DOWN:
-                self._encode(state, fragment, fragment + 1, now)
+                self._encode(state, np.array([fragment]), now)
             # else the result has overwritten this host's contribution: it comes from the parent or not at all
         else:
             self.memory.bitmap[slot] = 0
@@ -311,28 +330,38 @@ class Hops(Downlink):
             return
         self._close(state, now, failed=bool(h.word0))
 
-    def _on_restart(self, state: ShardState, h: Header, now: float) -> None:
-        """The root wants a fragment again, as a later attempt and with another exponent."""
+    def _on_restart(self, state: ShardState, h: Header, body: NDArray[np.uint8], now: float) -> None:
+        """The root wants fragments of a group again, as a later attempt and with other exponents."""
         if not self._is_running(state, h.round):
             self._drop(Drop.NOT_OPEN if self._is_ahead(state, h.round) else Drop.STALE_ROUND)
             return
-        if h.gradient >= state.shard.count:
+        fragments = np.flatnonzero(body) + h.gradient * GROUP
+        if not len(fragments) or fragments[-1] >= state.shard.count:
             self._drop(Drop.BAD_FRAGMENT)
             return
-        slot = state.slot0 + h.gradient
-        fresh = self.memory.round[slot] != state.round
-        known = 0 if fresh else int(self.memory.attempt[slot])
-        if not is_newer(h.attempt, known, bits=8):
+        slots = state.slot0 + fragments
+        ours = self.memory.round[slots] == state.round
+        newer = (h.attempt - np.where(ours, self.memory.attempt[slots], 0)) & 0xFF
+        later = (newer != 0) & (newer < 0x80)
+        if not later.any():
             self._drop(Drop.STALE_ATTEMPT)
             return
-        if not fresh and self.memory.state[slot] == State.RESULT:
+        results = ours & (self.memory.state[slots] == State.RESULT)
+        for fragment in fragments[later & results].tolist():
             assert state.tree.up is not None
-            self._send_again(state, -1, state.tree.up, h.gradient, now)
-        elif not fresh and state.collective is not None and self.memory.logged[slot] & LOGGED_DOWN:
-            # a result that is being mended: it has overwritten this host's contribution
-            return
-        else:
-            self._restart(state, h.gradient, h.attempt, h.word0 & 0xFF, now)
+            self._send_again(state, -1, state.tree.up, fragment, now)
+        if state.collective is not None:
+            # a result that is being mended has overwritten this host's contribution
+            later &= ~(ours & (self.memory.logged[slots] & LOGGED_DOWN != 0))
+        later &= ~results
+        if later.any():
+            again = fragments[later]
+            exponents = (
+                np.zeros(len(again), np.int64)
+                if h.same
+                else body[again - h.gradient * GROUP].astype(np.int64)
+            )
+            self._restart(state, again, np.full(len(again), h.attempt), exponents, now)
 
     # ---------------------------------------------------------------- credit
 

@@ -165,10 +165,17 @@ class Node(Upkeep):
             self.counts,
             self.drops,
         )
-        for code, row, a, b in self._reported[: self._used[0]].tolist():
+        reported = self._reported[: self._used[0]]
+        misfits = reported[reported[:, 0] == Event.RESTART]
+        for code, row, a, b in reported.tolist():
             if code == Event.CONTROL:
                 self._on_control(read_header(arena, int(batch.offsets[a])), batch, arena, a, now)
-            else:
+            elif code != Event.RESTART:
                 self._on_event(code, self._by_row[row], a, b, now)
+        for row in np.unique(misfits[:, 1]).tolist():
+            # together: a packet tells everybody below of all of them
+            concerned = misfits[misfits[:, 1] == row]
+            concerned = concerned[np.argsort(concerned[:, 2])]
+            self._on_misfits(self._by_row[row], concerned[:, 2], concerned[:, 3], now)
         self._return_credit(now)
         self._sink(now)

@@ -19,7 +19,7 @@ Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.node.Node` does
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from inanet.proto.tree.congestion import Congestion
@@ -64,7 +64,7 @@ class Link:
     queued: set[tuple[int, int]] = field(default_factory=set)
     #: when what was sent again in running rounds has left
     repeated: dict[tuple[int, int], float] = field(default_factory=dict)
-    #: when fragments were last started again, for a later attempt in running rounds (exponent agreement)
+    #: when fragments of a group were last started again, for a later attempt in running rounds
     restarted: dict[tuple[int, int], float] = field(default_factory=dict)
     #: packets sent again by this link; what nodes count outlives it
     retransmissions: int = 0
@@ -165,6 +165,14 @@ class Link:
         self.queued.add(entry)
         self.resend.append(entry)
         return True
+
+    def again_all(self, row: int, fragments: Sequence[int]) -> None:
+        """As :meth:`again`, for many."""
+        entries = [(row, fragment) for fragment in fragments]
+        if self.queued:
+            entries = [entry for entry in entries if entry not in self.queued]
+        self.queued.update(entries)
+        self.resend.extend(entries)
 
     def is_coming(self, row: int, fragment: int, before: float) -> bool:
         """Whether a fragment waits to be sent again, or has been after ``before`` (:meth:`believed_before`)."""

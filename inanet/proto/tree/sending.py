@@ -170,26 +170,27 @@ class Sending(Rounds):
             first = state.encoded
             state.encoded += count
             self.leaf_contributions += count
-            self._encode(state, first, first + count, now)
+            self._encode(state, np.arange(first, first + count), now)
 
     def _data_position(self, state: ShardState) -> int:
         """Fragments of the tensor already encoded, for pacing exponents ahead of data."""
         siblings = state.job.shards_of(state.shard.tensor)
         return max((other.shard.first + other.encoded for other in siblings if other.data), default=0)
 
-    def _encode(self, state: ShardState, first: int, stop: int, now: float) -> None:
+    def _encode(self, state: ShardState, fragments: NDArray[np.int64], now: float) -> None:
+        """This host's contribution to fragments, in ascending order."""
         collective = state.collective
         assert collective is not None
         told = collective.refused
-        misfit = self._misfit[: stop - first]
-        if not told:
-            collective.encode(state.shard, first, stop, self.memory.rows, state.slot0, misfit)
-        if collective.refused:
-            if not told:
-                self._refuse(state.job, collective)
+        if told:
             return
+        needs, verdicts = collective.encode(state.shard, fragments, self.memory.rows, state.slot0)
+        told = collective.refused
+        if told:
+            self._refuse(state.job, collective)
+            return
+        again = np.empty((len(fragments), 4), np.int64)
         self._used[0] = 0
-        slotwork.contribute(self._tables, state.row, first, stop, misfit, self._reported, self._used)
+        slotwork.contribute(self._tables, state.row, fragments, needs, verdicts, again, self._used)
         if self._used[0] and state.tree.up is not None:
-            for _, _, fragment, _ in self._reported[: self._used[0]].tolist():
-                state.tree.up.again(state.row, fragment)
+            state.tree.up.again_all(state.row, again[: self._used[0], 2].tolist())

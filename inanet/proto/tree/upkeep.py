@@ -78,16 +78,10 @@ class Upkeep(Hops):
         Or it has not had the time to answer: no window bounds what is said again too soon.
         """
         before = now - 2 * link.patience(self.timing)
-        start = group * GROUP
-        stop = min(start + GROUP, state.shard.count)
-        attempts = self.memory.attempt[state.slot0 + start : state.slot0 + stop]
-        wanted = np.unpackbits(self._bits, bitorder="little")[: stop - start]
-        for fragment in np.flatnonzero((attempts != 0) & (wanted != 0)).tolist():
-            if (
-                self.memory.round[state.slot0 + start + fragment] == state.round
-                and link.restarted.get((state.row, start + fragment), -math.inf) <= before
-            ):
-                self._send_restart(state, link, start + fragment, now)
+        if link.restarted.get((state.row, group), -math.inf) <= before:
+            size = min(GROUP, state.shard.count - group * GROUP)
+            wanted = np.unpackbits(self._bits, bitorder="little")[:size] != 0
+            self._send_restarts(state, link, group, now, wanted)
 
     def _sender_timer(self, state: ShardState, sender: Sender, now: float) -> None:
         if sender.attach_due is not None:

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inanet.kernels.layout import ROW_WORDS
+from inanet.proto.common.encoding import LARGE, MISFIT
 from inanet.proto.common.formats import FIXED_FACTOR, make_format
 from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.common.quantised import SLACK, carried_over
 
 from .arrays import exact_sums, exchange, from_floats, make_spec, random_array, to_floats
 
@@ -234,7 +236,8 @@ def test_exponents(dtype: str, value: float, exponent: int) -> None:
 @pytest.mark.parametrize(
     ("dtype", "pattern", "exponent"),
     [
-        ("f32", 0x007FFFFF, 0),
+        ("f32", 0x007FFFFF, 1),
+        ("f32", 0x00000001, 1),
         ("f32", 0x00800000, 1),
         ("f32", 0x7F7FFFFF, 254),
         ("f16", 1, 103),
@@ -271,16 +274,17 @@ def test_misfits_name_the_exponent_they_need() -> None:
     large[1023] = np.nan
     exps = np.full(4, 126, np.uint8)
     rows = np.full((4, ROW_WORDS), 0x33333333, np.int32)
-    misfit = np.full(4, 9, np.uint8)
-    made.encode([small, large], 0, 4, exps, rows, 0, misfit)
-    assert misfit.tolist() == [0, 127, 129, 255]
+    needs = np.full(4, 9, np.uint8)
+    made.encode([small, large], 0, 4, exps, rows, 0, needs)
+    assert needs.tolist() == [126, 127, 129, 255]
+    assert made.judge(needs, exps).tolist() == [LARGE, MISFIT, MISFIT, MISFIT]
     assert rows[1:, 6].tolist() == [127, 129, 255]
     assert not rows[1:, 7:262].any()
     assert rows[0, 6:262].all()
     # announced, it fits; a poisoned block contributes nothing
     exps[:] = [126, 127, 129, 255]
-    made.encode([small, large], 0, 4, exps, rows, 0, misfit)
-    assert not misfit.any()
+    made.encode([small, large], 0, 4, exps, rows, 0, needs)
+    assert not made.misfits(needs, exps).any()
     assert rows[:3, 6:262].all()
     assert not rows[3, 6:262].any()
 
@@ -299,22 +303,26 @@ def test_fixed_factor() -> None:
     ("factor", "ranks"), [(1e8, 4), (1e6, 3), (2.0**100, 33), (2.0**-96, 1), (1.0, 1000), (0.7, 5)]
 )
 def test_fixed_factor_fits_up_to_the_last_integer(factor: float, ranks: int) -> None:
-    """A block fits exactly if no |rint(x * factor)| exceeds the limit; else it asks for its own exponent."""
+    """A block fits if no |rint(x * factor)| of its binade exceeds the limit; else it asks for its own exponent."""
     made = make_format(make_spec("f32", "sum", 1, factor=factor), ranks)
     limit = (2**31 - 1) // ranks
     largest = np.float32(min(limit / factor, float(np.finfo(np.float32).max)))
     rows = np.zeros((1, ROW_WORDS), np.int32)
     seen = set()
-    for direction in (np.float32(0), np.float32(np.inf)):
+    for step in (0.5, 1.5):
         x = largest
-        for _ in range(40):
-            misfit = np.zeros(1, np.uint8)
-            made.encode([np.array([x])], 0, 1, made.initial_exponents(), rows, 0, misfit)
-            fits = np.isfinite(x) and round(Fraction(float(x)) * Fraction(factor)) <= limit
-            expected = 0 if fits else int(x.view(np.uint32) >> 23)
-            assert misfit[0] == expected
+        for _ in range(4):
+            needs = np.zeros(1, np.uint8)
+            made.encode([np.array([x])], 0, 1, made.initial_exponents(), rows, 0, needs)
+            assert needs[0] == x.view(np.uint32) >> 23
+            highest = np.uint32(int(needs[0]) << 23 | 0x7FFFFF).view(np.float32)
+            fits = np.isfinite(x) and round(Fraction(float(highest)) * Fraction(factor)) <= limit
+            assert (made.judge(needs, made.initial_exponents())[0] == MISFIT) is not fits
+            if fits:
+                assert abs(int(rows[0, 6])) <= limit
             seen.add(bool(fits))
-            x = np.nextafter(x, direction)
+            with np.errstate(over="ignore"):
+                x = x * np.float32(step)
     assert seen == {True, False}
 
 
@@ -324,77 +332,52 @@ def test_a_block_that_outgrew_the_factor_uses_its_announced_exponent() -> None:
     arrays[1][300] = 1e20
     exps = made.initial_exponents()
     rows = np.zeros((2, ROW_WORDS), np.int32)
-    misfit = np.zeros(2, np.uint8)
-    made.encode([arrays[0]], 0, 2, exps, rows, 0, misfit)
-    assert not misfit.any()
-    made.encode([arrays[1]], 0, 2, exps, rows, 0, misfit)
-    assert misfit.tolist() == [0, int(np.float32(1e20).view(np.uint32) >> 23)]
-    np.maximum(exps, misfit, out=exps)
+    needs = np.zeros(2, np.uint8)
+    made.encode([arrays[0]], 0, 2, exps, rows, 0, needs)
+    assert not made.misfits(needs, exps).any()
+    made.encode([arrays[1]], 0, 2, exps, rows, 0, needs)
+    assert made.judge(needs, exps).tolist() == [LARGE, MISFIT]
+    assert needs[1] == int(np.float32(1e20).view(np.uint32) >> 23)
+    exps[1] = needs[1]
     for array in arrays:
-        made.encode([array], 0, 2, exps, rows, 0, misfit)
-        assert not misfit.any()
+        made.encode([array], 0, 2, exps, rows, 0, needs)
+        assert not (made.judge(needs, exps) == MISFIT).any()
     results, _ = exchange(made, [[array] for array in arrays], exps)
     check_bound("f32", "sum", [array[256:] for array in arrays], [result[256:] for result in results])
 
 
-def test_the_denormal_block_fits_any_factor() -> None:
-    """Why 0 can stand for the factor: no block needs exponent 0 under it."""
-    made = make_format(make_spec("f32", "sum", 1, factor=2.0**100), 32768)
-    misfit = np.zeros(1, np.uint8)
-    largest = np.array([0x007FFFFF], np.uint32).view(np.float32)
-    made.encode([largest], 0, 1, made.initial_exponents(), np.zeros((1, ROW_WORDS), np.int32), 0, misfit)
-    assert misfit[0] == 0
-
-
-@given(
-    st.integers(1, 40),
-    st.integers(0, 254),
-    st.lists(st.integers(-(2**31) + 1, 2**31 - 1) | st.integers(-3, 3), min_size=1, max_size=4),
-)
-def test_carried_exponent_lies_two_to_six_bits_above_the_largest_sum(
-    ranks: int, exponent: int, sums: list[int]
-) -> None:
-    made = make_format(TensorSpec("t", "f32", (512,), "sum", ExponentMode.CARRIED), ranks)
-    rows = np.zeros((2, ROW_WORDS), np.int32)
-    rows[1, 6 : 6 + len(sums)] = sums
-    out = np.full(2, 99, np.uint8)
-    exps = np.array([55, exponent], np.uint8)
-    one = np.array([1])
-    made.decode(rows, one, one, exps, [np.zeros(512, np.float32)], out)
-    peak = max(abs(value) for value in sums)
-    field = peak.bit_length() - 1 - (157 - (ranks - 1).bit_length() - exponent) + 127
-    wanted = max(field + 2, min(exponent - 1, field + 6))
-    assert out.tolist() == [99, min(max(wanted, 0), 254) if peak else 0]
-
-
-def test_a_carried_exponent_suits_the_same_values_again() -> None:
-    made = make_format(TensorSpec("t", "f32", (600,), "sum", ExponentMode.CARRIED), 3)
-    arrays = [random_array("f32", 600, 9) * np.float32(1e-20)] * 3
+def test_only_zeros_need_exponent_0() -> None:
+    """Why 0 can stand for the factor, and why zeros alone fit anything."""
+    made = make_format(make_spec("f32", "sum", 512, factor=2.0**100), 32768)
+    array = np.zeros(512, np.float32)
+    array[256:] = np.array([1], np.uint32).view(np.float32)
+    needs = np.zeros(2, np.uint8)
+    made.exponents([array], 0, 2, needs)
+    assert needs.tolist() == [0, 1]
     exps = made.initial_exponents()
-    made.exponents(arrays, 0, 3, exps)
-    _, rows = exchange(made, [[array] for array in arrays], exps)
-    following = np.zeros(3, np.uint8)
-    made.decode(rows, np.arange(3), np.arange(3), exps, [np.zeros(600, np.float32)], following)
-    misfit = np.zeros(3, np.uint8)
-    made.encode(arrays, 0, 3, following, np.zeros_like(rows), 0, misfit)
-    assert not misfit.any()
-    results, _ = exchange(made, [[array] for array in arrays], following)
-    np.testing.assert_allclose(results[0], arrays[0] * np.float32(3), rtol=1e-5, atol=1e-26)
+    assert made.judge(needs, exps).tolist() == [0, 0]
+    assert made.misfits(needs, exps).tolist() == [False, True]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "factor", "expected"), [("f32", 0.0, 0), ("bf16", 0.0, 0), ("f32", 1e8, 9), ("i32", 0.0, 9)]
-)
-def test_poisoned_blocks_carry_zero_over_and_other_formats_nothing(
-    dtype: str, factor: float, expected: int
+@given(st.integers(0, 255), st.integers(0, 255))
+def test_a_carried_exponent_lies_two_to_six_bits_above_what_the_block_needed(need: int, used: int) -> None:
+    following = int(carried_over(np.array([need], np.uint8), np.array([used], np.uint8))[0])
+    if used == 255:
+        assert following == 0
+    elif need == 0:
+        # zeros: what the block had, fading
+        assert following == max(used - 1, 0)
+    else:
+        assert following == min(max(need + 2, min(used - 1, need + 6)), 254)
+
+
+@given(st.integers(1, 254), st.integers(0, 254), st.integers(1, 300))
+def test_what_does_not_suit_its_exponent_in_either_direction_is_a_misfit(
+    need: int, used: int, ranks: int
 ) -> None:
-    rows = np.ones((1, ROW_WORDS), np.int32)
-    one = np.zeros(1, np.int64)
-    spec = make_spec(dtype, "sum", 5, factor=factor)
-    out = np.full(1, 9, np.uint8)
-    array = np.zeros(5, {"f32": np.float32, "bf16": np.uint16, "i32": np.int32}[dtype])
-    make_format(spec, 2).decode(rows, one, one, np.full(1, 255, np.uint8), [array], out)
-    assert out[0] == expected
+    made = make_format(TensorSpec("t", "f32", (256,), "sum", ExponentMode.CARRIED), ranks)
+    misfit = bool(made.misfits(np.array([need], np.uint8), np.array([used], np.uint8))[0])
+    assert misfit is not (need <= used <= need + SLACK)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 100, 128, 129, 512])

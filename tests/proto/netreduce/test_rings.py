@@ -92,10 +92,10 @@ def summed_by_hand(what: TensorSpec, arrays: list[np.ndarray]) -> np.ndarray:
     if what.mode is not ExponentMode.FIXED:
         form.exponents(copies, 0, form.fragments, table)
     rows = np.zeros((form.fragments, 263), np.int32)
-    misfit = np.zeros(form.fragments, np.uint8)
-    form.encode(copies, 0, form.fragments, table, rows, 0, misfit)
-    blocks = np.flatnonzero(misfit)
-    table[blocks] = misfit[blocks]
+    needs = np.zeros(form.fragments, np.uint8)
+    form.exponents(copies, 0, form.fragments, needs)
+    blocks = form.misfits(needs, table)
+    table[blocks] = needs[blocks]
     form.encode(copies, 0, form.fragments, table, rows, 0)
     every = np.arange(form.fragments)
     form.decode(rows, every, every, table, copies)

@@ -68,6 +68,13 @@ def integers(count: int, seed: int = 0) -> list[np.ndarray]:
     return [rng.integers(-(2**25), 2**25, 256, dtype=np.int32) for _ in range(count)]
 
 
+def restart_body(fragment: int, exponent: int) -> np.ndarray:
+    """Payload of a RESTART of one fragment of a group: int32[256]."""
+    body = np.zeros(1024, np.uint8)
+    body[fragment % 1024] = exponent
+    return body.view(np.int32)
+
+
 class Rig:
     """A node with ``children`` children; with a parent unless ``root``. Fragments are summed unless ``fold`` differs."""
 
@@ -128,6 +135,13 @@ class Rig:
             "attempt": 0,
         }
         return Packet(kind, payload=body, flags=flags, **(header | changes)).encode(key)
+
+    def restart(self, fragment: int, exponent: int, attempt: int, **changes: int) -> tuple[bytes, int]:
+        """The parent starts a fragment again, ready to be fed; exponent 0 stays as it was."""
+        flags = 0 if exponent else int(Flag.SAME)
+        body = restart_body(fragment, exponent or 1)
+        fields_ = {"host": 0, "gradient": fragment >> 10, "attempt": attempt, "flags": flags} | changes
+        return self.packet(Kind.RESTART, values=body, **fields_), PARENT
 
     def feed(self, *packets: tuple[bytes, int]) -> None:
         """Have the node take packets with their sources, as one batch."""

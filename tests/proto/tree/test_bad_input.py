@@ -41,8 +41,7 @@ def middle_of_a_round(root: bool = False) -> Rig:
         rig.data(1, 3, values[3]),
     )
     if not root:
-        word = np.array([130], np.int32)
-        rig.feed((rig.packet(Kind.RESTART, host=0, gradient=1, attempt=2, values=word), PARENT))
+        rig.feed(rig.restart(1, 130, 2))
         rig.feed((rig.packet(Kind.RESULT, host=0, gradient=3, values=values[3]), PARENT))
         rig.feed(
             (
@@ -138,8 +137,10 @@ CASES = [
     *(("not_open", C0, A, {"round": r, "gradient": 4}, None) for r in (6, 7, 2**31 + 4)),
     ("stale_round", PARENT, Kind.RESULT, {"round": 4, "host": 0, "gradient": 4}, None),
     ("not_open", PARENT, Kind.RESULT, {"round": 6, "host": 0, "gradient": 4}, None),
-    ("stale_round", PARENT, Kind.RESTART, {"round": 4, "host": 0, "gradient": 4, "attempt": 1}, None),
-    ("not_open", PARENT, Kind.RESTART, {"round": 6, "host": 0, "gradient": 4, "attempt": 1}, None),
+    ("bad_fragment", PARENT, Kind.RESTART, {"gradient": 0, "host": 0, "attempt": 3}, None),
+    ("bad_fragment", PARENT, Kind.RESTART, {"word": 1, "gradient": 1, "host": 0, "attempt": 3}, None),
+    ("stale_round", PARENT, Kind.RESTART, {"word": 1, "round": 4, "host": 0, "attempt": 1}, None),
+    ("not_open", PARENT, Kind.RESTART, {"word": 1, "round": 6, "host": 0, "attempt": 1}, None),
     ("stale_round", C0, Kind.LOST, {"round": 4, "flags": Flag.DOWN}, None),
     ("not_open", C0, Kind.LOST, {"round": 6, "flags": Flag.DOWN}, None),
     ("stale_round", C0, Kind.DONE, {"round": 4, "flags": Flag.DOWN}, None),
@@ -150,8 +151,8 @@ CASES = [
     ("stale_attempt", C0, A, {"gradient": 1, "attempt": 1}, None),
     ("stale_attempt", C0, A, {"gradient": 1, "attempt": 200}, None),
     ("stale_attempt", PARENT, Kind.RESULT, {"gradient": 1, "attempt": 1, "host": 0}, None),
-    ("stale_attempt", PARENT, Kind.RESTART, {"gradient": 1, "attempt": 1, "host": 0}, None),
-    ("stale_attempt", PARENT, Kind.RESTART, {"gradient": 1, "attempt": 2, "host": 0}, None),
+    ("stale_attempt", PARENT, Kind.RESTART, {"word": 130 << 8, "attempt": 1, "host": 0}, None),
+    ("stale_attempt", PARENT, Kind.RESTART, {"word": 130 << 8, "attempt": 2, "host": 0}, None),
     ("future_attempt", C0, A, {"gradient": 1, "attempt": 3}, None),
     ("future_attempt", C0, Kind.EXPONENT, {"gradient": 4, "attempt": 100}, None),
     ("duplicate", C0, A, {}, None),

@@ -172,23 +172,22 @@ def test_restarts_while_nodes_die(victim, when):
 
 def test_a_restart_repeats_what_was_announced_and_not_what_is_proposed():
     """A child that missed a RESTART must get the exponent of that attempt, not what others have asked for since."""
-    from tests.proto.tree.rig import PARENT, Rig, child_at
+    from tests.proto.tree.rig import Rig, child_at
 
     rig = Rig()
-    word = np.array([130], np.int32)
-    rig.feed((rig.packet(Kind.RESTART, host=0, gradient=1, attempt=1, values=word, round=5), PARENT))
+    rig.feed(rig.restart(1, 130, 1))
     assert rig.drops == {"not_open": 1}
     rig.feed(rig.data(0, 0, np.zeros(256, np.int32)))
-    rig.feed((rig.packet(Kind.RESTART, host=0, gradient=1, attempt=1, values=word), PARENT))
-    assert {(s.destination, s.packet.payload[0]) for s in rig.sent() if s.kind is Kind.RESTART} == {
-        (child_at(0), 130),
-        (child_at(1), 130),
+    rig.feed(rig.restart(1, 130, 1))
+    assert {(s.destination, s.packet.payload[:3]) for s in rig.sent() if s.kind is Kind.RESTART} == {
+        (child_at(0), bytes([0, 130, 0])),
+        (child_at(1), bytes([0, 130, 0])),
     }
     asked = rig.packet(Kind.EXPONENT, gradient=1, attempt=1, values=np.array([140], np.int32))
     rig.feed((asked, child_at(0)), (rig.packet(Kind.SENT, host=2), child_at(1)))
     repeated = [s.packet for s in rig.wait(0.1) if s.kind is Kind.RESTART]
     assert repeated
-    assert {(packet.payload[0], packet.attempt) for packet in repeated} == {(130, 1)}
+    assert {(packet.payload[1], packet.attempt) for packet in repeated} == {(130, 1)}
 
 
 # ---------------------------------------------------------------- NaN and infinity

@@ -21,12 +21,12 @@ def test_a_result_that_became_infinite_is_not_blamed(mode):
     arrays[1][256 * 1024 + 7] = np.nan
     collective = Collective(TensorState(TensorLayout(0, spec, tuple(shards)), form), 1, arrays)
     collective.decide()
-    rows, misfit = np.zeros((1025, ROW), np.int32), np.zeros(1025, np.uint8)
+    rows = np.zeros((1025, ROW), np.int32)
     # results of the first fragments have come, and a sum exceeded what float32 holds
     arrays[0][:256] = arrays[1][:256] = np.inf
     if mode is ExponentMode.PROLOGUE:
-        collective.encode(shards[1], 1, 2, rows, 0, misfit)
+        collective.encode(shards[1], np.array([1]), rows, 0)
     else:
-        collective.encode(shards[0], 1000, 1025, rows, 0, misfit)
+        collective.encode(shards[0], np.arange(1000, 1025), rows, 0)
     assert collective.refused
     assert collective.where_refused() == (1, 256 * 1024 + 7)

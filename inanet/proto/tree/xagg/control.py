@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.jit import njit
 from inanet.proto.tree.engine import Tables, stamp, tag_of
-from inanet.proto.tree.slots import CHECK, HEAD
+from inanet.proto.tree.slots import HEAD, ROW
 from inanet.wire.batch import Transmission
-from inanet.wire.xagg import CONTROL_BYTES, LOST_BYTES, ROW_BYTES, Flag, Kind
+from inanet.wire.xagg import CONTROL_BYTES, LOST_BYTES, MAGIC_VERSION, PAYLOAD_BYTES, ROW_BYTES, Flag, Kind
 
 _ENTRIES = 1024
 _LOST_WORDS = LOST_BYTES // 4
@@ -29,6 +29,8 @@ class Header(NamedTuple):
     plan: int
     attempt: int
     word0: int
+    #: of RESTART: exponents stay
+    same: bool
 
 
 def read_header(arena: NDArray[np.int32], offset: int) -> Header:
@@ -46,6 +48,7 @@ def read_header(arena: NDArray[np.int32], offset: int) -> Header:
         plan=w[4] >> 16 & 0xFF,
         attempt=w[4] >> 24,
         word0=w[6],
+        same=bool(kind >> 4 & int(Flag.SAME)),
     )
 
 
@@ -128,7 +131,7 @@ class Outbox:
         _seal_control(
             self._small,
             entry,
-            0xA1 | (int(kind) | flags << 4) << 8 | job << 16,
+            MAGIC_VERSION | (int(kind) | flags << 4) << 8 | job << 16,
             host,
             gradient,
             round_,
@@ -141,6 +144,29 @@ class Outbox:
         offset = self._offsets[entry : entry + 1]
         self._queue.append(Transmission(destination, self._bytes, offset, length))
 
+    def send_restart(
+        self,
+        destination: int,
+        *,
+        job: int,
+        key: int,
+        version: int,
+        group: int,
+        round_: int,
+        shard: int,
+        attempt: int,
+        same: bool,
+        body: NDArray[np.uint8],
+    ) -> None:
+        """Queue a RESTART of fragments of a group; ``body`` is uint8[1024], see :class:`~inanet.wire.xagg.Kind`."""
+        row = np.zeros((1, ROW), np.int32)
+        row.view(np.uint8)[0, HEAD * 4 : HEAD * 4 + PAYLOAD_BYTES] = body
+        kind = int(Kind.RESTART) | (int(Flag.SAME) if same else 0) << 4
+        words = (MAGIC_VERSION | kind << 8 | job << 16, 0, group, round_)
+        last = shard | (version & 0xFF) << 16 | attempt << 24
+        _seal_control(row, 0, *words, last, key, PAYLOAD_BYTES // 4, 0)
+        self._queue.append(Transmission(destination, row.view(np.uint8)[0], self._offsets[:1], ROW_BYTES))
+
     def send_row(
         self,
         destination: int,
@@ -150,15 +176,11 @@ class Outbox:
         row: int,
         fragment: int,
         host: int,
-        exponent: int | None = None,
     ) -> None:
-        """Queue a copy of a slot's row under another header (RESULT to a root that restarted), or a RESTART with ``exponent``."""
+        """Queue a copy of a slot's row under another header (RESULT to a root that restarted)."""
         slot = int(tables.shards[row, 0]) + fragment
         saved = tables.rows[slot, :HEAD].copy()
         stamp(tables, row, fragment, int(kind), host)
         copy = tables.rows[slot].copy()
         tables.rows[slot, :HEAD] = saved
-        if exponent is not None:
-            copy[HEAD:] = 0
-            copy[HEAD] = copy[CHECK] = exponent
         self._queue.append(Transmission(destination, copy.view(np.uint8), self._offsets[:1], ROW_BYTES))

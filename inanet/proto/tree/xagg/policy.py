@@ -13,6 +13,7 @@ from numba import types
 
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.jit import njit
+from inanet.proto.common.encoding import LARGE, MISFIT
 from inanet.proto.tree.engine import (
     ACTIVE,
     COMMITTED,
@@ -46,7 +47,17 @@ from inanet.proto.tree.engine import (
 )
 from inanet.proto.tree.slots import CHECK, HEAD
 from inanet.wire.drops import Drop
-from inanet.wire.xagg import CONTROL_BYTES, LOST_BYTES, MAGIC_VERSION, ROW_BYTES, Kind
+from inanet.wire.xagg import (
+    CONTROL_BYTES,
+    FLAG_SHIFT,
+    INDEX_BITS,
+    INDEX_WORD,
+    LOST_BYTES,
+    MAGIC_VERSION,
+    ROW_BYTES,
+    Flag,
+    Kind,
+)
 
 K_DATA, K_EXPONENT, K_RESULT, K_RESTART = (
     int(Kind.DATA),
@@ -80,6 +91,9 @@ E_RESTART, E_AMNESIA, E_CORRUPT, E_OPENED = (
 C_CONTRIBUTIONS, C_COMPLETED = int(Count.CONTRIBUTIONS), int(Count.COMPLETED)
 C_RESULTS, C_CORRUPT, C_FIRST = int(Count.RESULTS), int(Count.CORRUPT_SLOTS), int(Count.FIRST)
 _ROW, _LOST, _CONTROL, _MAGIC = ROW_BYTES, LOST_BYTES, CONTROL_BYTES, MAGIC_VERSION
+INDEX = INDEX_WORD
+_INDEX_BITS, _INDEX_MASK = np.uint32(INDEX_BITS), np.uint32((1 << INDEX_BITS) - 1)
+_LARGE_FLAG = np.uint32(int(Flag.LARGE) << 8 + FLAG_SHIFT)
 
 _BATCH_ARGS = (TABLES, types.int32[::1], types.int64, types.int64, types.int64)
 
@@ -224,15 +238,19 @@ def exponent_row(rows: Any, slot: int, exponent: int) -> None:
     _nrt=False,
 )
 def complete(t: Tables, row: int, fragment: int, events: Any, used: Any, counts: Any) -> None:
-    """Every live child is in: hand the fragment on, or start it again with the exponent somebody asked for."""
+    """Every live child is in: hand the fragment on, or start it again with the exponent that it needs.
+
+    It is too large for the one it has, or not zeros and nowhere large enough.
+    """
     shard = t.shards[row]
     slot = shard[SLOT0] + fragment
     root = t.trees[shard[TREE], IS_ROOT] != 0
     counts[C_COMPLETED] += 1
-    if t.misfit[slot]:
-        if root:
-            report(events, used, E_RESTART, row, fragment, np.int64(t.exponent[slot]))
-            return
+    misfit = t.misfit[slot] & MISFIT
+    if root and (misfit or (t.exponent[slot] and not t.misfit[slot] & LARGE)):
+        report(events, used, E_RESTART, row, fragment, np.int64(t.exponent[slot]))
+        return
+    if misfit:
         exponent_row(t.rows, slot, t.exponent[slot])
         emit_up(t, row, fragment, K_EXPONENT, events, used)
         return
@@ -277,6 +295,7 @@ def adopt(
     elif t.announced[slot]:
         return STALE_ATTEMPT
     fold(t.rows, slot, arena, o, t.shards[row, FOLD], True)
+    t.exponent[slot] = np.uint8(np.uint32(arena[o + INDEX]) >> _INDEX_BITS)
     counts[C_RESULTS] += 1
     emit_down(t, row, fragment, K_RESULT, events, used)
     return OK
@@ -346,8 +365,12 @@ def take_contribution(
     counts[C_CONTRIBUTIONS] += 1
     counts[C_FIRST] += first
     if kind == K_EXPONENT:
-        t.misfit[slot] = 1
+        t.misfit[slot] |= MISFIT
         t.exponent[slot] = max(t.exponent[slot], np.uint8(arena[o + HEAD]))
+    else:
+        t.exponent[slot] = max(t.exponent[slot], np.uint8(np.uint32(arena[o + INDEX]) >> _INDEX_BITS))
+        if np.uint32(arena[o]) & _LARGE_FLAG:
+            t.misfit[slot] |= LARGE
     if kind != K_EXPONENT or first:
         fold(t.rows, slot, arena, o, shard[FOLD], first)
     live = np.uint32(t.trees[tree, LIVE])
@@ -436,8 +459,8 @@ def take(
         row = np.int64(t.shard_row[job_row, shard_id])
     if row < 0:
         return UNKNOWN_SHARD
-    fragment = np.int64(np.uint32(arena[o + 2]))
-    if fragment >= t.shards[row, COUNT_]:
+    fragment = np.int64(np.uint32(arena[o + INDEX]) & _INDEX_MASK)
+    if kind != K_RESTART and fragment >= t.shards[row, COUNT_]:
         return BAD_FRAGMENT
     tree = t.shards[row, TREE]
     host = np.uint32(arena[o + 1])

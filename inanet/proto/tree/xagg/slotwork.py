@@ -7,6 +7,7 @@ import numpy as np
 from numba import types
 
 from inanet.kernels.jit import njit
+from inanet.proto.common.encoding import MISFIT
 from inanet.proto.tree.engine import (
     ACTIVE,
     BIT,
@@ -39,26 +40,36 @@ K_DATA, K_EXPONENT, K_RESULT = int(Kind.DATA), int(Kind.EXPONENT), int(Kind.RESU
 
 @njit(
     numba.void(
-        TABLES, types.int64, types.int64, types.int64, types.uint8[::1], types.int64[:, ::1], types.int64[::1]
+        TABLES,
+        types.int64,
+        types.int64[::1],
+        types.uint8[::1],
+        types.uint8[::1],
+        types.int64[:, ::1],
+        types.int64[::1],
     ),
     cache=True,
     nogil=True,
     _nrt=False,
 )
-def contribute(t: Tables, row: int, first: int, last: int, misfit: Any, events: Any, used: Any) -> None:
-    """A worker's own fragments ``first`` to ``last - 1``, already encoded in their rows, enter the emission log.
+def contribute(
+    t: Tables, row: int, fragments: Any, needs: Any, verdicts: Any, events: Any, used: Any
+) -> None:
+    """A worker's own fragments, already encoded in their rows, enter the emission log.
 
-    ``misfit[i]`` other than 0 asks for that exponent instead of sending data (exponent agreement).
+    ``needs`` are the exponents of their blocks. With a verdict of ``MISFIT`` one asks for that exponent instead of sending
+    data (exponent agreement); ``LARGE`` leaves with the data.
     """
     shard = t.shards[row]
     round_ = np.uint32(shard[ACTIVE])
-    for fragment in range(first, last):
+    for k in range(len(fragments)):
+        fragment = fragments[k]
         slot = shard[SLOT0] + fragment
         claim(t, slot, round_)
-        wanted = misfit[fragment - first]
-        t.misfit[slot] = wanted != 0
-        if wanted:
-            exponent_row(t.rows, slot, wanted)
+        t.misfit[slot] = verdicts[k]
+        t.exponent[slot] = needs[k]
+        if verdicts[k] & MISFIT:
+            exponent_row(t.rows, slot, needs[k])
             emit_up(t, row, fragment, K_EXPONENT, events, used)
         else:
             emit_up(t, row, fragment, K_DATA, events, used)
@@ -80,7 +91,7 @@ def restart(t: Tables, row: int, fragments: Any, attempts: Any, exponents: Any) 
         t.bitmap[slot] = 0
         t.misfit[slot] = 0
         t.attempt[slot] = attempts[i]
-        t.exponent[slot] = exponents[i]
+        t.exponent[slot] = 0
         t.announced[slot] = exponents[i]
         blank(t, slot)
 
@@ -94,7 +105,7 @@ def restamp(t: Tables, row: int) -> None:
     for fragment in range(shard[COUNT_]):
         slot = shard[SLOT0] + fragment
         if t.round[slot] == round_ and t.state[slot] == SENT:
-            stamp(t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, host)
+            stamp(t, row, fragment, K_EXPONENT if t.misfit[slot] & MISFIT else K_DATA, host)
 
 
 @njit("void(int32[:, ::1], int64, uint64)", cache=True, nogil=True, _nrt=False)
@@ -138,7 +149,11 @@ def mend(t: Tables, row: int, fragment: int) -> Any:
         stamp(t, row, fragment, K_RESULT, np.uint32(0))
     else:
         stamp(
-            t, row, fragment, K_EXPONENT if t.misfit[slot] else K_DATA, np.uint32(t.trees[shard[TREE], BIT])
+            t,
+            row,
+            fragment,
+            K_EXPONENT if t.misfit[slot] & MISFIT else K_DATA,
+            np.uint32(t.trees[shard[TREE], BIT]),
         )
     return 1
 
