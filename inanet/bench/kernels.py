@@ -85,9 +85,8 @@ class Bench:
             open_round(worker._tables, row, child + 1)
             worker.memory.shards[row, 6] = 1
             worker.memory.state[:] = 0
-            contribute(
-                worker._tables, row, 0, self.fragments, np.zeros(self.fragments, np.uint8), events, used
-            )
+            zeros = np.zeros(self.fragments, np.uint8)
+            contribute(worker._tables, row, np.arange(self.fragments), zeros, zeros, events, used)
             sent.append(worker.memory.rows[: self.fragments].copy())
         batches = []
         step = SEGMENTS * max(1, FRAMES // self.children)
