@@ -29,8 +29,8 @@ _CLIENT = {
     "Handle": "inanet.client.handle",
     "Job": "inanet.client.job",
     "connect": "inanet.client.job",
-    "join_sparse": "inanet.sparse.joining",
-    "sparse_group": "inanet.client.sparse",
+    "join_sparse": "inanet.sparse.member",
+    "sparse_group": "inanet.sparse.group",
 }
 _ERRORS = (
     "AgentUnavailable",

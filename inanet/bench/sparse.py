@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from inanet.bench.marks import Mark, judge, lines
-from inanet.client.sparse import sparse_group
 from inanet.data.clicks import Samples
 from inanet.data.datasets import load
 from inanet.data.key_batches import OA, SE, Load, generated, of_samples
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import SYSTEMS, Rack
 from inanet.sim.sparse import SparseRack
+from inanet.sparse.group import sparse_group
 
 SCHEMA = 1
 #: bytes of registers for SwitchML, and of one of its slots: two sets of 64 values and their state

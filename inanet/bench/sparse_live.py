@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from inanet.client.sparse_process import join_sparse
 from inanet.data.key_batches import Load
 from inanet.launch.process import child, end, python, python_environment
 from inanet.service.exits import Failure
+from inanet.sparse.member import join_sparse
 from inanet.wire.batch import U64
 
 #: seconds within which all ranks must have come to their end

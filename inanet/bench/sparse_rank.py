@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from inanet.client.sparse_process import join_sparse
+from inanet.sparse.member import join_sparse
 from inanet.wire.batch import U64
 
 

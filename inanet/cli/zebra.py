@@ -48,9 +48,9 @@ def serve(file: str, name: str, **how: Any) -> None:
 
     A shard with --state may be killed and started again at any time, and the job loses nothing.
     """
-    from inanet.client.sparse_process import SparseFile
-    from inanet.client.sparse_process import serve as run
     from inanet.launch.interrupts import Interrupted, Interrupts
+    from inanet.sparse.job_file import SparseFile
+    from inanet.sparse.job_file import serve as run
 
     try:
         with Interrupts() as interrupts:

@@ -17,7 +17,7 @@ from inanet.service.addresses import HostPort
 from inanet.wire.xagg import MAX_CHILDREN
 
 
-class Keeping(Section):
+class KeyOptions(Section):
     """How keys are kept and changed, and which of them are hot."""
 
     #: values of a key
@@ -53,7 +53,7 @@ class Keeping(Section):
         return keys
 
 
-class SparseSection(Keeping):
+class SparseSection(KeyOptions):
     """``[job]``: addresses of all machines, how keys are kept and changed, and which of them are hot.
 
     Whoever knows ``secret`` can take part: keep the file from others.
@@ -110,7 +110,7 @@ class OnlineSection(Section):
     step: Annotated[int, Field(ge=1, le=1 << 16)] = 1000
 
 
-class FabricJob(Keeping):
+class FabricJob(KeyOptions):
     """``[job]`` of a job whose machines a coordinator names."""
 
     system: Literal["zebra"] = "zebra"

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from inanet.member.identity import Identity
 from inanet.messages.control import Follows, Gathered, Kept, Layout, LayoutReady, Message, Plan
-from inanet.proto.common.machine import Follower, Keeping
+from inanet.proto.common.machine import Follower, ModelKeeper
 from inanet.proto.common.plan import NodePlan, Part, TensorLayout, TensorSpec
 
 
@@ -76,7 +76,7 @@ class JobViews:
 
     def _say_what_is_kept(self, plan: NodePlan, view: JobView) -> None:
         try:
-            part = self._node.kept(plan.job) if isinstance(self._node, Keeping) else None
+            part = self._node.kept(plan.job) if isinstance(self._node, ModelKeeper) else None
         except MemoryError as error:
             self._cannot_hold(plan, error)
             return

@@ -45,7 +45,7 @@ from inanet.messages.control import (
 )
 from inanet.planning.negotiation import RateRequests, granted
 from inanet.proto.common import events
-from inanet.proto.common.machine import Counting, Follower
+from inanet.proto.common.machine import Follower, TallySource
 from inanet.proto.common.plan import TensorSpec
 
 
@@ -322,7 +322,9 @@ class Member:
             self._out.append(Judged(job=message.job, round=message.round, complete=complete))
         elif isinstance(message, Gather):
             tally = (
-                self.node.tally(message.job, message.iteration) if isinstance(self.node, Counting) else None
+                self.node.tally(message.job, message.iteration)
+                if isinstance(self.node, TallySource)
+                else None
             )
             if tally is not None:
                 self._out.append(Gathered(job=message.job, tally=tally))

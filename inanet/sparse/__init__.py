@@ -1,1 +1,1 @@
-"""Ranks of sparse jobs in a fabric of daemons: what :mod:`inanet.client` gives to a rank, found by :mod:`inanet.aio`'s connection."""
+"""Sparse jobs for whoever trains: a group in one process, or a rank whose switch and PS shards are other processes."""

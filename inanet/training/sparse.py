@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.client.sparse import SparseGroup
 from inanet.data.clicks import Samples
 from inanet.proto.zebra.hot import choose, of_updates, sample
+from inanet.sparse.group import SparseGroup
 from inanet.training.sparse_models import F32, F64, Batch, Model, area_under_curve, error_of, loss_of
 from inanet.wire.batch import U64
 

@@ -9,9 +9,9 @@ import pytest
 
 from inanet.bench.sparse_live import Live, _file
 from inanet.bench.sparse_rank import take_part
-from inanet.client.sparse_process import SparseFile, join_sparse, serve
 from inanet.data.key_batches import Model, generated
 from inanet.papers.zebra_live import judge
+from inanet.sparse.job_file import SparseFile, join_sparse, serve
 
 
 class Over(BaseException):

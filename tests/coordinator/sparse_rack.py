@@ -28,7 +28,7 @@ from inanet.proto.zebra.shards import ShardServer
 from inanet.proto.zebra.stream import DAEMON_TIMING
 from inanet.proto.zebra.switch import daemon_program
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
-from inanet.sparse.line import Place
+from inanet.sparse.connection import PlanFollower
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.switch.following import SwitchFollower, offer
 from inanet.switch.pipeline import Pipeline
@@ -100,7 +100,7 @@ class Fabric:
         self.coordinator = Coordinator(settings, make_format, lambda: next(keys), registry=registry)
         self.now = 0.0
         self.members: dict[str, Member] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, PlanFollower] = {}
         self.machines: dict[int, Any] = {}
         self.shards: dict[int, ShardServer] = {}
         self.missing = ""
@@ -150,7 +150,7 @@ class Fabric:
         dismiss(self.registration, job)
 
     def start_rank(self, rank: int, world: int = 2, sparse: Sparse | None = SPARSE, **changes: Any) -> Member:
-        place = Place(lambda facts: self.machines[facts.workers[rank]].prepare(hot_of(facts)))
+        place = PlanFollower(lambda facts: self.machines[facts.workers[rank]].prepare(hot_of(facts)))
         changes = {"job": "clicks", "ranks": (rank,), "world": world, "system": "zebra"} | changes
         name = changes.pop("name", f"{changes['job']}-{rank}")
         where = changes.pop("endpoint", endpoint(f"10.0.0.{rank + 1}", 4000))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.client.sparse import sparse_group
 from inanet.coordinator.events import PlanChanged, PlanRepeated
 from inanet.messages.control import Gather, Gathered, Message, Plan
 from inanet.messages.fields import check_sparse, check_tally
 from inanet.proto.common.events import Tally
 from inanet.proto.common.plan import Online
 from inanet.proto.zebra.store import Adagrad, Uniform
+from inanet.sparse.group import sparse_group
 
 from .sparse_rack import KEYS, SPARSE, Fabric, train
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.client.sparse import sparse_group
 from inanet.config.file import validate
 from inanet.config.sparse import FabricSparseConfig, OnlineSection
 from inanet.messages import fields
@@ -19,6 +18,7 @@ from inanet.proto.common.events import Tally
 from inanet.proto.common.plan import Online
 from inanet.proto.zebra.shards import ShardServer
 from inanet.proto.zebra.store import OPTIMISERS, Adagrad, Uniform
+from inanet.sparse.group import sparse_group
 from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import MAX_CHILDREN

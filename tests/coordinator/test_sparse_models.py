@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.client.sparse import sparse_group
 from inanet.messages.control import Gather, Kept, LayoutReady, Message
 from inanet.messages.fields import check_sparse
 from inanet.proto.common.plan import Online
 from inanet.proto.zebra.store import Adagrad
+from inanet.sparse.group import sparse_group
 
 from .sparse_rack import KEYS, SPARSE, Fabric, gradients, train
 

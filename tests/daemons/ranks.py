@@ -9,9 +9,9 @@ from pathlib import Path
 import inanet
 from inanet.launch.fabric import Fabric
 from inanet.launch.process import python_environment
-from inanet.sparse.joining import FabricMember
+from inanet.sparse.member import SparseMember
 from tests.client.agent import run_all
-from tests.client.test_sparse import KEYS
+from tests.sparse.test_group import KEYS
 
 #: joins, says so, and waits for its end
 _STRANGER = """
@@ -34,7 +34,7 @@ def job_file(fabric: Fabric, name: str, more: str = "") -> Path:
     return path
 
 
-def joined(fabric: Fabric, stack: ExitStack, name: str, more: str = "") -> list[FabricMember]:
+def joined(fabric: Fabric, stack: ExitStack, name: str, more: str = "") -> list[SparseMember]:
     """Both ranks, which leave with the stack."""
     path = job_file(fabric, name, more)
     return [stack.enter_context(one) for one in run_all(lambda rank: inanet.join_sparse(path, rank), 2)]

@@ -13,7 +13,6 @@ import pytest
 import inanet
 from inanet.cli.coordinators import Target
 from inanet.cli.status import lines
-from inanet.client.sparse import sparse_group
 from inanet.errors import FabricError, InaError, RoundTimeout, WorkerLostError
 from inanet.launch.fabric import Fabric, daemon_command
 from inanet.launch.process import python, python_environment
@@ -21,9 +20,10 @@ from inanet.launch.topology import NodeSpec
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import ExponentMode, Online, TensorSpec
 from inanet.proto.zebra.store import Adagrad
+from inanet.sparse.group import sparse_group
 from tests.client.agent import run_all
-from tests.client.test_sparse import KEYS, gradients
 from tests.daemons import ranks
+from tests.sparse.test_group import KEYS, gradients
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 

@@ -110,7 +110,7 @@ class Follower(Protocol):
 
 
 @runtime_checkable
-class Counting(Protocol):
+class TallySource(Protocol):
     """A follower that has counts of a sparse job's keys."""
 
     def tally(self, job_id: int, iteration: int) -> Tally | None:
@@ -119,7 +119,7 @@ class Counting(Protocol):
 
 
 @runtime_checkable
-class Keeping(Protocol):
+class ModelKeeper(Protocol):
     """A follower that keeps models of sparse jobs."""
 
     def kept(self, job_id: int) -> ModelPart | None:

@@ -4,22 +4,22 @@
 ...     rows = member.job.push_pull(keys, gradients)
 
 A file with ``[control]`` is of a job in a fabric of daemons: the coordinator says where its switch and its PS shards are, and when
-the job is over. In one without, the file itself says where everybody is (:mod:`inanet.client.sparse_process`).
+the job is over. In one without, the file itself says where everybody is (:mod:`inanet.sparse.job_file`).
 """
 
 import secrets
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any, Self
 
 import structlog
 
-from inanet.client.sparse_process import SparseMember
-from inanet.client.sparse_process import join_sparse as join_by_addresses
 from inanet.config.file import ConfigError, Problem, find_file, read_toml, validate
 from inanet.config.sparse import FabricSparseConfig, OnlineSection
-from inanet.errors import FabricError, InaError
+from inanet.errors import FabricError, InaError, RoundTimeout
 from inanet.member.identity import Identity
 from inanet.messages.fields import check_sparse
 from inanet.phy.device import Device
@@ -28,22 +28,57 @@ from inanet.phy.udp import UdpDevice
 from inanet.proto.common.plan import NodePlan, Online, Sparse, Switched
 from inanet.proto.zebra.job import EMPTY, hot_of, job_of
 from inanet.proto.zebra.stream import DAEMON_TIMING
-from inanet.proto.zebra.worker import ZebraWorker
+from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.service.addresses import refuse_loopback_early, resolve
-from inanet.sparse.line import Line
+from inanet.sparse.connection import CoordinatorConnection
+from inanet.sparse.job import SparseJob
+from inanet.sparse.job_file import SparseFile
+from inanet.sparse.stations import Stations
 
 
-class FabricMember(SparseMember):
-    """One rank of a sparse job in a fabric; the coordinator's word ends the job."""
+class SparseMember:
+    """One rank of a sparse job, whose other machines are other processes. Made by :func:`join_sparse`; ``name`` is the job's in errors.
+
+    In a fabric the coordinator's word, over ``connection``, ends the job, which has begun after the iteration ``began`` of its
+    model, of all jobs that have trained it; 0: it is new, or not kept.
+    """
 
     def __init__(
-        self, worker: ZebraWorker, device: Device, timeout: float, line: Line, name: str, began: int
+        self,
+        worker: ZebraWorker,
+        device: Device,
+        timeout: float,
+        name: str,
+        connection: CoordinatorConnection | None = None,
+        began: int = 0,
     ) -> None:
-        super().__init__(worker, device, timeout)
+        self.worker = worker
+        self.timeout = timeout
         self.name = name
-        #: the iteration of its model that the job has begun after, of all jobs that have trained it; 0: it is new, or not kept
         self.began = began
-        self._line = line
+        self._connection = connection
+        self.job = SparseJob(self, worker.rank, worker)
+        self._stations = Stations({"worker": (worker, device)})
+
+    def do(self, action: Callable[[float], Any]) -> Any:
+        """Do something with the machine."""
+        return self._stations.do(action, self._listen)
+
+    def wait_for(self, until: Callable[[], bool], job: SparseJob, timeout: float | None) -> None:
+        """Carry packets until a condition holds. Raises :class:`~inanet.errors.RoundTimeout`."""
+        patience = self.timeout if timeout is None else timeout
+        if not self._stations.wait(until, self._listen, time.monotonic() + patience):
+            raise RoundTimeout(
+                f"not finished after {patience:g} s: {job.why()}",
+                job=self.name,
+                rank=job.rank,
+                round=self.worker.done + 1,
+                ranks=self.worker.ranks_waited_for,
+            )
+
+    def _listen(self, name: str, event: Any) -> None:
+        if isinstance(event, Pulled | Stalled | Refused | IterationDone):
+            self.job.heard(event)
 
     def use(self, facts: Switched) -> None:
         """The coordinator says which keys are hot from an iteration on that shard 0 will name."""
@@ -51,11 +86,15 @@ class FabricMember(SparseMember):
         self.do(lambda now: self.worker.prepare(hot))
 
     def close(self, *, failed: bool = False) -> None:
-        """Leave the job: in good order, after which other ranks that still push wait for this one until they time out, or, ``failed``,
-        so that they get a :class:`~inanet.errors.WorkerLostError` at once.
+        """Leave the job and close the socket: in good order, after which other ranks of a fabric that still push wait for this one
+        until they time out, or, ``failed``, so that they get a :class:`~inanet.errors.WorkerLostError` at once.
         """
-        self._line.close(failed=failed)
-        super().close()
+        if self._connection is not None:
+            self._connection.close(failed=failed)
+        self._stations.close()
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -68,7 +107,7 @@ class _Word:
     """Passes on what the coordinator says to the rank, which may not be there yet."""
 
     def __init__(self) -> None:
-        self.member: FabricMember | None = None
+        self.member: SparseMember | None = None
         self.error: InaError | None = None
 
     def over(self, error: InaError) -> None:
@@ -95,45 +134,50 @@ def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> Sparse
     path = find_file(file)
     found = read_toml(path)
     if "control" not in found:
-        return join_by_addresses(path, rank, timeout=timeout)
+        by_addresses = SparseFile(path)
+        worker = by_addresses.worker(rank)
+        device = by_addresses.device(by_addresses.job.workers[rank])
+        return SparseMember(worker, device, timeout, str(worker.job.number))
     config = validate(FabricSparseConfig, found, path)
     return _join(config, _sparse(config, path), rank, timeout)
 
 
 def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
     """What the file says of the job. Raises :class:`~inanet.config.file.ConfigError`."""
-    its = config.job
+    section = config.job
     try:
         sparse = Sparse(
-            width=its.width,
-            shards=its.shards,
-            sharding=its.sharding,
-            optimiser=its.optimiser,
-            rate=its.rate,
-            beta=its.beta,
-            initial=its.initial,
-            registers=its.registers,
-            hot_pairs=min(its.hot_pairs, 255),
-            shift=its.shift,
-            hot=tuple(its.hot_keys() or ()),
-            online=_online(its.online),
-            model=its.model or "",
+            width=section.width,
+            shards=section.shards,
+            sharding=section.sharding,
+            optimiser=section.optimiser,
+            rate=section.rate,
+            beta=section.beta,
+            initial=section.initial,
+            registers=section.registers,
+            hot_pairs=min(section.hot_pairs, 255),
+            shift=section.shift,
+            hot=tuple(section.hot_keys() or ()),
+            online=_online(section.online),
+            model=section.model or "",
         )
         return check_sparse(sparse)
     except ValueError as error:
         raise ConfigError(path, [Problem("job", str(error))]) from None
     except OSError as error:
-        raise ConfigError(path, [Problem("job.hot", f"cannot read {its.hot}: {error.strerror}")]) from None
+        raise ConfigError(
+            path, [Problem("job.hot", f"cannot read {section.hot}: {error.strerror}")]
+        ) from None
 
 
 def _online(section: OnlineSection | None) -> Online | None:
     return None if section is None else Online(**dict(section))
 
 
-def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float) -> FabricMember:
-    its, control = config.job, config.control
-    if not 0 <= rank < its.world:
-        raise ValueError(f"the job has ranks 0 to {its.world - 1}, not {rank}")
+def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float) -> SparseMember:
+    section, control = config.job, config.control
+    if not 0 <= rank < section.world:
+        raise ValueError(f"the job has ranks 0 to {section.world - 1}, not {rank}")
     name = f"{config.node.name}-{rank}"
     # files that have vanished since the file was read are found out before there is a socket
     token, keys = control.secret(), control.tls_keys()
@@ -145,16 +189,16 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         token=token,
         endpoint=device.endpoint,
         rx_window=max(64, device.rx_budget // 2),
-        job=its.name,
+        job=section.name,
         ranks=(rank,),
-        world=its.world,
-        system=its.system,
+        world=section.world,
+        system=section.system,
         sparse=sparse,
     )
     if not structlog.is_configured():
         # what the connection has to say goes beside what the training writes, not into it
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    line = Line(
+    connection = CoordinatorConnection(
         identity,
         str(control.coordinator),
         patience=control.join_timeout,
@@ -163,14 +207,14 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         changed=word.changed,
     )
     try:
-        plan = line.plan()
+        plan = connection.plan()
         worker = _worker(plan, rank)
     except BaseException:
-        line.close()
+        connection.close()
         device.close()
         raise
     began = max(0, plan.switched.begin if plan.switched is not None else 0)
-    member = FabricMember(worker, device, timeout, line, its.name, began)
+    member = SparseMember(worker, device, timeout, section.name, connection, began)
     word.member = member
     if word.error is not None:
         member.job.end(word.error)

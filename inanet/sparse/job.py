@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 from numpy.typing import ArrayLike
 
-from inanet.client.sparse_arguments import keys_of, values_of
 from inanet.errors import FabricError, InaError, JoinRefused, RoundTimeout
 from inanet.proto.zebra.job import F32
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
+from inanet.sparse.arguments import keys_of, values_of
 from inanet.wire.batch import U64
 
 
@@ -25,7 +25,7 @@ class Carrier(Protocol):
 
 
 class SparseJob:
-    """One rank of a sparse job. Made by :func:`sparse_group`, or :func:`~inanet.client.sparse_process.join_sparse`."""
+    """One rank of a sparse job. Made by :func:`sparse_group`, or :func:`~inanet.sparse.job_file.join_sparse`."""
 
     def __init__(self, group: Carrier, rank: int, worker: ZebraWorker) -> None:
         self.rank = rank

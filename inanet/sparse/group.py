@@ -19,10 +19,6 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from inanet.client.sparse_arguments import keys_of, values_of
-from inanet.client.sparse_job import SparseJob
-from inanet.client.sparse_shards import Shards
-from inanet.client.stations import Machine, Stations
 from inanet.errors import RoundTimeout
 from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
@@ -49,6 +45,10 @@ from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.switch import DEFAULT_BUDGET, ZebraProgram
 from inanet.proto.zebra.worker import ZebraWorker
+from inanet.sparse.arguments import keys_of, values_of
+from inanet.sparse.job import SparseJob
+from inanet.sparse.shards import Shards
+from inanet.sparse.stations import Machine, Stations
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.wire.batch import U64
 
@@ -135,8 +135,8 @@ class SparseGroup:
         """
         if self.program is None:
             raise ValueError("this job has no switch: nothing can be hot")
-        its = self.identification
-        if its is not None and not self._first:
+        identification = self.identification
+        if identification is not None and not self._first:
             raise ValueError(
                 "this job finds its hot keys by itself, while it trains; give it some before that"
             )
@@ -150,8 +150,8 @@ class SparseGroup:
             hot = with_exponents(version, wanted, most, len(self.workers))
         # ranks in other threads may be carrying packets
         self.do(lambda now: self._use(hot))
-        if its is not None:
-            its.hot = hot
+        if identification is not None:
+            identification.hot = hot
         return hot
 
     @property
@@ -176,15 +176,15 @@ class SparseGroup:
 
     def _identify(self, shard: int, counted: Counted) -> None:
         """A shard has counted updates: with the last of them it is decided whether other keys are hot."""
-        its, program = self.identification, self.program
-        if its is None or program is None:
+        identification, program = self.identification, self.program
+        if identification is None or program is None:
             return
-        its.take(shard, counted.tally)
-        while its.asking:
-            its.take(len(self.shards), program.tally(self.job.number, its.asking))
-            if its.decide():
-                self._use(its.hot)
-            self.shards[0].settle(its.decided)
+        identification.take(shard, counted.tally)
+        while identification.asking:
+            identification.take(len(self.shards), program.tally(self.job.number, identification.asking))
+            if identification.decide():
+                self._use(identification.hot)
+            self.shards[0].settle(identification.decided)
 
     # ---------------------------------------------------------- iterations
 

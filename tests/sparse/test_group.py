@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from inanet.client.sparse import Phy, SparseGroup, sparse_group
 from inanet.errors import FabricError, RoundTimeout
 from inanet.proto.common.plan import Online
 from inanet.proto.zebra.journal import BadState
 from inanet.proto.zebra.store import Sgd
 from inanet.proto.zebra.stream import Timing
+from inanet.sparse.group import Phy, SparseGroup, sparse_group
 
 KEYS = np.arange(0, 400, 2, dtype=np.uint64)
 

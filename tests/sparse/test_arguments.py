@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.client.sparse import sparse_group
-from inanet.client.sparse_arguments import keys_of, values_of
+from inanet.sparse.arguments import keys_of, values_of
+from inanet.sparse.group import sparse_group
 
 KEY = "not an integer from 0 to 2^64 - 1"
 VALUE = "not a real number"

@@ -21,7 +21,7 @@ _GRACE = 5.0
 _FAREWELL = 5.0
 
 
-class Place:
+class PlanFollower:
     """A :class:`~inanet.proto.common.machine.Follower` that only wants to know its place: the first plan has it for good. Later ones may have
     other hot keys, of which ``changed(facts)`` is told.
     """
@@ -62,7 +62,7 @@ class Place:
         return False
 
 
-class Line:
+class CoordinatorConnection:
     """Joins as ``identity`` at ``address`` and stays. In the line's thread ``over(error)`` is called when the job has ended with an
     error, and ``changed(facts)`` when others of its keys are hot.
     """
@@ -82,7 +82,7 @@ class Line:
         self._patience = patience
         self._keys = keys
         self._over = over
-        self._place = Place(changed)
+        self._place = PlanFollower(changed)
         self._missing = ""
         self._failed = False
         self._changed = threading.Condition()

@@ -2,7 +2,7 @@
 
 A switch and the PS shards are served (``ina zebra serve FILE NAME``); ranks join:
 
->>> with join_sparse("job.toml", rank=0) as member:
+>>> with inanet.join_sparse("job.toml", rank=0) as member:
 ...     rows = member.job.push_pull(keys, gradients)
 
 All machines may be started in any order. A switch that ends may be started again at any time, and the job loses nothing; nor
@@ -15,16 +15,12 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from inanet.client.sparse_job import SparseJob
-from inanet.client.stations import Machine, Stations
 from inanet.config.file import ConfigError, Problem, find_file, read_toml, validate
 from inanet.config.sparse import SparseConfig
-from inanet.errors import RoundTimeout
 from inanet.phy.access import AccessLink
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
@@ -35,8 +31,9 @@ from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import OPTIMISERS, Uniform, zeros
 from inanet.proto.zebra.stream import Timing
 from inanet.proto.zebra.switch import ZebraProgram
-from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
+from inanet.proto.zebra.worker import ZebraWorker
 from inanet.service.shard_state import StateFile
+from inanet.sparse.stations import Machine, Stations
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import address_of, endpoint, show
@@ -53,44 +50,52 @@ class SparseFile:
     def __init__(self, name: str | Path) -> None:
         path = find_file(name)
         self.config = validate(SparseConfig, read_toml(path), path)
-        its = self.config.job
+        section = self.config.job
         try:
             self.hot = self._hot()
             self.job = Job(
-                its.number,
-                tuple(endpoint(one.host, one.port) for one in its.workers),
-                tuple(endpoint(one.host, one.port) for one in its.shards),
-                endpoint(its.switch.host, its.switch.port) if its.switch is not None else 0,
-                key=int(its.secret, 16) ^ self._digest(),
-                width=its.width,
-                registers=its.registers,
-                hot_pairs=its.hot_pairs,
-                sharding=its.sharding,
+                section.number,
+                tuple(endpoint(one.host, one.port) for one in section.workers),
+                tuple(endpoint(one.host, one.port) for one in section.shards),
+                endpoint(section.switch.host, section.switch.port) if section.switch is not None else 0,
+                key=int(section.secret, 16) ^ self._digest(),
+                width=section.width,
+                registers=section.registers,
+                hot_pairs=section.hot_pairs,
+                sharding=section.sharding,
             )
         except ValueError as error:
             raise ConfigError(path, [Problem("job", str(error))]) from None
         except OSError as error:
             raise ConfigError(
-                path, [Problem("job.hot", f"cannot read {its.hot}: {error.strerror}")]
+                path, [Problem("job.hot", f"cannot read {section.hot}: {error.strerror}")]
             ) from None
-        link = its.link
+        link = section.link
         self.timing = Timing(first=0.05, least=0.005) if link is None else Timing(first=0.5, least=0.02)
 
     def _digest(self) -> int:
         """64 bits of everything that machines must agree on: those whose files differ do not understand each other."""
-        its = self.config.job
-        parts = its.workers, its.shards, its.switch, its.width, its.sharding, its.registers, its.hot_pairs
-        text = repr((*parts, self.hot is not None and (its.shift, self.hot.keys.tobytes())))
+        section = self.config.job
+        parts = (
+            section.workers,
+            section.shards,
+            section.switch,
+            section.width,
+            section.sharding,
+            section.registers,
+            section.hot_pairs,
+        )
+        text = repr((*parts, self.hot is not None and (section.shift, self.hot.keys.tobytes())))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
     def _hot(self) -> HotSet | None:
-        its = self.config.job
-        if its.hot is not None and its.switch is None:
+        section = self.config.job
+        if section.hot is not None and section.switch is None:
             raise ValueError("nothing can be hot without a switch; give its endpoint, or no hot keys")
-        keys = its.hot_keys()
+        keys = section.hot_keys()
         if keys is None:
             return None
-        return fixed(1, np.array(keys, np.uint64), its.shift)
+        return fixed(1, np.array(keys, np.uint64), section.shift)
 
     def names(self) -> tuple[str, ...]:
         """Machines that are served: the shards, and the switch if there is one."""
@@ -116,17 +121,17 @@ class SparseFile:
         """
         if name not in self.names():
             raise ValueError(f"the job has no {name!r}; it has {', '.join(self.names())}")
-        job, its = self.job, self.config.job
+        job, section = self.job, self.config.job
         if name == SWITCH:
-            program = ZebraProgram(budget=its.memory, timing=self.timing, life=secrets.randbelow(1 << 16))
+            program = ZebraProgram(budget=section.memory, timing=self.timing, life=secrets.randbelow(1 << 16))
             program.add_job(job, _GROUP)
             if self.hot is not None:
                 program.prepare(job.number, self.hot)
             return SwitchEndpoint(program, {_GROUP: job.workers}), job.switch
         number = int(name.removeprefix("shard"))
-        initial = Uniform(its.initial) if its.initial else zeros
+        initial = Uniform(section.initial) if section.initial else zeros
         life = secrets.randbelow(1 << 16)
-        optimiser = OPTIMISERS[its.optimiser](its.rate, its.beta)
+        optimiser = OPTIMISERS[section.optimiser](section.rate, section.beta)
         shard = ParameterShard(job, number, optimiser, initial, self.timing, life=life, journal=state)
         shard.restore(() if state is None else state.entries(), **how)
         if self.hot is not None:
@@ -217,58 +222,3 @@ def _foreign(machine: Machine) -> int:
     """Packets that do not belong to the job, whatever they say."""
     program = machine.program if isinstance(machine, SwitchEndpoint) else machine
     return int(program.drops[Drop.BAD_TAG]) if isinstance(program, ZebraProgram | ParameterShard) else 0
-
-
-class SparseMember:
-    """One rank of a sparse job, whose other machines are other processes. Made by :func:`join_sparse`."""
-
-    def __init__(self, worker: ZebraWorker, device: Device, timeout: float) -> None:
-        self.worker = worker
-        self.timeout = timeout
-        #: of the job, in errors
-        self.name = str(worker.job.number)
-        self.job = SparseJob(self, worker.rank, worker)
-        self._stations = Stations({"worker": (worker, device)})
-
-    def do(self, action: Callable[[float], Any]) -> Any:
-        """Do something with the machine."""
-        return self._stations.do(action, self._listen)
-
-    def wait_for(self, until: Callable[[], bool], job: SparseJob, timeout: float | None) -> None:
-        """Carry packets until a condition holds. Raises :class:`~inanet.errors.RoundTimeout`."""
-        patience = self.timeout if timeout is None else timeout
-        if not self._stations.wait(until, self._listen, time.monotonic() + patience):
-            raise RoundTimeout(
-                f"not finished after {patience:g} s: {job.why()}",
-                job=self.name,
-                rank=job.rank,
-                round=self.worker.done + 1,
-                ranks=self.worker.ranks_waited_for,
-            )
-
-    def _listen(self, name: str, event: Any) -> None:
-        if isinstance(event, Pulled | Stalled | Refused | IterationDone):
-            self.job.heard(event)
-
-    def close(self) -> None:
-        """Leave: close the socket."""
-        self._stations.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def join_sparse(file: str | Path, rank: int, *, timeout: float = 60.0) -> SparseMember:
-    """Be a rank of the job in ``file``; ``timeout`` seconds are the default for its pushes and pulls.
-
-    Raises :class:`~inanet.config.file.ConfigError` for a file that makes no sense, ``ValueError`` for a rank that the job
-    does not have, ``OSError`` when the rank's address cannot be bound.
-    """
-    found = SparseFile(file)
-    worker = found.worker(rank)
-    return SparseMember(worker, found.device(found.job.workers[rank]), timeout)

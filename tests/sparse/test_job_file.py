@@ -16,13 +16,14 @@ import pytest
 from click.testing import CliRunner
 
 from inanet.cli.zebra import zebra
-from inanet.client.sparse_process import SparseFile, join_sparse
 from inanet.config.file import ConfigError
 from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Ftrl
 from inanet.service.shard_state import StateFile
+from inanet.sparse.job_file import SparseFile
+from inanet.sparse.member import join_sparse
 
-from .test_sparse import KEYS, gradients, total
+from .test_group import KEYS, gradients, total
 
 RANKS = 2
 
