@@ -38,18 +38,23 @@ class KeyOptions(Section):
     hot_pairs: Annotated[int, Field(ge=1)] = 20
 
     def hot_keys(self) -> list[int] | None:
-        """The hot keys, if there is a file of them. Raises ``OSError`` for a file that cannot be read, ``ValueError`` for lines that
-        are no keys.
+        """The hot keys, if there is a file of them. Raises ``OSError`` for a file that cannot be read, ``ValueError`` naming the line
+        that is no key.
         """
         if self.hot is None:
             return None
-        with open(self.hot, encoding="utf-8") as lines:
-            try:
-                keys = [int(line) for line in lines if line.strip()]
-            except ValueError as error:
-                raise ValueError(f"{self.hot} has something else than keys, one to a line: {error}") from None
-        if keys and not 0 <= min(keys) <= max(keys) < 1 << 64:
-            raise ValueError(f"a key in {self.hot} does not fit into 64 bits")
+        keys = []
+        with open(self.hot, encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines, 1):
+                text = line.strip()
+                digits = text.isascii() and text.isdigit() and len(text) <= 20
+                if text and not (digits and int(text) < 1 << 64):
+                    raise ValueError(
+                        f"{self.hot} has something else than keys, one to a line: line {number} is {text[:40]!r}, not an integer "
+                        "from 0 to 2^64 - 1"
+                    )
+                if text:
+                    keys.append(int(text))
         return keys
 
 

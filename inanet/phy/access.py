@@ -36,7 +36,7 @@ class _Lane:
         begin = max(now, self._free)
         backlog = (begin - now) / self._seconds_per_byte
         room = int(np.searchsorted(backlog + wire, self._queue, side="right"))
-        times = begin + wire[:room] * self._seconds_per_byte
+        times = np.asarray(begin + wire[:room] * self._seconds_per_byte, np.float64)
         if room:
             self._free = float(times[-1])
         return times

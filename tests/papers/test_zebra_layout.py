@@ -5,7 +5,8 @@ import pytest
 
 from inanet.papers import zebra_layout
 from inanet.papers.zebra_layout import SCHEMES, Load, count, judge
-from inanet.proto.zebra.layout import by_heat, in_sequence, passes
+from inanet.proto.zebra.layout import by_heat, in_sequence
+from tests.proto.zebra.rig import passes
 
 
 def load(seed: int = 0) -> Load:

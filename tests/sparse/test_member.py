@@ -45,6 +45,17 @@ def test_a_file_that_makes_no_sense_is_refused_with_the_key(
         inanet.join_sparse(write(tmp_path, **changes), 0)
 
 
+@pytest.mark.parametrize(
+    "line", ["-1", "+5", "1.0", "1_000", "0x7", "4 5", "18446744073709551616", "9" * 5000, "\u0664"]
+)
+def test_a_line_that_is_no_key_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "hot.txt").write_text(f"18446744073709551615\n\n{line}\n", encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"hot.txt has something else than keys.*: line 3 is '.*', not an integer"
+    ):
+        inanet.join_sparse(write(tmp_path, job='hot = "hot.txt"'), 0)
+
+
 def test_a_rank_that_the_job_does_not_have_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ranks 0 to 1, not 2"):
         inanet.join_sparse(write(tmp_path), 2)

@@ -26,6 +26,13 @@ UNIT = 16
 _RANK_STATE = 9
 
 
+def mixed(keys: U64) -> U64:
+    """Keys whose bits are mixed: the finaliser of splitmix64."""
+    h = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A sparse job. Addresses are :mod:`inanet.wire.endpoint` integers.
@@ -91,9 +98,7 @@ class Job:
             high, low = keys >> np.uint64(32), keys & np.uint64(0xFFFFFFFF)
             carry = (low * np.uint64(count)) >> np.uint64(32)
             return ((high * np.uint64(count) + carry) >> np.uint64(32)).astype(np.int64)
-        h = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return ((h ^ (h >> np.uint64(31))) % np.uint64(count)).astype(np.int64)
+        return (mixed(keys) % np.uint64(count)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)

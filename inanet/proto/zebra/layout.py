@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from inanet.kernels.jit import njit
 from inanet.wire.batch import I64
@@ -104,15 +103,3 @@ def in_sequence(count: int, capacity: int) -> I64:
     """Packets of ``capacity`` gradients as they come, the last one shorter: int64[packets]."""
     full, rest = divmod(count, capacity)
     return np.array([capacity] * full + [rest] * (rest > 0), np.int64)
-
-
-def passes(register: I64, counts: I64, registers: int) -> I64:
-    """int64[packets]: passes that each packet needs, the most parameters that it has of one register; 1 for an empty one.
-
-    ``register`` is in the order of encoding.
-    """
-    packet = np.repeat(np.arange(len(counts)), counts)
-    place, several = np.unique(packet * registers + register, return_counts=True)
-    needed: NDArray[np.int64] = np.ones(len(counts), np.int64)
-    np.maximum.at(needed, place // registers, several)
-    return needed

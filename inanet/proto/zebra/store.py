@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.jit import njit
-from inanet.proto.zebra.job import F32
+from inanet.proto.zebra.job import F32, mixed
 from inanet.wire.batch import I64, U64
 
 #: A table is enlarged when more than this share of it is taken.
@@ -195,10 +195,7 @@ class Uniform:
         """The values."""
         salt = np.uint64(self.seed * 0xD1B54A32D192ED03 & 0xFFFFFFFFFFFFFFFF)
         places = np.arange(1, width + 1, dtype=np.uint64) + salt
-        h: U64 = np.add.outer(keys * np.uint64(0x9E3779B97F4A7C15), places)
-        h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        top: U64 = (h ^ (h >> np.uint64(31))) >> np.uint64(40)
+        top = mixed(np.add.outer(keys * np.uint64(0x9E3779B97F4A7C15), places)) >> np.uint64(40)
         out: F32 = ((top / 2.0**23 - 1.0) * self.bound).astype(np.float32)
         return out
 

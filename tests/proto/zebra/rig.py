@@ -162,3 +162,15 @@ def summed(pushed: Gradients, width: int = 1) -> dict[int, NDArray[np.float64]]:
         for key, value in zip(keys.tolist(), values.astype(np.float64), strict=True):
             total[key] = total.get(key, np.zeros(width)) + value
     return total
+
+
+def passes(register: NDArray[np.int64], counts: NDArray[np.int64], registers: int) -> NDArray[np.int64]:
+    """int64[packets]: passes that each packet needs, the most parameters that it has of one register; 1 for an empty one.
+
+    ``register`` is in the order of encoding.
+    """
+    packet = np.repeat(np.arange(len(counts)), counts)
+    place, several = np.unique(packet * registers + register, return_counts=True)
+    needed: NDArray[np.int64] = np.ones(len(counts), np.int64)
+    np.maximum.at(needed, place // registers, several)
+    return needed

@@ -5,8 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inanet.proto.zebra.layout import at_random, by_heat, in_sequence, orchestrate, passes
+from inanet.proto.zebra.layout import at_random, by_heat, in_sequence, orchestrate
 from inanet.proto.zebra.store import KeyIndex
+
+from .rig import passes
 
 
 def printed(register: list[int], capacity: int) -> list[list[int]]:
