@@ -187,7 +187,7 @@ class Job:
         if op == "mean" and dtype not in _FLOATS:
             raise ValueError(f"the mean of {view.dtype} is no {view.dtype}; reduce with op='sum' and divide")
         factor = float(factor) if mode == "fixed" else 0.0
-        what = (name, dtype, view.shape, op, mode, factor, nan == "propagate")
+        described = (name, dtype, view.shape, op, mode, factor, nan == "propagate")
         title = name or f"{dtype}{list(view.shape)}"
         talk = self._conversation
         talk.check()
@@ -195,14 +195,14 @@ class Job:
         if exchange is not None and exchange.fits(view):
             outcome = Outcome(title, view)
             try:
-                talk.exchange(outcome, lambda: exchange.post(what, view, outcome, self.timeout))
+                talk.exchange(outcome, lambda: exchange.post(described, view, outcome, self.timeout))
             except TimeoutError:
                 raise talk.late(outcome, self.timeout) from None
             return Handle(talk, outcome, array, view, None, self.timeout, exchange)
         self._release_dead()
         place, offset, staged = self._place(view)
         outcome = Outcome(title, staged or view)
-        talk.reduce(outcome, self.timeout, Call(*what, place, offset))
+        talk.reduce(outcome, self.timeout, Call(*described, place, offset))
         if exchange is not None:
             exchange.called(outcome.seq)
         kept = (self._memory, staged) if staged is not None else None

@@ -13,7 +13,7 @@ from inanet.data.key_batches import Model, generated
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = generated(Model("OA", 100_000, 3000, 0.6), 4, 3, pairs=300)
-    monkeypatch.setattr(sparse, "loads", lambda options: [toy])
+    monkeypatch.setattr(sparse, "loads", lambda options, _say: [toy])
     monkeypatch.setattr(sparse, "dense_goodput", lambda workers, rate: 9e7)
 
 
