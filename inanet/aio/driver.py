@@ -14,6 +14,7 @@ from typing import Any
 import structlog
 
 from inanet.aio.moderation import BATCH, Moderation
+from inanet.aio.turn import Turn, turn_for
 from inanet.phy.device import Device, GroupReceiver
 from inanet.proto.common.events import NodeEvent
 from inanet.proto.common.machine import Machine
@@ -62,6 +63,8 @@ class Driver:
         self._moderation = Moderation(device.rx_budget)
         #: pending end of a pause between two reads
         self._resting: asyncio.TimerHandle | None = None
+        #: turns that need no Python per batch, where node and device allow them
+        self._turn = turn_for(node, device)
         self._watch_arrivals(True)
 
     def now(self) -> float:
@@ -126,20 +129,32 @@ class Driver:
         packets, drained = 0, False
         try:
             for _ in range(READ_BUDGET):
-                batch = self.device.receive()
-                if batch is None:
-                    drained = True
-                    break
-                self.batches += 1
-                packets += len(batch)
-                self.node.receive(batch, self._loop.time())
-                if packets >= BATCH:
+                taken, drained = self._take() if self._turn is None else self._run(self._turn)
+                packets += taken
+                if drained or packets >= BATCH:
                     break
             self._pump()
         finally:
             # whatever has happened, the device is read again
             if not self._closed:
                 self._rest(packets if drained else 0)
+
+    def _take(self) -> tuple[int, bool]:
+        """A batch for the node; how many packets it had, and whether there is no more."""
+        batch = self.device.receive()
+        if batch is None:
+            return 0, True
+        self.batches += 1
+        self.node.receive(batch, self._loop.time())
+        return len(batch), False
+
+    def _run(self, turn: Turn) -> tuple[int, bool]:
+        """As :meth:`_take`, with what follows sent."""
+        outcome = turn.run(self._loop.time(), sends=self._pending is None)
+        self.batches += outcome.batches
+        if outcome.leftover is not None:
+            self._send_on(outcome.leftover)
+        return outcome.packets, outcome.drained
 
     def _rest(self, packets: int) -> None:
         """Read again after a pause, or as soon as there is something."""
@@ -179,12 +194,18 @@ class Driver:
         if self._out is None:
             self._out = iter(self.node.transmit(self._loop.time()))
         for transmission in self._out:
-            taken = self._offer(transmission, 0)
-            if taken < len(transmission):
-                self._pending = (transmission, taken)
-                self._watch()
+            if not self._send_on(transmission):
                 return
         self._out = None
+
+    def _send_on(self, transmission: Transmission) -> bool:
+        """Offer packets to the device; False if some have to wait for it."""
+        taken = self._offer(transmission, 0)
+        if taken == len(transmission):
+            return True
+        self._pending = (transmission, taken)
+        self._watch()
+        return False
 
     def _offer(self, transmission: Transmission, start: int) -> int:
         """Offer packets to the device; how many it took. Those too big for their path are lost: others have other paths."""

@@ -10,12 +10,13 @@ import structlog
 from inanet.aio.attachment import Seat, Wanted, asked_for, interface_of, modes
 from inanet.config.daemons import AggConfig
 from inanet.phy.device import Device
+from inanet.proto.tree.node import Node
 from inanet.proto.tree.reliability import Timing
 from inanet.proto.tree.slots import ROW_BYTES
 from inanet.wire.endpoint import address_of
 from inanet.xdp.attach import Unavailable, load
 from inanet.xdp.memory import KernelCount, Mode
-from inanet.xdp.node import OffloadedNode
+from inanet.xdp.slots import KernelSlots
 
 _log: Any = structlog.get_logger("inanet.xdp")
 
@@ -35,7 +36,8 @@ class Offload:
         self._shared = load(max(2, node.memory // ROW_BYTES), device.endpoint, *modes(wanted))
         try:
             self._seat = Seat(self._shared, interface, wanted)
-            self.node = OffloadedNode(node.name, self._shared, timing, random.Random(node.name).random)
+            self.slots = KernelSlots(self._shared)
+            self.node = Node(node.name, self.slots, timing, random.Random(node.name).random)
         except BaseException:
             self._shared.close()
             raise
@@ -52,7 +54,7 @@ class Offload:
     def watch(self, kick: Callable[[], None]) -> None:
         """Attend to what the program reports, inside the running loop; ``kick`` sends what follows from it."""
         self._loop = asyncio.get_running_loop()
-        self._watched = self.node.fileno()
+        self._watched = self.slots.fileno()
 
         def readable() -> None:
             assert self._loop is not None
@@ -64,7 +66,7 @@ class Offload:
 
     def review(self) -> None:
         """With ``auto``: is this the right mode, and does what the program sends arrive?"""
-        if self.node.unheard and not self._warned:
+        if self.slots.unheard and not self._warned:
             self._warned = True
             if self._seat.auto and self.mode == "native":
                 _log.warning("what native XDP sends does not arrive, going back to generic mode")
@@ -82,7 +84,7 @@ class Offload:
 
     def _start_again(self) -> None:
         """In another mode, what did not arrive may do so."""
-        self.node.try_again()
+        self.slots.try_again()
         self._warned = False
 
     def close(self) -> None:
@@ -91,7 +93,7 @@ class Offload:
             self._loop.remove_reader(self._watched)
             self._watched = -1
         self._seat.close()
-        self.node.close()
+        self.slots.close()
 
 
 def open_offload(config: AggConfig, device: Device, timing: Timing) -> Offload | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import structlog
 
 from inanet.aio.driver import Driver
+from inanet.aio.kernel_limits import KernelLimits
 from inanet.aio.machine_runner import Companions, device_drops
 from inanet.aio.rates import UNLIMITED, Pace
 from inanet.config.control import CoordinatorControl
@@ -18,7 +19,7 @@ from inanet.config.daemons import GROUP_TRANSPORTS, AggConfig, AnyConfig, Worker
 from inanet.config.daemons import Node as NodeConfig
 from inanet.member.member import Failed, Identity, Member
 from inanet.messages.services import Service
-from inanet.phy.device import Device
+from inanet.phy.device import Device, receive_window
 from inanet.phy.fault import FaultInjector
 from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
 from inanet.phy.timerfd import TimerFd
@@ -178,11 +179,11 @@ def _make_node(config: AnyConfig, device: Device, timing: Timing) -> Node:
     chance = random.Random(config.node.name).random
     capacity = max(1, config.node.memory // ROW_BYTES)
     if isinstance(config, WorkerConfig) and config.node.xdp != "off":
-        from inanet.xdp.worker import ReceivingNode, inbox_of
+        from inanet.xdp.worker import inbox_of
 
         inbox = inbox_of(device)
         if inbox is not None:
-            return ReceivingNode(config.node.name, capacity, timing, chance, inbox)
+            return Node(config.node.name, capacity, timing, chance, inbox.follow)
     return Node(config.node.name, capacity, timing, chance)
 
 
@@ -211,6 +212,8 @@ class Station:
         if self.offload is not None:
             self.offload.watch(self.driver.kick)
         self._seen = (0, 0)
+        self._limits = KernelLimits()
+        self._limits.look(device.counters())
 
     def member(
         self,
@@ -244,8 +247,7 @@ class Station:
             role=self.role,
             token=self.config.control.secret(),
             endpoint=device.endpoint,
-            # half of what a full queue of full super-frames holds: lone fragments cost more than twice their share
-            rx_window=max(64, device.rx_budget // 2),
+            rx_window=receive_window(device),
             job=job,
             ranks=ranks,
             world=world,
@@ -277,7 +279,9 @@ class Station:
 
     def healthy(self) -> bool:
         """Proof of life for the watchdog: whatever has arrived since the last call has been processed."""
-        batches, packets = self.driver.batches, self.device.counters()["rx_packets"]
+        counters = self.device.counters()
+        self._limits.look(counters)
+        batches, packets = self.driver.batches, counters["rx_packets"]
         before, self._seen = self._seen, (batches, packets)
         return packets == before[1] or batches > before[0]
 
@@ -332,6 +336,8 @@ class Station:
         received = (own["contributions_in"] + own["results_in"]) * PAYLOAD_BYTES + beside["gradient_received"]
         yield Sample("inanet_gradient_bytes", sent, ("sent",))
         yield Sample("inanet_gradient_bytes", received, ("received",))
+        for what, refused in self._limits.look(self.device.counters()).items():
+            yield Sample("inanet_kernel_refusals", refused, (what.removesuffix("_refused"),))
         place = "root" if role == "ps" else "network"
         yield Sample("inanet_contributions", stats["contributions_summed"], (place,))
         yield Sample("inanet_aggregator_slots", stats["slots_free"], ("free",))

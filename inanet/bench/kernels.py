@@ -82,11 +82,11 @@ class Bench:
         events, used = np.zeros((16, 4), np.int64), np.zeros(1, np.int64)
         for child in range(self.children):
             worker.memory.trees[worker.memory.shards[row, 3], 3] = 1 << child
-            open_round(worker._tables, row, child + 1)
+            open_round(worker.slots.tables, row, child + 1)
             worker.memory.shards[row, 6] = 1
             worker.memory.state[:] = 0
             zeros = np.zeros(self.fragments, np.uint8)
-            contribute(worker._tables, row, np.arange(self.fragments), zeros, zeros, events, used)
+            contribute(worker.slots.tables, row, np.arange(self.fragments), zeros, zeros, events, used)
             sent.append(worker.memory.rows[: self.fragments].copy())
         batches = []
         step = SEGMENTS * max(1, FRAMES // self.children)

@@ -81,6 +81,15 @@ class Device(Protocol):
         ...
 
 
+def receive_window(device: Device) -> int:
+    """Fragments that all neighbours together may have in flight towards a device, whatever size they arrive in.
+
+    A budget counts full super-frames, at 1,070 bytes of the receive buffer for each fragment. One that arrives alone is
+    charged up to 2,304 bytes, so that 46 % of a budget fit; the rest is for control packets. At least 64.
+    """
+    return max(64, 2 * device.rx_budget // 5)
+
+
 @runtime_checkable
 class GroupReceiver(Protocol):
     """A device that can receive what is sent to a multicast group, in the same stream as its own packets."""

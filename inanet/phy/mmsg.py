@@ -281,25 +281,29 @@ class ReceiveTable:
         code = ctypes.get_errno()
         return 0 if code in (errno.EAGAIN, errno.EINTR) else -code
 
+    def used(self) -> None:
+        """A kernel has received into the table."""
+        self._used = self.messages
+
 
 class SendTable:
     """Message table for ``sendmmsg``: up to ``messages`` datagrams or super-frames to one destination."""
 
     def __init__(self, messages: int, segments: int) -> None:
         self.words: U64 = np.zeros((messages, HEADER_WORDS), np.uint64)
-        self._iovecs: U64 = np.zeros((messages * segments, 2), np.uint64)
-        self._name: U8 = np.zeros(NAME_BYTES, np.uint8)
+        self.iovecs: U64 = np.zeros((messages * segments, 2), np.uint64)
+        self.name: U8 = np.zeros(NAME_BYTES, np.uint8)
         self._control: U32 = np.zeros(6, np.uint32)
         # all messages of a call share destination and segment size
-        self.words[:, 0] = address_in_memory(self._name)
+        self.words[:, 0] = address_in_memory(self.name)
         self.words.view(np.uint32)[:, 2] = NAME_BYTES
         self.words[:, 4] = address_in_memory(self._control)
         self._control[:2].view(np.uint64)[0] = 18
         self._control[2] = SOL_UDP
         self._control[3] = UDP_SEGMENT
-        self._name[:2].view(np.uint16)[0] = socket.AF_INET
+        self.name[:2].view(np.uint16)[0] = socket.AF_INET
         self._address = address_in_memory(self.words)
-        self._iovecs_address = address_in_memory(self._iovecs)
+        self._iovecs_address = address_in_memory(self.iovecs)
         self._destination = -1
         self._segment = 0
 
@@ -307,7 +311,7 @@ class SendTable:
         """Set the destination (an endpoint) and the segment size in bytes; 0 sends plain datagrams."""
         if destination != self._destination:
             self._destination = destination
-            _PORT_AND_ADDRESS.pack_into(self._name, 2, destination & 0xFFFF, destination >> 16)
+            _PORT_AND_ADDRESS.pack_into(self.name, 2, destination & 0xFFFF, destination >> 16)
         if segment != self._segment:
             if (segment == 0) != (self._segment == 0):
                 self.words[:, 5] = 24 if segment else 0
@@ -327,7 +331,7 @@ class SendTable:
                 length,
                 segments,
                 self.words,
-                self._iovecs,
+                self.iovecs,
                 self._iovecs_address,
             )
         )

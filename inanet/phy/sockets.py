@@ -5,7 +5,7 @@ counters.
 import errno
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -112,6 +112,23 @@ class SocketDevice(ABC):
     def fileno(self) -> int:
         """The socket's file descriptor; -1 once closed."""
         return self._socket.fileno()
+
+    @property
+    def received(self) -> ReceiveTable:
+        """The table of messages, for a loop that receives by itself; see :meth:`account`."""
+        return self._in
+
+    def segments_of(self, length: int) -> int:
+        """Most packets of a length that one message may have now."""
+        return max(1, min(self._segments, self.max_message // length))
+
+    def account(self, figures: Sequence[int]) -> None:
+        """Count what a loop has received and sent by itself: packets, bytes, super-frames of both, EAGAIN, path errors."""
+        self._in.used()
+        names = ("rx_packets", "rx_bytes", "rx_superframes", "tx_packets", "tx_bytes", "tx_superframes")
+        for name, figure in zip((*names, "eagain", "path_errors"), figures, strict=True):
+            if figure:
+                self._counts[name] += figure
 
     def receive(self) -> PacketBatch | None:
         """One ``recvmmsg``. Raises ``OSError`` when the socket is unusable (closed)."""

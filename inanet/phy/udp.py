@@ -94,8 +94,12 @@ class UdpDevice(SocketDevice):
             sock.close()
             raise
         self._counts["gro"] = int(merging)
+        self._counts["merging_refused"] = int(not merging)
+        self._counts["receive_buffer_refused"] = int(self.rcvbuf < 2 * rcvbuf)
         #: sockets of joined groups, by endpoint, and which socket is read next
         self._groups: dict[int, socket.socket] = {}
+        #: groups joined and left so far: :meth:`descriptors` may be others
+        self.joins = 0
         self._turn = 0
 
     @property
@@ -122,6 +126,10 @@ class UdpDevice(SocketDevice):
             return UdpDevice(*address_of(self._endpoint), rcvbuf=rcvbuf, sndbuf=sndbuf, peer=peer)
         finally:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
+
+    def descriptors(self) -> list[int]:
+        """The socket's, and those of joined groups."""
+        return [self._socket.fileno(), *(sock.fileno() for sock in self._groups.values())]
 
     def _unpack(self, count: int) -> PacketBatch:
         batch, received = unpack(self._in, count)
@@ -158,11 +166,13 @@ class UdpDevice(SocketDevice):
             )
         if group not in self._groups:
             self._groups[group] = _group_socket(group, address_of(self._endpoint)[0], self.rcvbuf // 2)
+            self.joins += 1
         return self._groups[group].fileno()
 
     def leave(self, group: int) -> None:
         """Undo :meth:`join`; stop watching the descriptor first. Raises ``KeyError`` if it was not joined."""
         sock = self._groups.pop(group)
+        self.joins += 1
         self._turn = 0
         self._overflow += kernel_drops(sock)
         sock.close()

@@ -49,7 +49,16 @@ DEMO: Mapping[str, Sequence[str]] = {
         "inanet.phy.mmsg:gather",
         "inanet.phy.mmsg:segment_sizes",
         "inanet.proto.tree.engine:open_round",
-        "inanet.proto.tree.xagg.control:_seal_control",
+        "inanet.aio.turn:turn",
+        "inanet.proto.tree.flow:credit",
+        "inanet.proto.tree.flow:credits_due",
+        "inanet.proto.tree.flow:next_rows",
+        "inanet.proto.tree.flow:room",
+        "inanet.proto.tree.flow:sent",
+        "inanet.proto.tree.flow:sent_before",
+        "inanet.proto.tree.flow:settle",
+        "inanet.proto.tree.flow:take_credits",
+        "inanet.proto.tree.xagg.control:seal_control",
         "inanet.proto.tree.xagg.policy:ingest",
         "inanet.proto.tree.xagg.slotwork:contribute",
         "inanet.proto.tree.xagg.slotwork:logged_rows",
@@ -61,7 +70,7 @@ DEMO: Mapping[str, Sequence[str]] = {
 #: A daemon compiles nothing ahead where this environment variable is set: who started it has, and what is rare may come later.
 AHEAD_VARIABLE = "INA_KERNELS_AHEAD"
 #: Folders with kernels.
-FOLDERS = ("kernels", "phy", "proto", "switch", "xdp")
+FOLDERS = ("aio", "kernels", "phy", "proto", "switch", "xdp")
 #: Processes at most: each takes some 400 MB while it compiles.
 MOST = 8
 
@@ -78,7 +87,9 @@ def modules(name: str) -> Iterable[str]:
         root = Path(__file__).parents[1]
         files = (path for folder in FOLDERS for path in sorted((root / folder).rglob("*.py")))
         places = (
-            path.relative_to(root.parent).with_suffix("") for path in files if "@njit(" in path.read_text()
+            path.relative_to(root.parent).with_suffix("")
+            for path in files
+            if "@njit(" in (text := path.read_text()) or "@kernel(" in text
         )
         return [".".join(place.parts) for place in places]
     if name.startswith("inanet."):

@@ -43,6 +43,7 @@ FAMILIES: Mapping[str, Family] = {
         "counter", "Contributions by where they were summed: in the network, or at the root.", ("place",)
     ),
     "inanet_aggregator_slots": Family("gauge", "Slots by state.", ("state",)),
+    "inanet_kernel_refusals": Family("gauge", "1 for what the kernel refuses the data plane.", ("what",)),
     "inanet_rounds": Family("counter", "Rounds that ended, by outcome.", ("outcome",)),
     "inanet_round_duration_seconds": Family("histogram", "From the start of a round to its result."),
     "inanet_jobs": Family("gauge", "Jobs this node takes part in."),

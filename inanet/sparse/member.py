@@ -22,7 +22,7 @@ from inanet.config.sparse import FabricSparseConfig, OnlineSection
 from inanet.errors import FabricError, InaError, RoundTimeout
 from inanet.member.identity import Identity
 from inanet.messages.fields import check_sparse
-from inanet.phy.device import Device
+from inanet.phy.device import Device, receive_window
 from inanet.phy.fault import FaultInjector
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.plan import NodePlan, Online, Sparse, Switched
@@ -188,7 +188,7 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         role="worker",
         token=token,
         endpoint=device.endpoint,
-        rx_window=max(64, device.rx_budget // 2),
+        rx_window=receive_window(device),
         job=section.name,
         ranks=(rank,),
         world=section.world,

@@ -18,9 +18,10 @@ class Road:
     link: Link
     #: packets that the program had sent before to whoever was the parent then
     before: int
-    #: packets that user space has sent since, and the parent's last CREDIT, now and at the start
-    ours: int = 0
+    #: the parent's last CREDIT at the start, packets of the link's count then, and those of it that the program has sent since
     credited: int = field(init=False)
+    counted: int = field(init=False)
+    fresh: int = 0
     #: times that the parent has asked for something that the program had sent, by row of the shard
     missed: dict[int, int] = field(default_factory=dict)
     arrives: bool | None = None
@@ -36,7 +37,12 @@ class Road:
     def __post_init__(self) -> None:
         self.credited = self.link.taken
         # what is on its way now proves nothing
-        self.ours += self.link.in_flight
+        self.counted = self.link.packets - self.link.in_flight
+
+    @property
+    def ours(self) -> int:
+        """Packets that user space has sent."""
+        return self.link.packets - self.counted - self.fresh
 
     def look(self, sent: int) -> None:
         """Has the parent taken clearly more than user space has sent? Then what the program sends arrives.
@@ -79,6 +85,7 @@ class Road:
         self.release()
         if fresh:
             self.link.sent(fresh, now)
+            self.fresh += fresh
 
     def release(self) -> None:
         """Nothing is kept for the program any more."""

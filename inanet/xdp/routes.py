@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from inanet.proto.tree.engine import Tables
+from inanet.proto.tree.flow import BURST
 from inanet.proto.tree.membership import Job, Tree
-from inanet.proto.tree.sending import BURST
 from inanet.proto.tree.slots import ShardColumn, TreeColumn
 from inanet.proto.tree.xagg import slotwork
 from inanet.xdp.memory import HOP, Held, SharedMemory
@@ -111,7 +111,7 @@ class Routes:
         if group is not None:
             for link in group.grouped if fresh else ():
                 link.sent(fresh, now)
-            group.sent += fresh
+            group.link.packets += fresh
             if proven and group.grouped and len(group.grouped) == len(tree.down):
                 room = max(0, min(link.room - len(link.resend) for link in group.grouped))
                 if self._is_group_behind(tree):

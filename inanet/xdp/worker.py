@@ -1,19 +1,14 @@
-"""A worker whose results come through the kernel program's ring: its device and its node.
+"""A worker whose results come through the kernel program's ring: its device.
 
-The node is an ordinary one, and so is the device below: what the program does not take arrives at the device's socket, and
-without a program all of it does.
+What the program does not take arrives at the device's socket, and without a program all of it does.
 """
 
 import os
 import select
 import socket
-from collections.abc import Callable, Collection
 
 from inanet.phy.device import Device
 from inanet.phy.wrapper import Wrapper
-from inanet.proto.common.plan import NodePlan
-from inanet.proto.tree.node import Node
-from inanet.proto.tree.reliability import Timing
 from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import address_of
 from inanet.xdp.inbox import Inbox, InboxCount
@@ -193,37 +188,3 @@ def inbox_of(device: Device) -> Inbox | None:
             return None
         device = device.wrapped
     return device.inbox
-
-
-class ReceivingNode(Node):
-    """As :class:`~inanet.proto.tree.node.Node`; tells ``inbox`` from whom its jobs' results come."""
-
-    def __init__(
-        self,
-        name: str,
-        capacity: int,
-        timing: Timing | None,
-        random: Callable[[], float] | None,
-        inbox: Inbox,
-    ) -> None:
-        super().__init__(name, capacity, timing, random)
-        self._inbox = inbox
-
-    def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
-        """As for any node."""
-        super().apply(plan, now, attach=attach)
-        self._tell()
-
-    def drop_job(self, job_id: int) -> None:
-        """As for any node."""
-        super().drop_job(job_id)
-        self._tell()
-
-    def _tell(self) -> None:
-        senders = {
-            (tree.up.endpoint, job.job): job.plan.key
-            for job in self._jobs.values()
-            for tree in job.trees.values()
-            if tree.up is not None
-        }
-        self._inbox.follow(senders)

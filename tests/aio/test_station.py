@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+import structlog.testing
 
+from inanet.aio.kernel_limits import KernelLimits
 from inanet.aio.station import Station, open_device
 from inanet.config.daemons import MODELS
 from inanet.config.file import validate
@@ -82,8 +84,8 @@ async def test_metrics_tell_multicast_from_unicast():
     station = Station("aggregator", config, await open_device(config, time.monotonic), lambda: None)
     try:
         assert station.identity().groups
-        station.node.results_multicast, station.node.repairs_multicast = 70, 8
-        station.node.repairs_unicast = 9
+        state = station.node.state
+        state.results_multicast, state.repairs_multicast, state.repairs_unicast = 70, 8, 9
         found = {(sample.name, *sample.labels): sample.value for sample in station.samples()}
     finally:
         station.close()
@@ -91,3 +93,16 @@ async def test_metrics_tell_multicast_from_unicast():
     assert found["inanet_result_repairs", "multicast"] == 8
     assert found["inanet_result_repairs", "unicast"] == 9
     assert {name for name, *_ in found} <= set(FAMILIES)
+
+
+def test_what_the_kernel_refuses_is_logged_once_and_counted():
+    limits = KernelLimits()
+    granted = {"gro": 1, "merging_refused": 0, "receive_buffer_refused": 0, "segmentation_refused": 0}
+    with structlog.testing.capture_logs() as logs:
+        assert not any(limits.look(granted).values())
+        for _ in range(2):
+            found = limits.look({**granted, "segmentation_refused": 1})
+            assert found == {"segmentation_refused": 1, "merging_refused": 0, "receive_buffer_refused": 0}
+    (line,) = logs
+    assert "UDP_SEGMENT" in line["event"]
+    assert "ethtool -K" in line["fix"]

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 
 from inanet.proto.common.plan import ExponentMode
-from inanet.proto.tree.node import Node
+from inanet.proto.tree.control import Control
+from inanet.proto.tree.groups import Groups
+from inanet.proto.tree.links import Links
+from inanet.proto.tree.rounds import Rounds
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.xdp.memory import Mode, SharedMemory
-from inanet.xdp.node import OffloadedNode
+from inanet.xdp.slots import KernelSlots
 from tests.proto.tree.test_impairment import ALL_FIVE, impaired
 from tests.proto.tree.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 from tests.xdp.virtual import KernelDevice, KernelFabric
@@ -111,23 +115,31 @@ def test_the_gate_is_closed_for_the_engine_and_not_for_what_follows(
     def watch(where: type, name: str) -> None:
         plain = getattr(where, name)
 
-        def watched(self: OffloadedNode, *arguments: object, **options: object) -> object:
-            if isinstance(self, OffloadedNode):
-                seen.setdefault(name, []).append(bool(self.shared.tables["closed"][0]))
+        def watched(self: Any, *arguments: object, **options: object) -> object:
+            slots = self._slots if hasattr(self, "_slots") else self._node.slots
+            if isinstance(slots, KernelSlots):
+                seen.setdefault(name, []).append(bool(slots.shared.tables["closed"][0]))
             return plain(self, *arguments, **options)
 
         monkeypatch.setattr(where, name, watched)
 
-    for name in ("_again", "_return_credit", "_sink", "_on_sent", "_on_done", "_on_credit"):
-        watch(Node, name)
+    parts = {
+        "again": Groups,
+        "return_credit": Links,
+        "sink": Rounds,
+        "_on_sent": Control,
+        "_on_done": Control,
+    }
+    for name, part in parts.items():
+        watch(part, name)
     fabric = KernelFabric(load, "native", TREE, ONE_EACH, wrap=impaired(5, **ALL_FIVE))
     rounds(fabric, ExponentMode.CARRIED, 2)
     fabric.settle()
-    assert set(seen) == {"_again", "_return_credit", "_sink", "_on_sent", "_on_done", "_on_credit"}
+    assert set(seen) == set(parts)
     assert {name: sum(closed) for name, closed in seen.items() if any(closed)} == {}
     for node in fabric.nodes.values():
-        if isinstance(node, OffloadedNode):
-            assert node.shared.tables["closed"][0] == 0
+        if isinstance(node.slots, KernelSlots):
+            assert node.slots.shared.tables["closed"][0] == 0
 
 
 def test_an_aggregator_dies_in_the_middle_of_a_round(load: Load) -> None:

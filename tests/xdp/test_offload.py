@@ -155,12 +155,12 @@ class Standin(Offload):
         self.counts = [0] * COUNTS
         without_a_kernel(monkeypatch, refuses)
         self._shared = SimpleNamespace(kernel_counts=lambda: self.counts)  # type: ignore[assignment]
-        self.node = SimpleNamespace(unheard=False, try_again=self._again)  # type: ignore[assignment]
+        self.slots = SimpleNamespace(unheard=False, try_again=self._again)  # type: ignore[assignment]
         self._warned = False
         self._seat = Seat(cast(Any, None), "eth0", "auto" if auto else "native")
 
     def _again(self) -> None:
-        self.node.unheard = False  # type: ignore[misc]
+        self.slots.unheard = False  # type: ignore[misc]
 
     def came(self, packets: int, frames: int) -> None:
         """So much in all."""
@@ -198,20 +198,20 @@ def test_somebody_else_may_take_the_place_between_two_modes(monkeypatch: pytest.
 def test_frames_that_vanish_bring_generic_mode_back(monkeypatch: pytest.MonkeyPatch) -> None:
     choice = Standin(monkeypatch, auto=True)
     choice.came(10_000, 10_000)
-    choice.node.unheard = True  # type: ignore[misc]
+    choice.slots.unheard = True  # type: ignore[misc]
     choice.review()
     assert choice.mode == "generic"
     choice.came(20_000, 20_000)
     assert choice.mode == "generic"
     named = Standin(monkeypatch, auto=False)
-    named.node.unheard = True  # type: ignore[misc]
+    named.slots.unheard = True  # type: ignore[misc]
     named.review()
     assert named.mode == "native"
 
 
 def test_a_road_is_tried_before_it_is_trusted() -> None:
     # how much a link takes is its own matter
-    link = cast(Link, SimpleNamespace(room=4000, taken=0, in_flight=0))
+    link = cast(Link, SimpleNamespace(room=4000, taken=0, in_flight=0, packets=0))
     road = Road(link, 50)
     assert road.limit(50) == 50 + PROBATION
     # a shard that the program has sent nothing of says nothing, nor does what another lacks
@@ -233,8 +233,10 @@ def test_a_road_is_tried_before_it_is_trusted() -> None:
 
 
 def test_a_parent_that_takes_more_than_user_space_has_sent_proves_the_road() -> None:
-    link = Link("ps", 1, 1, window=4000, taken=7)
-    road = Road(link, 0, ours=100)
+    link = Link("ps", 1, 1, window=4000)
+    link.taken = 7
+    road = Road(link, 0)
+    link.packets += 100
     for taken, proven in ((107, None), (107 + 64, None), (107 + 65, True)):
         link.taken = taken
         road.look(PROBATION)
@@ -254,7 +256,8 @@ def test_a_parent_that_takes_more_than_user_space_has_sent_proves_the_road() -> 
 
 
 def test_what_was_on_its_way_before_proves_no_road() -> None:
-    link = Link("ps", 1, 1, window=200, in_flight=150)
+    link = Link("ps", 1, 1, window=200)
+    link.in_flight = 150
     road = Road(link, 1000)
     link.taken += 150
     road.look(1000 + PROBATION)

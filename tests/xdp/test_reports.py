@@ -16,11 +16,12 @@ from inanet.proto.common.plan import (
     Shard,
     TensorLayout,
 )
+from inanet.proto.tree.node import Node
 from inanet.proto.tree.slots import ShardColumn
 from inanet.wire.batch import PacketBatch
 from inanet.wire.xagg import Flag, Kind
 from inanet.xdp.memory import KernelCount, SharedMemory
-from inanet.xdp.node import OffloadedNode
+from inanet.xdp.slots import KernelSlots
 from tests.proto.tree.test_rounds import spec_of
 from tests.xdp.conftest import CHILDREN, DROP, PARENT, PASS, frame
 from tests.xdp.test_golden import JOB, KEY
@@ -39,7 +40,7 @@ class Rig:
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
-        self.node = OffloadedNode("a", memory)
+        self.node = Node("a", KernelSlots(memory))
         children = tuple(Child(f"w{number}", CHILDREN[number], 1 << number, 0, WINDOW) for number in (0, 1))
         place = Placement(0, Parent("ps", PARENT, 8, 512), children)
         self.node.apply(NodePlan(JOB, 5, KEY, 2, (place,), WINDOW), 0.0)
@@ -74,7 +75,7 @@ def rig(shared: Callable[..., SharedMemory]) -> Iterator[Rig]:
     """Freed after the test."""
     made = Rig(shared(200, "native"))
     yield made
-    made.node.close()
+    made.node.slots.close()
 
 
 @pytest.mark.parametrize("occasion", ["timer", "packets"])
@@ -103,7 +104,7 @@ def test_reports_of_a_tensor_that_is_gone_are_not_those_of_the_next(rig: Rig) ->
     rig.add(1, 20)
     assert rig.row() == before
     rig.node.attend(1.0)
-    state = rig.node._by_row[before]
+    state = rig.node.state.by_row[before]
     assert state.round is None
     assert rig.memory.shards[before, ShardColumn.COMMITTED] == 1
     # and what comes now opens it
@@ -123,7 +124,7 @@ def test_a_round_of_which_nothing_can_be_reported_is_user_spaces_to_open(rig: Ri
     rig.node.attend(1.0)
     assert rig.send(0, 0, round=42) == DROP
     rig.node.attend(1.0)
-    assert rig.node._by_row[rig.row()].round == 42
+    assert rig.node.state.by_row[rig.row()].round == 42
 
 
 def test_an_entry_that_comes_too_late_is_not_the_next_rounds(rig: Rig) -> None:

@@ -25,7 +25,7 @@ from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import address_of
 from inanet.wire.xagg import Flag, Kind
-from inanet.xdp.worker import InboxDevice, ReceivingNode, inbox_of
+from inanet.xdp.worker import InboxDevice, inbox_of
 from tests.proto.tree.test_impairment import ALL_FIVE, impaired
 from tests.proto.tree.test_rounds import ONE_EACH, STAR, TREE, spec_of
 from tests.xdp.conftest import CHILDREN, DROP, PARENT, PASS, OpenInbox, frame
@@ -93,7 +93,7 @@ def same(one: Node, other: Node) -> None:
 def test_a_golden_set_leaves_the_same_node(open_inbox: OpenInbox) -> None:
     inbox = open_inbox(512)
     timing = Timing()
-    through = begin(ReceivingNode("w", FRAGMENTS + 10, timing, None, inbox))
+    through = begin(Node("w", FRAGMENTS + 10, timing, None, inbox.follow))
     plain = begin(Node("w", FRAGMENTS + 10, timing))
     taken = 0
     for data, source in golden():
@@ -123,7 +123,7 @@ def test_a_golden_set_leaves_the_same_node(open_inbox: OpenInbox) -> None:
 
 def test_what_is_no_longer_the_jobs_passes(open_inbox: OpenInbox) -> None:
     inbox = open_inbox()
-    node = begin(ReceivingNode("w", FRAGMENTS, None, None, inbox))
+    node = begin(Node("w", FRAGMENTS, None, None, inbox.follow))
     inbox.hear({GROUP})
     arrived, to_group = frame(packet(1), PARENT), frame(packet(1), PARENT, GROUP)
     assert (show(inbox, arrived), show(inbox, to_group)) == (DROP, DROP)
@@ -142,7 +142,7 @@ def test_what_is_no_longer_the_jobs_passes(open_inbox: OpenInbox) -> None:
 
 def test_old_rounds_that_are_sent_again_change_nothing(open_inbox: OpenInbox) -> None:
     inbox = open_inbox(512)
-    node = begin(ReceivingNode("w", FRAGMENTS, None, None, inbox))
+    node = begin(Node("w", FRAGMENTS, None, None, inbox.follow))
     before = node.memory.rows.copy(), node.memory.state.copy()
     for round_ in (ROUND - 1, ROUND - 9, ROUND + 1):
         for fragment in range(20):

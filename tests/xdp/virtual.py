@@ -9,13 +9,14 @@ import numpy as np
 from inanet.phy.device import Device
 from inanet.phy.gather import join, select
 from inanet.phy.wrapper import Wrapper
+from inanet.proto.tree.node import Node
 from inanet.testing.fabric import VirtualFabric
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 from inanet.xdp.inbox import Inbox
 from inanet.xdp.memory import Mode, SharedMemory
-from inanet.xdp.node import OffloadedNode
-from inanet.xdp.worker import InboxDevice, ReceivingNode
+from inanet.xdp.slots import KernelSlots
+from inanet.xdp.worker import InboxDevice
 from tests.xdp.conftest import PASS, REDIRECT, TX, frame
 
 HEAD = 42
@@ -82,14 +83,15 @@ class KernelFabric(VirtualFabric):
         super().start(name)
         if name.startswith("a"):
             memory = self._load(self.capacity, self.devices[name].endpoint, self._mode)
-            self.nodes[name] = OffloadedNode(name, memory, self.timing, random.Random(name).random)
+            self.nodes[name] = Node(name, KernelSlots(memory), self.timing, random.Random(name).random)
             self.devices[name] = KernelDevice(self.devices[name], memory, self._mode)
 
     def step(self) -> bool:
         """Also what programs have reported."""
         progress = super().step()
         for node in self.nodes.values():
-            if isinstance(node, OffloadedNode) and polling.select([node.fileno()], [], [], 0)[0]:
+            slots = node.slots
+            if isinstance(slots, KernelSlots) and polling.select([slots.fileno()], [], [], 0)[0]:
                 node.attend(self.clock.now)
                 progress = True
         return progress
@@ -140,7 +142,7 @@ class InboxFabric(VirtualFabric):
         if name.startswith("w"):
             device = self.devices[name]
             inbox = self._load(device.endpoint)
-            self.nodes[name] = ReceivingNode(
-                name, self.capacity, self.timing, random.Random(name).random, inbox
+            self.nodes[name] = Node(
+                name, self.capacity, self.timing, random.Random(name).random, inbox.follow
             )
             self.devices[name] = InboxDevice(Interface(device, inbox), inbox)

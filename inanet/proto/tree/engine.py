@@ -136,6 +136,8 @@ class Event(IntEnum):
     CORRUPT_SLOT = 7
     #: a packet opened a new round; a = round
     OPENED = 8
+    #: rows have left by a link, the last ones of a round or exponents; a = index of the link in its tree
+    LEFT = 9
 
 
 class Count(IntEnum):

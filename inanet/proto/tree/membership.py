@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from inanet.proto.common.plan import Child, NodePlan, Parent, Part, Placement, Shard
 from inanet.proto.tree.collective import Collective, TensorState
-from inanet.proto.tree.congestion import Congestion
 from inanet.proto.tree.multicast import Multicast
 from inanet.proto.tree.reliability import Link, Receiver, Sender, Timing
-from inanet.proto.tree.slots import SlotMemory, TreeColumn
+from inanet.proto.tree.slots import GROUP_LINK, LINKS, UP_LINK, ShardColumn, SlotMemory, TreeColumn
+from inanet.wire.xagg import is_newer
 
 #: how many plan versions back an id or a link may date: versions travel modulo 256 and compare within half of that
 _HORIZON = 100
@@ -22,6 +22,7 @@ class Tree:
     job: "Job"
     tree: int
     row: int
+    memory: SlotMemory
     up: Link | None = None
     #: by child index (position of the one-hot bit)
     down: dict[int, Link] = field(default_factory=dict)
@@ -34,22 +35,25 @@ class Tree:
     #: numbers in [0, 1) for the back-off of requests for results that many may lack (multicast results)
     random: Callable[[], float] | None = None
 
-    def place(self, memory: SlotMemory, placement: Placement, *, fresh: bool) -> bool:
+    def place(self, placement: Placement, *, fresh: bool) -> bool:
         """Apply a placement: tables, new links, links that went. Returns whether the parent has changed.
 
         ``fresh`` replaces the link to the parent even if it looks the same: its other end has started again.
         """
+        memory = self.memory
         t = memory.trees[self.row]
         version = self.job.plan.version
         parent = placement.parent
         moved = False
         if parent is None:
+            if self.up is not None:
+                self.up.drop()
             self.up = None
         else:
             same = self.up is not None and (self.up.endpoint, self.up.bit) == (parent.endpoint, parent.bit)
             if self.up is None or not same or fresh:
                 moved = self.up is not None
-                self.up = self._link(parent, version)
+                self.up = self._link(parent, version, UP_LINK, self.up)
             if not same:
                 memory.taken[self.row, 32] = 0
             self.up.window = parent.window
@@ -66,13 +70,13 @@ class Tree:
             memory.child_endpoint[self.row, index] = child.endpoint
             known = self.down.get(index)
             if known is None or known.endpoint != child.endpoint:
-                known = self.down[index] = self._link(child, version)
+                known = self.down[index] = self._link(child, version, index, known)
                 memory.taken[self.row, index] = 0
             known.window = child.window
             known.grants(self.job.plan.window)
             known.since = max(known.since, version - _HORIZON)
         for index in [index for index in self.down if not live >> index & 1]:
-            del self.down[index]
+            self.down.pop(index).drop()
         self.hears = parent.group if parent else 0
         self._place_group(placement)
         t[TreeColumn.LIVE] = live
@@ -82,24 +86,30 @@ class Tree:
             memory.mask[self.row, retired.bit.bit_length() - 1] = retired.mask
         return moved
 
-    def _link(self, neighbour: Parent | Child, version: int) -> Link:
-        congestion = Congestion(plausible=self.timing.retransmit)
+    def _link(self, neighbour: Parent | Child, version: int, index: int, before: Link | None) -> Link:
+        """A link in the table, in place of the one ``before``."""
+        if before is not None:
+            before.drop()
         return Link(
             neighbour.name,
             neighbour.endpoint,
             neighbour.bit,
             neighbour.window,
-            congestion=congestion,
+            plausible=self.timing.retransmit,
             since=version,
+            memory=self.memory,
+            row=self.row * LINKS + index,
         )
 
     def _place_group(self, placement: Placement) -> None:
         group = self.multicast
         if group is not None and group.link.endpoint != placement.group:
             group.dissolve()
+            group.link.drop()
             group = None
         if group is None and placement.group:
-            group = Multicast(Link("group", placement.group, 0, 0))
+            where = self.row * LINKS + GROUP_LINK
+            group = Multicast(Link("group", placement.group, 0, 0, memory=self.memory, row=where))
         self.multicast = group
         if group is not None:
             joining = [child.bit.bit_length() - 1 for child in placement.children if child.joins]
@@ -115,11 +125,15 @@ class Tree:
         if self._lineup is None:
             mine = [state for state in self.job.shards.values() if state.tree is self and state.sending]
             self._lineup = sorted(mine, key=lambda state: (state.round or 0, state.data))
+            rows = [state.row for state in self._lineup]
+            self.memory.first_row[self.row] = rows[0] if rows else -1
+            self.memory.next_row[rows] = [*rows[1:], -1][: len(rows)]
         return self._lineup
 
     def changed(self) -> None:
         """A round has begun or ended, or a shard has come or gone."""
         self._lineup = None
+        self.memory.first_row[self.row] = -1
 
     def again_down(self, row: int, fragment: int) -> None:
         """Queue one result for another transmission to all children."""
@@ -156,8 +170,6 @@ class ShardState:
     down: dict[int, Sender] = field(default_factory=dict)
     from_children: dict[int, Receiver] = field(default_factory=dict)
     from_parent: Receiver | None = None
-    #: results sent by multicast so far, as a position in the emission log
-    group_cursor: int = 0
     #: the whole subtree below has the results and the parent has been told (or, at a root, has committed)
     confirmed: bool = False
     collective: Collective | None = None
@@ -180,12 +192,67 @@ class ShardState:
         self.tree.changed()
         self.confirmed = False
         self.collective = None
-        self.encoded = self.decoded = self.group_cursor = 0
-        self.up = Sender(self.tree.up) if self.tree.up else None
+        self.encoded = self.decoded = 0
+        self.stop_sending()
+        self.group_cursor = 0
+        self.up = self.sender(UP_LINK) if self.tree.up else None
         self.from_parent = self.tree.receiver(self.shard.count) if self.tree.up else None
-        self.down = {index: Sender(link) for index, link in self.tree.down.items()}
+        self.down = {index: self.sender(index) for index in self.tree.down}
         self.from_children = {index: Receiver(self.shard.count, timing) for index in self.tree.down}
         self.tree.forget(self.row)
+
+    def sender(self, index: int, cursor: int = 0, attach_due: float | None = None) -> Sender:
+        """For one link of the tree, from a position of the log on."""
+        link = self.tree.up if index == UP_LINK else self.tree.down[index]
+        assert link is not None
+        return Sender(link, cursor, attach_due, cursors=self.tree.memory.cursors, row=self.row, index=index)
+
+    def stop_sending(self) -> None:
+        """The round is over, or another one begins: nothing leaves on any link."""
+        self.up = None
+        self.down = {}
+        self.tree.memory.cursors[self.row] = -1
+
+    @property
+    def group_cursor(self) -> int:
+        """Results sent by multicast so far, as a position in the emission log."""
+        return int(self.tree.memory.cursors[self.row, GROUP_LINK])
+
+    @group_cursor.setter
+    def group_cursor(self, value: int) -> None:
+        self.tree.memory.cursors[self.row, GROUP_LINK] = value
+
+    @property
+    def up_logged(self) -> int:
+        """Entries of the emission log towards the parent."""
+        return int(self.tree.memory.shards[self.row, ShardColumn.UP_LOGGED])
+
+    @property
+    def down_logged(self) -> int:
+        """Results that are here, entries of the emission log towards the children."""
+        return int(self.tree.memory.shards[self.row, ShardColumn.DOWN_LOGGED])
+
+    @property
+    def committed(self) -> bool:
+        """Whether a later round may take the slots."""
+        return bool(self.tree.memory.shards[self.row, ShardColumn.COMMITTED])
+
+    @property
+    def active(self) -> int:
+        """The round that the slots belong to."""
+        return int(self.tree.memory.shards[self.row, ShardColumn.ACTIVE])
+
+    def is_running(self, round_: int) -> bool:
+        """Whether this round is on its way here."""
+        return self.round == round_ and not self.committed
+
+    def is_ahead(self, round_: int) -> bool:
+        """Whether a round is later than any that the shard has seen."""
+        return self.round is None or is_newer(round_, self.round)
+
+    def is_over(self, round_: int) -> bool:
+        """Whether the shard will never open this round (any more)."""
+        return round_ in self.dead or not is_newer(round_, self.active)
 
     @property
     def sending(self) -> bool:

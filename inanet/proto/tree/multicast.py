@@ -5,7 +5,7 @@ child that returns none at all for a while, or asks again for most of what the g
 by unicast from where it stood, so that it holds up nobody, and comes back once it has answered a probe. The first
 exclusion is short, every further one twice as long.
 
-Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.downlink.Downlink` does.
+Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.groups.Groups` does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -62,8 +62,11 @@ class Multicast:
     asked_due: float | None = None
     #: fragments of running rounds that were sent again to all; who still lacks one gets it by unicast
     repeated: set[tuple[int, int]] = field(default_factory=set)
-    #: packets sent to the group
-    sent: int = 0
+
+    @property
+    def sent(self) -> int:
+        """Packets sent to the group."""
+        return self.link.packets
 
     def follow(self, links: Mapping[int, Link], *, trusted: bool) -> None:
         """These children listen now; ``trusted``: those that are new hear the group until the contrary shows."""

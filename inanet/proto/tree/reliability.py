@@ -12,7 +12,7 @@ fragment that is the last of its group to leave carries GROUP_END, whatever its 
   paper's three checks at the end of a send.
 - A *link* bounds what is in flight between two neighbours by the receive buffer that the receiver was granted. CREDIT
   returns what was taken; a LOST bitmap returns what will never be; a link that hears nothing for a while starts afresh.
-  What queues on the way do not bear, a link does not send either: :mod:`inanet.proto.tree.congestion`.
+  What queues on the way do not bear, a link does not send either: :mod:`inanet.proto.tree.flow`.
 
 Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.node.Node` does.
 """
@@ -20,12 +20,14 @@ Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.node.Node` does
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from inanet.proto.tree.congestion import Congestion
-from inanet.proto.tree.slots import GROUP
+import numpy as np
+from numpy.typing import NDArray
 
-_MASK32 = 0xFFFFFFFF
+from inanet.proto.tree import flow
+from inanet.proto.tree.slots import BURSTS, GROUP, LINKS, LinkColumn, LinkTime, SlotMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,42 +43,178 @@ class Timing:
     silent: float = 5.0
 
 
-@dataclass(slots=True)
-class Link:
-    """What this node may send to one neighbour in one tree. ``bit`` is the child's one-hot id on this hop."""
+def _integer(column: LinkColumn) -> Any:
+    """A column of the link table as an attribute."""
+    at = int(column)
 
-    name: str
-    endpoint: int
-    bit: int
-    window: int
-    in_flight: int = 0
-    congestion: Congestion = field(default_factory=Congestion)
+    def read(self: "_Row") -> int:
+        return int(self.n[self.row, at])
+
+    def write(self: "_Row", value: int) -> None:
+        self.n[self.row, at] = value
+
+    return property(read, write, doc=column.__doc__)
+
+
+def _number(column: LinkTime) -> Any:
+    at = int(column)
+
+    def read(self: "_Row") -> float:
+        return float(self.x[self.row, at])
+
+    def write(self: "_Row", value: float) -> None:
+        self.x[self.row, at] = value
+
+    return property(read, write, doc=column.__doc__)
+
+
+class _Row:
+    """A row of the link table."""
+
+    def __init__(self, n: NDArray[np.int64], x: NDArray[np.float64], row: int) -> None:
+        self.n, self.x, self.row = n, x, row
+
+
+def _rows(count: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    return np.zeros((count, len(LinkColumn)), np.int64), np.zeros((count, len(LinkTime)))
+
+
+class Congestion(_Row):
+    """What a link's path bears, as far as losses show it. All counts are in packets, times in seconds."""
+
+    #: what may be in flight
+    window: float = _number(LinkTime.CONGESTION)
+    #: Windows double at most from one measurement to the next, but several links fill a queue at once, and what an empty one
+    #: took says nothing about it: as many seconds are believed in any case as a node waits before it repeats something
+    plausible: float = _number(LinkTime.PLAUSIBLE)
+    #: smoothed time from sending to credit where nothing was lost, 0 before the first; never below what was seen last
+    round_trip: float = _number(LinkTime.ROUND_TRIP)
+    _mark: int = _integer(LinkColumn.MARK)
+
+    def __init__(
+        self,
+        window: float = flow.FIRST_WINDOW,
+        plausible: float = 0.02,
+        *,
+        row: tuple[NDArray[np.int64], NDArray[np.float64], int] | None = None,
+    ) -> None:
+        super().__init__(*(row or (*_rows(), 0)))
+        self.window, self.plausible = window, plausible
+        self._mark = -1
+
+    def sent(self, packets: int, in_flight: int, now: float) -> None:
+        """See :func:`inanet.proto.tree.flow.count_sent`."""
+        flow.count_sent(self.n, self.x, self.row, packets, in_flight, now)
+
+    def settled(self, credited: int, lost: int, granted: int, now: float) -> None:
+        """See :func:`inanet.proto.tree.flow.settle`."""
+        flow.settle(self.n, self.x, self.row, credited, lost, granted, now)
+
+    @property
+    def timed_since(self) -> float:
+        """When the packet left that is being timed, and with it all before it; infinity if none is."""
+        return float(self.x[self.row, LinkTime.MARKED_AT]) if self._mark >= 0 else math.inf
+
+    @property
+    def crossing(self) -> float:
+        """Seconds in which what was sent may be reported missing although it is on its way; queues may have grown."""
+        return 2 * self.round_trip
+
+    def reset(self) -> None:
+        """What is in flight is given up: it cannot time anything."""
+        self._mark = -1
+
+
+class Link(_Row):
+    """What this node may send to one neighbour in one tree: a row of the link table, and what is to be repeated there.
+
+    ``bit`` is the child's one-hot id on this hop. ``memory`` and ``row`` say where the table is; without them the link
+    has one of its own.
+    """
+
+    endpoint: int = _integer(LinkColumn.ENDPOINT)
+    bit: int = _integer(LinkColumn.BIT)
+    window: int = _integer(LinkColumn.WINDOW)
+    in_flight: int = _integer(LinkColumn.IN_FLIGHT)
     #: the neighbour's last CREDIT
-    taken: int = 0
-    #: when the link last heard of progress, or became full and started to wait for it
-    waiting_since: float = 0.0
-    #: slot of the last row that was sent; when it was repeated because of a wait, and how long to wait for an effect
-    last: int = -1
-    prodded: float = -math.inf
-    prod_interval: float = 0.0
-    #: (shard row, fragment) to send again, in order, each at most once
-    resend: deque[tuple[int, int]] = field(default_factory=deque)
-    queued: set[tuple[int, int]] = field(default_factory=set)
-    #: when what was sent again in running rounds has left
-    repeated: dict[tuple[int, int], float] = field(default_factory=dict)
-    #: when fragments of a group were last started again, for a later attempt in running rounds
-    restarted: dict[tuple[int, int], float] = field(default_factory=dict)
-    #: packets sent again by this link; what nodes count outlives it
-    retransmissions: int = 0
+    taken: int = _integer(LinkColumn.TAKEN)
+    #: slot of the last row that was sent
+    last: int = _integer(LinkColumn.LAST)
     #: packets taken from this neighbour that it has been told about, and how many more are worth telling
-    reported: int = 0
-    quota: int = 1
-    #: when it is told in any case
-    credit_due: float | None = None
+    reported: int = _integer(LinkColumn.REPORTED)
+    quota: int = _integer(LinkColumn.QUOTA)
+    #: packets sent by this process
+    packets: int = _integer(LinkColumn.PACKETS)
     #: plan version that made this link: credit under an older one counts another link's packets
-    since: int = 0
-    #: results reach this neighbour through a multicast group
-    grouped: bool = False
+    since: int = _integer(LinkColumn.SINCE)
+    #: when the link last heard of progress, or became full and started to wait for it
+    waiting_since: float = _number(LinkTime.WAITING_SINCE)
+    #: when the last row was repeated because of a wait, and how long to wait for an effect
+    prodded: float = _number(LinkTime.PRODDED)
+    prod_interval: float = _number(LinkTime.PROD_INTERVAL)
+
+    def __init__(
+        self,
+        name: str,
+        endpoint: int,
+        bit: int,
+        window: int,
+        *,
+        plausible: float = 0.02,
+        since: int = 0,
+        memory: SlotMemory | None = None,
+        row: int = 0,
+    ) -> None:
+        if memory is None:
+            super().__init__(*_rows(), row)
+            self._bursts = np.zeros((1, BURSTS)), np.zeros((1, BURSTS, 2), np.int64)
+        else:
+            super().__init__(memory.links, memory.link_times, row)
+            self._bursts = memory.burst_times, memory.bursts
+        self.n[row], self.x[row] = 0, 0.0
+        self.name = name
+        self.endpoint, self.bit, self.window, self.since = endpoint, bit, window, since
+        self.last, self.prodded, self.quota = -1, -math.inf, 1
+        self.n[row, LinkColumn.LIVE] = 1
+        self.credit_due = None
+        self.congestion = Congestion(plausible=plausible, row=(self.n, self.x, row))
+        #: (shard row, fragment) to send again, in order, each at most once
+        self.resend: deque[tuple[int, int]] = deque()
+        self.queued: set[tuple[int, int]] = set()
+        #: when what was sent again in running rounds has left
+        self.repeated: dict[tuple[int, int], float] = {}
+        #: when fragments of a group were last started again, for a later attempt in running rounds
+        self.restarted: dict[tuple[int, int], float] = {}
+        #: packets sent again by this link; what nodes count outlives it
+        self.retransmissions = 0
+
+    def drop(self) -> None:
+        """The link is no more: its row is free, and what still holds the link has a copy."""
+        row = self.row
+        n, x = self.n[row : row + 1].copy(), self.x[row : row + 1].copy()
+        bursts = self._bursts[0][row : row + 1].copy(), self._bursts[1][row : row + 1].copy()
+        self.n[row, LinkColumn.LIVE] = 0
+        self.n, self.x, self.row, self._bursts = n, x, 0, bursts
+        self.congestion.n, self.congestion.x, self.congestion.row = n, x, 0
+
+    @property
+    def grouped(self) -> bool:
+        """Results reach this neighbour through a multicast group."""
+        return bool(self.n[self.row, LinkColumn.GROUPED])
+
+    @grouped.setter
+    def grouped(self, value: bool) -> None:
+        self.n[self.row, LinkColumn.GROUPED] = value
+
+    @property
+    def credit_due(self) -> float | None:
+        """When the neighbour is told in any case what was taken from it."""
+        due = float(self.x[self.row, LinkTime.CREDIT_DUE])
+        return None if due == math.inf else due
+
+    @credit_due.setter
+    def credit_due(self, value: float | None) -> None:
+        self.x[self.row, LinkTime.CREDIT_DUE] = math.inf if value is None else value
 
     def grants(self, window: int) -> None:
         """The neighbour may have ``window`` packets in flight towards this node, 0: who knows.
@@ -90,26 +228,15 @@ class Link:
     @property
     def room(self) -> int:
         """Packets that may leave now."""
-        room = min(self.window, self.congestion.window) - self.in_flight
-        return int(room) if room > 0 else 0
+        return int(flow.room(self.n, self.x, self.row))
 
     def sent(self, packets: int, now: float) -> None:
-        """These have left. What was in flight before may date from long ago: only a link that is full waits."""
-        self.in_flight += packets
-        self.congestion.sent(packets, self.in_flight, now)
-        if self.room == 0:
-            self.waiting_since = now
+        """See :func:`inanet.proto.tree.flow.sent`."""
+        flow.sent(self.n, self.x, self.row, packets, now)
 
     def credit(self, taken: int, now: float) -> bool:
-        """The receiver has taken ``taken`` packets so far (modulo 2^32); False if that is no news."""
-        gained = (taken - self.taken) & _MASK32
-        if not 0 < gained < 1 << 31:
-            return False
-        self.taken = taken
-        self.in_flight = max(0, self.in_flight - gained)
-        self.waiting_since = now
-        self.congestion.settled(gained, 0, self.window, now)
-        return True
+        """See :func:`inanet.proto.tree.flow.credit`."""
+        return bool(flow.credit(self.n, self.x, self.row, taken, now))
 
     def patience(self, timing: Timing) -> float:
         """Seconds without a word from the neighbour that mean something: where queues are long, nothing is heard sooner."""
@@ -164,6 +291,7 @@ class Link:
             return False
         self.queued.add(entry)
         self.resend.append(entry)
+        self._count()
         return True
 
     def again_all(self, row: int, fragments: Sequence[int]) -> None:
@@ -173,6 +301,7 @@ class Link:
             entries = [entry for entry in entries if entry not in self.queued]
         self.queued.update(entries)
         self.resend.extend(entries)
+        self._count()
 
     def is_coming(self, row: int, fragment: int, before: float) -> bool:
         """Whether a fragment waits to be sent again, or has been after ``before`` (:meth:`believed_before`)."""
@@ -198,12 +327,14 @@ class Link:
         taken = [self.resend.popleft() for _ in range(min(most, len(self.resend)))]
         self.queued.difference_update(taken)
         self.repeated.update(dict.fromkeys(taken, now))
+        self._count()
         return taken
 
     def drop_resend(self) -> None:
         """Drop all queued entries."""
         self.resend.clear()
         self.queued.clear()
+        self._count()
 
     def forget(self, row: int) -> None:
         """Drop queued entries of one shard: its round is over, and a pause may follow that times nothing."""
@@ -211,39 +342,86 @@ class Link:
         if self.resend:
             self.resend = deque(entry for entry in self.resend if entry[0] != row)
             self.queued = set(self.resend)
+            self._count()
         if self.repeated:
             self.repeated = {entry: at for entry, at in self.repeated.items() if entry[0] != row}
         if self.restarted:
             self.restarted = {entry: at for entry, at in self.restarted.items() if entry[0] != row}
 
+    def _count(self) -> None:
+        self.n[self.row, LinkColumn.QUEUED] = len(self.resend)
 
-@dataclass(slots=True)
+    def note_burst(self, row: int, start: int, now: float) -> None:
+        """The log of a shard has been sent from ``start`` on."""
+        flow.note_burst(*self._bursts, self.n, self.row, row, start, now)
+
+    def sent_before(self, row: int, cursor: int, when: float) -> int:
+        """See :func:`inanet.proto.tree.flow.sent_before`."""
+        return int(flow.sent_before(*self._bursts, self.n, self.row, row, cursor, when))
+
+
 class Sender:
-    """One shard's round on one outgoing hop: how far its emission log has been sent, and the SENT/DONE handshake."""
+    """One shard's round on one outgoing hop: how far its emission log has been sent, and the SENT/DONE handshake.
 
-    link: Link
-    cursor: int = 0
-    #: when SENT is due again; None before everything has left, or as long as exponents keep leaving
-    sent_due: float | None = None
-    interval: float = 0.0
-    #: since when SENT has gone unanswered
-    asking_since: float | None = None
-    done: bool = False
-    #: a fresh hop into a running round (re-parenting): the neighbour has to say what it lacks first
-    attach_due: float | None = None
-    #: when bursts have left that may still be on their way, and from which position of the log on
-    _bursts: deque[tuple[float, int]] = field(default_factory=deque)
+    The cursor is that of shard ``row`` and link ``index`` of the tree in ``cursors``.
+    """
+
+    __slots__ = (
+        "_cursors",
+        "asking_since",
+        "attach_due",
+        "done",
+        "index",
+        "interval",
+        "link",
+        "row",
+        "sent_due",
+    )
+
+    def __init__(
+        self,
+        link: Link,
+        cursor: int = 0,
+        attach_due: float | None = None,
+        *,
+        cursors: NDArray[np.int64] | None = None,
+        row: int = 0,
+        index: int = 0,
+    ) -> None:
+        self.link = link
+        self._cursors = np.zeros((1, LINKS), np.int64) if cursors is None else cursors
+        self.row, self.index = row, index
+        self.cursor = cursor
+        #: when SENT is due again; None before everything has left, or as long as exponents keep leaving
+        self.sent_due: float | None = None
+        self.interval = 0.0
+        #: since when SENT has gone unanswered
+        self.asking_since: float | None = None
+        self.done = False
+        #: a fresh hop into a running round: the neighbour has to say what it lacks first
+        self.attach_due = attach_due
+
+    @property
+    def cursor(self) -> int:
+        """Position in the emission log up to which it has been sent."""
+        return int(self._cursors[self.row, self.index])
+
+    @cursor.setter
+    def cursor(self, value: int) -> None:
+        self._cursors[self.row, self.index] = value
 
     def advance(self, stop: int, now: float) -> None:
         """The log has been sent up to ``stop``."""
-        self._bursts.append((now, self.cursor))
+        self.link.note_burst(self.row, self.cursor, now)
         self.cursor = stop
 
     def sent_before(self, when: float) -> int:
-        """How far the log had been sent at a time that is never earlier than one asked for before."""
-        while self._bursts and self._bursts[0][0] <= when:
-            self._bursts.popleft()
-        return self._bursts[0][1] if self._bursts else self.cursor
+        """How far the log had been sent at a time."""
+        return self.link.sent_before(self.row, self.cursor, when)
+
+    def close(self) -> None:
+        """Nothing more is sent on this hop."""
+        self.cursor = -1
 
 
 class Receiver:

@@ -75,6 +75,68 @@ class TreeColumn(IntEnum):
     IS_ROOT = 5
 
 
+#: links of a tree: 32 to children, by index; that to the parent; that to the multicast group
+UP_LINK = 32
+GROUP_LINK = 33
+LINKS = 34
+#: bursts of a link whose times are kept
+BURSTS = 256
+
+
+class LinkColumn(IntEnum):
+    """Integer columns of the link table, row ``LINKS * tree + index``. Packets, unless something else is said."""
+
+    #: 1 while there is such a link
+    LIVE = 0
+    ENDPOINT = 1
+    #: one-hot id of the child on this hop; 0 for a group
+    BIT = 2
+    #: what the neighbour's receive buffer holds of this hop
+    WINDOW = 3
+    IN_FLIGHT = 4
+    #: the neighbour's last CREDIT, modulo 2^32
+    TAKEN = 5
+    #: slot of the last row that was sent, -1: none
+    LAST = 6
+    #: packets taken from this neighbour that it has been told about, and how many more are worth telling
+    REPORTED = 7
+    QUOTA = 8
+    #: 1: results reach this neighbour through the group
+    GROUPED = 9
+    #: fragments that wait to be sent again
+    QUEUED = 10
+    #: sent and lost since the window was last reconsidered
+    SENT = 11
+    LOST = 12
+    #: whose fate is known; how many of them there will be when the one timed is among them, -1: none is timed
+    SETTLED = 13
+    MARK = 14
+    #: 1: more was lost than is tolerated
+    HAS_LOST = 15
+    #: sent by this process since the link was made
+    PACKETS = 16
+    #: bursts sent, of which the last :data:`BURSTS` are kept
+    BURSTS = 17
+    #: plan version that made the link
+    SINCE = 18
+
+
+class LinkTime(IntEnum):
+    """Floating-point columns of the link table: seconds on the node's clock, or of waiting."""
+
+    #: what may be in flight as far as the path is concerned (packets)
+    CONGESTION = 0
+    #: a round trip that is always believed
+    PLAUSIBLE = 1
+    ROUND_TRIP = 2
+    MARKED_AT = 3
+    WAITING_SINCE = 4
+    PRODDED = 5
+    PROD_INTERVAL = 6
+    #: when the neighbour is told what was taken in any case; infinity: nothing is owed
+    CREDIT_DUE = 7
+
+
 class JobColumn(IntEnum):
     """Columns of the job table."""
 
@@ -147,6 +209,19 @@ class SlotMemory:
         self.shard_row[:] = -1
         #: data packets taken per tree and child, and per tree from the parent: what CREDIT reports
         self.taken: NDArray[np.int64] = make("taken", (MAX_TREES, 33), np.int64)
+        # what this process alone sends by; a data path in the kernel knows nothing of it
+        self.links: NDArray[np.int64] = np.zeros((MAX_TREES * LINKS, len(LinkColumn)), np.int64)
+        self.link_times: NDArray[np.float64] = np.zeros((MAX_TREES * LINKS, len(LinkTime)), np.float64)
+        #: when the last bursts of each link left; whose they were (shard row), and from which position of its log on
+        self.burst_times: NDArray[np.float64] = np.zeros((MAX_TREES * LINKS, BURSTS), np.float64)
+        self.bursts: NDArray[np.int64] = np.zeros((MAX_TREES * LINKS, BURSTS, 2), np.int64)
+        #: how far each emission log has been sent on each link of its tree; -1: nothing is sent there
+        self.cursors: NDArray[np.int64] = np.full((MAX_SHARDS, LINKS), -1, np.int64)
+        #: shards with a round on its way, in the order in which they are sent: the first of a tree, the next of a shard
+        self.first_row: NDArray[np.int32] = np.full(MAX_TREES, -1, np.int32)
+        self.next_row: NDArray[np.int32] = np.full(MAX_SHARDS, -1, np.int32)
+        #: ids of trees, -1 where there is none
+        self.tree_ids: NDArray[np.int64] = np.full(MAX_TREES, -1, np.int64)
         self._free_slots = [(0, capacity)]
         self._free_groups = [(0, groups)]
         self._free_shard_rows = list(range(MAX_SHARDS - 1, -1, -1))
@@ -179,8 +254,8 @@ class SlotMemory:
         """Whether :meth:`add_tree` can be called ``count`` times."""
         return len(self._free_tree_rows) >= count
 
-    def add_tree(self, job_row: int) -> int:
-        """Row of a new tree. Raises :class:`OutOfSlots` when the table is full."""
+    def add_tree(self, job_row: int, tree: int = 0) -> int:
+        """Row of a new tree with this id. Raises :class:`OutOfSlots` when the table is full."""
         if not self._free_tree_rows:
             raise OutOfSlots(f"this node already takes part in {MAX_TREES} trees; wait for a job to end")
         row = self._free_tree_rows.pop()
@@ -190,10 +265,14 @@ class SlotMemory:
         self.child_endpoint[row] = -1
         self.mask[row] = 0
         self.taken[row] = 0
+        self.tree_ids[row] = tree
+        self.links[row * LINKS : (row + 1) * LINKS] = 0
+        self.first_row[row] = -1
         return row
 
     def drop_tree(self, row: int) -> None:
         """Give a tree's row back."""
+        self.tree_ids[row] = -1
         self._free_tree_rows.append(row)
 
     def add_shard(self, job: int, shard: int, tree_row: int, fold: int, count: int, active: int) -> int:
@@ -225,6 +304,7 @@ class SlotMemory:
         self.shards[row, ShardColumn.COMMITTED] = 1
         self.shards[row, ShardColumn.GROUP0] = group0
         self.state[slot0 : slot0 + count] = State.FREE
+        self.cursors[row] = -1
         self.shard_row[job_row, shard] = row
         return row
 

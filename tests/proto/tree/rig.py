@@ -23,6 +23,7 @@ from inanet.proto.common.plan import (
 from inanet.proto.tree.engine import Tables
 from inanet.proto.tree.node import Node
 from inanet.proto.tree.reliability import Link, Receiver, Sender
+from inanet.proto.tree.slots import LinkColumn, LinkTime
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import endpoint
@@ -193,7 +194,7 @@ class Rig:
 def snapshot(node: Node) -> dict[str, object]:
     """See :meth:`Rig.snapshot`. What was taken off the wire (for credit) may change, so it is left out."""
     arrays = {name: getattr(node.memory, name).tobytes() for name in Tables._fields if name != "taken"}
-    machine = _plain(list(node._jobs.values()), set())
+    machine = _plain(list(node.state.jobs.values()), set())
     return {**arrays, "machine": machine}
 
 
@@ -209,8 +210,17 @@ def _plain(value: object, seen: set[int]) -> object:
         if id(value) in seen:
             return type(value).__name__
         seen.add(id(value))
-        hidden = {"reported", "credit_due"} if isinstance(value, Link) else set()
-        return {f.name: _plain(getattr(value, f.name), seen) for f in fields(value) if f.name not in hidden}
+        if isinstance(value, Link):
+            # what it is told of credit may change
+            told = {LinkColumn.REPORTED: 0}
+            row = [told.get(column, int(value.n[value.row, column])) for column in LinkColumn]
+            times = value.x[value.row, : LinkTime.CREDIT_DUE].tolist()
+            names = ("resend", "queued", "repeated", "restarted", "retransmissions")
+            return [row, times, *(_plain(getattr(value, name), seen) for name in names)]
+        if isinstance(value, Sender):
+            names = ("cursor", "sent_due", "interval", "asking_since", "done", "attach_due")
+            return [_plain(value.link, seen), *(getattr(value, name) for name in names)]
+        return {f.name: _plain(getattr(value, f.name), seen) for f in fields(value)}
     return value if isinstance(value, int | float | str | bytes | bytearray | None) else type(value).__name__
 
 

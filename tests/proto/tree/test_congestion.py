@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from inanet.proto.common.plan import ExponentMode
-from inanet.proto.tree.congestion import AT_FIRST, FIRST_WINDOW, LEAST_WINDOW, Congestion
-from inanet.proto.tree.reliability import Link, Sender, Timing
+from inanet.proto.tree.flow import AT_FIRST, FIRST_WINDOW, LEAST_WINDOW
+from inanet.proto.tree.reliability import Congestion, Link, Sender, Timing
 from inanet.sim.fabric import SimulatedFabric
 from inanet.sim.link import LinkSpec
 from inanet.testing.fabric import float_arrays

@@ -40,7 +40,7 @@ def test_a_straggler_delays_the_sending_of_nobody(mode, waits):
     for name in ("w0", "w1", "w2"):
         out = fabric.nodes[name].stats()["leaf_contributions"] - before[name]
         assert out == (1 if waits else data)
-        link = next(iter(fabric.nodes[name]._jobs[fabric.job].trees.values())).up
+        link = next(iter(fabric.nodes[name].state.jobs[fabric.job].trees.values())).up
         assert link is not None
         # credit comes a quarter of the window at a time
         assert link.in_flight < 4 or waits

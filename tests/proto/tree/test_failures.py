@@ -110,11 +110,13 @@ def test_rounds_fail_at_any_point_and_in_any_order_of_nodes(parents, seed):
         check(spec, arrays, number)
     fabric.settle()
     for node in fabric.nodes.values():
-        for state in node._by_row.values():
+        for state in node.state.by_row.values():
             assert not state.waiting
-            assert not (state.dead and state.data and node._is_committed(state))
-        assert node._jobs[fabric.job].collectives == {}
-        assert all(tensor.used or not tensor._failed for tensor in node._jobs[fabric.job].tensors.values())
+            assert not (state.dead and state.data and state.committed)
+        assert node.state.jobs[fabric.job].collectives == {}
+        assert all(
+            tensor.used or not tensor._failed for tensor in node.state.jobs[fabric.job].tensors.values()
+        )
 
 
 def test_a_failed_round_is_not_opened_again_by_a_child_that_has_not_heard():
@@ -138,7 +140,7 @@ def test_failures_of_rounds_that_never_come_are_forgotten():
     rig = Rig()
     for round_ in range(6, 6 + 10 * MAX_DEAD):
         rig.node.fail_round(JOB, round_, [TENSOR], rig.now)
-    (state,) = rig.node._by_row.values()
+    (state,) = rig.node.state.by_row.values()
     assert len(state.dead) == MAX_DEAD
     rig.feed(rig.data(0, 0, integers(1)[0], round=6 + 10 * MAX_DEAD))
     rig.node.fail_round(JOB, 6 + 10 * MAX_DEAD, [TENSOR], rig.now)
@@ -295,17 +297,19 @@ def sizes(fabric: VirtualFabric) -> dict[str, list[int]]:
     """Everything in a node that could grow."""
     out = {}
     for name, node in fabric.nodes.items():
-        links = [link for job in node._jobs.values() for tree in job.trees.values() for link in tree.links()]
+        links = [
+            link for job in node.state.jobs.values() for tree in job.trees.values() for link in tree.links()
+        ]
         out[name] = [
-            len(node._jobs),
-            len(node._by_row),
-            len(node._events),
-            len(node._reported),
-            len(node._outbox.take()),
-            *(len(job.collectives) for job in node._jobs.values()),
-            *(len(job.shards) for job in node._jobs.values()),
+            len(node.state.jobs),
+            len(node.state.by_row),
+            len(node.state.events),
+            len(node.slots.reported.rows),
+            len(node.state.outbox.take()),
+            *(len(job.collectives) for job in node.state.jobs.values()),
+            *(len(job.shards) for job in node.state.jobs.values()),
             *(len(link.resend) + len(link.queued) for link in links),
-            *(len(state.waiting) + len(state.dead) for state in node._by_row.values()),
+            *(len(state.waiting) + len(state.dead) for state in node.state.by_row.values()),
             len(node.memory._free_slots),
             len(node.memory._free_groups),
             len(node.memory._free_shard_rows),

@@ -177,7 +177,7 @@ def test_a_partial_sum_never_leaves_under_the_header_of_a_whole_one():
     rig.feed((rig.packet(Kind.LOST, host=8, values=np.array([0b010])), PARENT))
     rig.feed((rig.packet(Kind.RESTART, host=0, gradient=1, attempt=1, values=np.array([0])), PARENT))
     rig.feed(rig.data(0, 1, values[1], attempt=1))
-    (tree,) = rig.node._jobs[7].trees.values()
+    (tree,) = rig.node.state.jobs[7].trees.values()
     assert list(tree.up.resend) == [(0, 1)]
     rig.now += 1.0
     rig.node.on_timer(rig.now)

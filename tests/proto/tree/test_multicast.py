@@ -109,7 +109,7 @@ def test_auto_changes_over_in_the_middle_of_a_round():
         device = fabric.devices[name]
         device._device.join(device.group)
     before = ps.stats()["rows_sent"]
-    (tree,) = ps._jobs[0].trees.values()
+    (tree,) = ps.state.jobs[0].trees.values()
     # the probe that was due has been sent; the next one is answered
     fabric.clock.now += 1.0
     ps.on_timer(fabric.clock.now)
@@ -134,7 +134,7 @@ def test_small_tensors_find_out_who_is_deaf(names):
     # two requests at most: after a repetition by multicast comes one by unicast
     assert max(took) < 3 * fabric.timing.retransmit
     assert took[-1] == 0
-    (tree,) = fabric.nodes["ps"]._jobs[0].trees.values()
+    (tree,) = fabric.nodes["ps"].state.jobs[0].trees.values()
     hearing = [name for name in ONE_EACH if name not in names]
     assert [link.name for link in tree.multicast.grouped] == (hearing if len(hearing) > 1 else [])
 

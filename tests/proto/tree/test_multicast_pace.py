@@ -14,7 +14,7 @@ from tests.proto.tree.test_rounds import ONE_EACH, STAR, spec_of
 def trust_paths(fabric):
     """The paths are known to bear every window: nobody begins cautiously."""
     for node in fabric.nodes.values():
-        for job in node._jobs.values():
+        for job in node.state.jobs.values():
             for tree in job.trees.values():
                 for link in tree.links():
                     link.congestion.window = 8192
@@ -57,7 +57,7 @@ def test_a_child_that_stalls_is_left_behind_and_catches_up():
     assert [array.tobytes() for array in arrays.values()] == [by_unicast()[1]] * 4
     # once it has answered a probe it is in the group again
     fabric.settle(5.0)
-    (tree,) = ps._jobs[0].trees.values()
+    (tree,) = ps.state.jobs[0].trees.values()
     assert len(tree.multicast.grouped) == 4
     before = ps.stats()["rows_sent"]
     fabric.all_reduce(spec_of(COUNT), float_arrays(COUNT, 4, seed=2))
@@ -80,10 +80,10 @@ def test_who_was_left_behind_gets_the_rest_once(taken_in):
     fabric.devices["w3"].leave(fabric.group_of("ps"))
     reached = 900 if taken_in else FRAGMENTS + 1
     fabric.run(lambda: ps.stats()["results_multicast"] >= reached)
-    (tree,) = ps._jobs[0].trees.values()
+    (tree,) = ps.state.jobs[0].trees.values()
     assert [link.name for link in tree.multicast.grouped] == ["w0", "w1", "w2"]
     behind = tree.down[3]
-    cursor = ps._jobs[0].shards[0].down[3].cursor
+    cursor = ps.state.jobs[0].shards[0].down[3].cursor
     assert cursor < 500
     before = ps.stats()
     if taken_in:
@@ -112,7 +112,7 @@ def test_who_was_left_behind_is_not_sent_early_what_comes_anyway():
     fabric.run(lambda: ps.stats()["results_multicast"] > 200)
     fabric.devices["w3"].asleep = True
     fabric.run(lambda: ps.stats()["results_multicast"] == FRAGMENTS)
-    state = ps._jobs[0].shards[0]
+    state = ps.state.jobs[0].shards[0]
     cursor = state.down[3].cursor
     assert 200 < cursor < 500
     lost = Packet(
@@ -161,7 +161,7 @@ def test_a_pause_between_rounds_is_no_stall():
     ps = fabric.nodes["ps"]
     for round_ in range(1, 4):
         fabric.all_reduce(spec, float_arrays(256 * count, 4, seed=round_))
-        (tree,) = ps._jobs[0].trees.values()
+        (tree,) = ps.state.jobs[0].trees.values()
         assert all(0 < link.in_flight < link.window for link in tree.down.values())
         assert len(tree.multicast.grouped) == 4
         assert ps.stats()["rows_sent"] == round_ * count

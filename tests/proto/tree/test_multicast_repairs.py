@@ -100,7 +100,7 @@ def test_neighbours_ask_at_different_times_and_the_same_every_run():
         times = {}
         while not fabric.done(number):
             for name in ONE_EACH:
-                receiver = fabric.nodes[name]._jobs[0].shards[0].from_parent
+                receiver = fabric.nodes[name].state.jobs[0].shards[0].from_parent
                 if receiver is not None and receiver.next_due is not None:
                     times[name] = receiver.next_due
             fabric.run(lambda at=fabric.clock.now: fabric.clock.now > at or fabric.done(number))
@@ -159,7 +159,7 @@ def test_who_asks_for_half_of_everything_is_excluded_and_for_less_is_not():
     for each, expected in ((2, True), (3, False)):
         group, _ = group_of(4)
         for fragment in range(100):
-            group.sent += 1
+            group.link.packets += 1
             if fragment % each == 0:
                 group.ask(0, fragment, 1)
                 group.decide(1.0, timing)
@@ -172,7 +172,7 @@ def test_who_asks_for_a_few_in_a_hundred_is_never_excluded():
     group, _ = group_of(4)
     for burst in range(1000):
         for sent, lost in ((91, 1), (10, 8)):
-            group.sent += sent
+            group.link.packets += sent
             for fragment in range(lost):
                 group.ask(burst, sent + fragment, 1)
             group.decide(1.0, Timing())
@@ -181,12 +181,12 @@ def test_who_asks_for_a_few_in_a_hundred_is_never_excluded():
 
 def test_who_hears_nothing_any_more_is_excluded_after_as_much_as_is_remembered():
     group, _ = group_of(4)
-    group.sent = 100 * LONG_AGO
+    group.link.packets = 100 * LONG_AGO
     group.ask(0, 0, 1)
     group.decide(1.0, Timing())
     asked = 0
     while group.listeners[0].hears:
-        group.sent += 1
+        group.link.packets += 1
         asked += 1
         group.ask(0, asked, 1)
         group.decide(1.0, Timing())
@@ -200,7 +200,7 @@ def test_who_asks_again_while_a_repetition_is_on_its_way_does_not_get_it_twice()
     rig.node.apply(NodePlan(JOB, 6, KEY, 32, (place,), 64), rig.now)
     rig.feed(*[rig.data(child, f, integers(1)[0]) for f in range(40) for child in range(4)])
     rig.sent()
-    (tree,) = rig.node._jobs[JOB].trees.values()
+    (tree,) = rig.node.state.jobs[JOB].trees.values()
     for link in tree.down.values():
         link.congestion.round_trip = 0.1
     bits = np.zeros(32, np.int32)

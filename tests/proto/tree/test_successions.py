@@ -171,9 +171,9 @@ def test_a_loss_in_every_phase_of_a_round(name, phase):
         assert {array.tobytes() for array in arrays.values()} == {wanted(3)[round_]}
     fabric.settle()
     assert all(
-        node._is_committed(state)
+        state.committed
         for node in fabric.nodes.values()
-        for state in node._by_row.values()
+        for state in node.state.by_row.values()
         if state.data
     )
 
@@ -286,7 +286,7 @@ def test_ids_do_not_go_stale_with_the_number_of_plan_versions(behind):
     assert rig.drops == {}
     rig.feed(rig.data(1, 1, values, plan=(6 + behind) & 0xFF))
     assert rig.drops == {"future_plan": 1}
-    (tree,) = rig.node._jobs[7].trees.values()
+    (tree,) = rig.node.state.jobs[7].trees.values()
     for version in range(6 + behind, 400 + behind):
         rig.node.apply(rig.plan(version, since=5), rig.now)
     credit = rig.packet(

@@ -128,7 +128,7 @@ def test_asking_twice_for_what_is_queued_or_was_never_sent_frees_no_window():
     rig = Rig(count=40, window=8)
     values = integers(1)[0]
     rig.feed(*[rig.data(c, f, values) for f in range(30) for c in (0, 1)])
-    (tree,) = rig.node._jobs[7].trees.values()
+    (tree,) = rig.node.state.jobs[7].trees.values()
     assert len([s for s in rig.sent() if s.kind is Kind.DATA]) == 8
     assert tree.up.in_flight == 8
     # fragments 4 to 7 are lost; of 30 to 39 the parent cannot have anything yet
@@ -150,7 +150,7 @@ def test_a_link_waits_from_when_it_is_full():
     rig = Rig(count=40, window=8)
     values = integers(1)[0]
     rig.feed(*[rig.data(c, f, values) for f in range(5) for c in (0, 1)])
-    (tree,) = rig.node._jobs[7].trees.values()
+    (tree,) = rig.node.state.jobs[7].trees.values()
     rig.sent()
     # then the node had nothing to send, and what was timed is forgotten with a round that ended
     tree.up.congestion.reset()
@@ -229,7 +229,7 @@ def test_credit_of_an_older_link_does_not_count():
     rig.node.apply(rig.plan(6), rig.now, attach=[TREE_ID])
     rig.feed((rig.packet(Kind.LOST, host=8, values=np.array([0xFF])), PARENT))
     rig.sent()
-    (tree,) = rig.node._jobs[7].trees.values()
+    (tree,) = rig.node.state.jobs[7].trees.values()
     word = np.array([TREE_ID])
     stale = rig.packet(Kind.CREDIT, host=8, gradient=5000, values=word, plan=5)
     fresh = rig.packet(Kind.CREDIT, host=8, gradient=3, values=word, plan=6)
@@ -244,7 +244,7 @@ def test_credit_of_an_older_link_does_not_count():
 
 def test_credit_counts_wrap():
     rig = Rig(window=8)
-    (tree,) = rig.node._jobs[7].trees.values()
+    (tree,) = rig.node.state.jobs[7].trees.values()
     word = np.array([TREE_ID])
     tree.up.taken, tree.up.in_flight = 2**32 - 2, 8
     rig.feed((rig.packet(Kind.CREDIT, host=8, gradient=3, values=word), PARENT))
@@ -328,7 +328,7 @@ def test_what_leaves_after_a_device_was_full_leaves_when_something_was_heard_las
     rig.now += 10.0
     rig.feed(*[rig.data(c, f, integers(1)[0]) for f in range(100, 101) for c in (0, 1)])
     assert child_at(1) in [transmission.destination for transmission in leaving]
-    (tree,) = rig.node._jobs[7].trees.values()
+    (tree,) = rig.node.state.jobs[7].trees.values()
     rig.node.on_timer(rig.now)
     link = tree.down[1]
     assert (link.in_flight, link.waiting_since, link.congestion.timed_since) == (64, rig.now, rig.now)

@@ -58,7 +58,7 @@ def read_header(arena: NDArray[np.int32], offset: int) -> Header:
     nogil=True,
     _nrt=False,
 )
-def _seal_control(
+def seal_control(
     rows: Any, entry: int, w0: int, w1: int, w2: int, w3: int, w4: int, key: int, body: int, word0: int
 ) -> None:
     """Header, first word of a body of two, and checksum over ``body`` words; a longer body is there already."""
@@ -128,7 +128,7 @@ class Outbox:
             body = len(bits) // 4
             self._small[entry, HEAD : HEAD + body] = bits.view(np.int32)
         flags = int(Flag.DOWN) if down else 0
-        _seal_control(
+        seal_control(
             self._small,
             entry,
             MAGIC_VERSION | (int(kind) | flags << 4) << 8 | job << 16,
@@ -164,7 +164,7 @@ class Outbox:
         kind = int(Kind.RESTART) | (int(Flag.SAME) if same else 0) << 4
         words = (MAGIC_VERSION | kind << 8 | job << 16, 0, group, round_)
         last = shard | (version & 0xFF) << 16 | attempt << 24
-        _seal_control(row, 0, *words, last, key, PAYLOAD_BYTES // 4, 0)
+        seal_control(row, 0, *words, last, key, PAYLOAD_BYTES // 4, 0)
         self._queue.append(Transmission(destination, row.view(np.uint8)[0], self._offsets[:1], ROW_BYTES))
 
     def send_row(

@@ -1,0 +1,598 @@
+"""One turn of a node's loop over UDP, compiled: send, receive, fold, account, until the socket is empty, the device is full
+or Python is needed.
+
+The kernels are those that serve a node batch by batch (:mod:`inanet.proto.tree.flow`,
+:mod:`inanet.proto.tree.xagg.policy`); here they run between two system calls without the interpreter. Python is entered
+for what is decided: control packets other than CREDIT, rounds that begin or end, repetitions, encoding and decoding of a
+host's own tensors. docs/datapath.md has the whole.
+"""
+
+from enum import IntEnum, IntFlag
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import carray, types
+from numpy.typing import NDArray
+
+from inanet.kernels.jit import njit
+from inanet.phy.mmsg import CONTROL_BYTES as ANCILLARY_BYTES
+from inanet.phy.mmsg import (
+    HEADER_WORDS,
+    NAME_BYTES,
+    SendTable,
+    expand,
+    gather,
+    segment_sizes,
+)
+from inanet.phy.udp import SEGMENTS, SUPERFRAMES, UdpDevice
+from inanet.proto.tree import flow
+from inanet.proto.tree.engine import TABLES, Event, Tables
+from inanet.proto.tree.flow import BURST, FLOW, Flow, kernel
+from inanet.proto.tree.membership import Tree
+from inanet.proto.tree.node import Node
+from inanet.proto.tree.slot_engine import UserSlots
+from inanet.proto.tree.slots import GROUP_LINK, LINKS, ROW_BYTES, UP_LINK, JobColumn, LinkColumn, TreeColumn
+from inanet.proto.tree.xagg.control import seal_control
+from inanet.proto.tree.xagg.policy import ingest
+from inanet.wire.batch import PacketBatch, Transmission
+from inanet.wire.xagg import CONTROL_BYTES, MAGIC_VERSION, Flag, Kind
+
+#: batches received in one turn
+BUDGET = 8
+#: packets that one batch can hold: messages of one call, datagrams of one message
+PACKETS = SUPERFRAMES * 128
+
+
+class Need(IntFlag):
+    """Why a turn has ended."""
+
+    #: the sockets are empty
+    DRAINED = 1
+    #: the device takes no more; a burst is left over
+    BLOCKED = 2
+    #: the kernel has refused a message: the device knows what to do
+    REFUSED = 4
+    #: links have fragments that are to be sent again
+    REPEAT = 8
+    #: windows are full: time may tell that credit was lost
+    FULL = 16
+    #: reports that Python has to act on
+    REPORTS = 32
+    #: receiving has failed; the device says how
+    FAILED = 64
+
+
+class Figure(IntEnum):
+    """Counters of a turn, as in :meth:`inanet.phy.device.Device.counters`."""
+
+    RX_PACKETS = 0
+    RX_BYTES = 1
+    RX_SUPERFRAMES = 2
+    TX_PACKETS = 3
+    TX_BYTES = 4
+    TX_SUPERFRAMES = 5
+    EAGAIN = 6
+    PATH_ERRORS = 7
+    #: packets of the last batch; rows that have left for groups; all rows that have left; batches
+    LAST = 8
+    GROUP_ROWS = 9
+    ROWS = 10
+    BATCHES = 11
+    #: the burst that was left over: its link, packets in it, and how many the device took
+    LINK = 12
+    FOUND = 13
+    TAKEN = 14
+    #: socket that is read first next time
+    FIRST = 15
+
+
+class Wires(NamedTuple):
+    """Message tables and sockets as kernels see them."""
+
+    fds: NDArray[np.int64]
+    in_words: NDArray[np.uint64]
+    in_headers: NDArray[np.uint32]
+    in_names: NDArray[np.uint8]
+    in_control: NDArray[np.uint32]
+    in_sizes: NDArray[np.int64]
+    in_arena: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    sources: NDArray[np.uint64]
+    out_words: NDArray[np.uint64]
+    out_iovecs: NDArray[np.uint64]
+    out_name: NDArray[np.uint8]
+    burst: NDArray[np.int64]
+    #: rows of (tree, index of the link), in the order in which they are served
+    order: NDArray[np.int64]
+    credits: NDArray[np.int64]
+    withheld: NDArray[np.int64]
+    soonest: NDArray[np.float64]
+    staging: NDArray[np.int32]
+    figures: NDArray[np.int64]
+
+
+_I, _U64 = types.int64[::1], types.uint64[:, ::1]
+WIRES: Any = types.NamedTuple(
+    (
+        _I,
+        _U64,
+        types.uint32[:, ::1],
+        types.uint8[:, ::1],
+        types.uint32[:, ::1],
+        _I,
+        types.int32[::1],
+        _I,
+        _I,
+        types.uint64[::1],
+        _U64,
+        _U64,
+        types.uint8[::1],
+        _I,
+        types.int64[:, ::1],
+        types.int64[:, ::1],
+        _I,
+        types.float64[::1],
+        types.int32[:, ::1],
+        _I,
+    ),
+    Wires,
+)
+_i64, _f64 = types.int64, types.float64
+_EVENTS = types.int64[:, ::1]
+_recvmmsg = types.ExternalFunction(
+    "recvmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32, types.uintp)
+)
+_sendmmsg = types.ExternalFunction(
+    "sendmmsg", types.int32(types.int32, types.uintp, types.uint32, types.int32)
+)
+_sendto = types.ExternalFunction(
+    "sendto", types.int64(types.int32, types.uintp, types.uintp, types.int32, types.uintp, types.uint32)
+)
+_errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.int32)())
+_DONTWAIT, _EAGAIN, _EINTR = 0x40, 11, 4
+#: as :data:`inanet.phy.mmsg.PATH_ERRORS`
+_ECONNREFUSED, _EHOSTUNREACH, _ENETUNREACH, _EHOSTDOWN, _ENETDOWN, _ENOBUFS, _EPERM = (
+    111,
+    113,
+    101,
+    112,
+    100,
+    105,
+    1,
+)
+_NAME_BYTES, _ANCILLARY, _HEADER = NAME_BYTES, ANCILLARY_BYTES, HEADER_WORDS * 8
+_LINKS, _GROUP, _UP, _MOST, _ROW_BYTES = LINKS, GROUP_LINK, UP_LINK, BURST, ROW_BYTES
+_ENDPOINT, _BIT, _GROUPED, _QUEUED, _IN_FLIGHT, _REPORTED, _LIVE = (
+    int(LinkColumn.ENDPOINT),
+    int(LinkColumn.BIT),
+    int(LinkColumn.GROUPED),
+    int(LinkColumn.QUEUED),
+    int(LinkColumn.IN_FLIGHT),
+    int(LinkColumn.REPORTED),
+    int(LinkColumn.LIVE),
+)
+_JOB, _JOB_ID, _VERSION = int(TreeColumn.JOB), int(JobColumn.JOB), int(JobColumn.VERSION)
+_DRAINED, _BLOCKED, _REFUSED, _REPEAT, _FULL, _REPORTS, _FAILED = map(int, Need)
+_RX_PACKETS, _RX_BYTES, _RX_SUPER, _TX_PACKETS, _TX_BYTES, _TX_SUPER, _F_EAGAIN, _F_PATH = range(8)
+_LAST, _GROUP_ROWS, _ROWS, _BATCHES, _LINK, _FOUND, _TAKEN, _FIRST = range(8, 16)
+_E_GROUP_END, _E_ANSWER = int(Event.GROUP_END), int(Event.ANSWER)
+_E_AGAIN_UP, _E_AGAIN_DOWN, _E_LEFT = int(Event.AGAIN_UP), int(Event.AGAIN_DOWN), int(Event.LEFT)
+_CREDIT, _DOWN, _CONTROL_BYTES, _MAGIC = int(Kind.CREDIT), int(Flag.DOWN), CONTROL_BYTES, MAGIC_VERSION
+
+
+@njit(types.int32(), cache=True, nogil=True)
+def last_error() -> Any:
+    """``errno`` of this thread."""
+    return carray(_errno_location(), 1)[0]
+
+
+@kernel(types.boolean(types.int32))
+def is_path_error(code: int) -> bool:
+    """See :data:`inanet.phy.mmsg.PATH_ERRORS`."""
+    return code in (_ECONNREFUSED, _EHOSTUNREACH, _ENETUNREACH, _EHOSTDOWN, _ENETDOWN, _ENOBUFS, _EPERM)
+
+
+@kernel(_i64(WIRES))
+def take(w: Wires) -> Any:
+    """One ``recvmmsg`` on each socket; packets in ``offsets``, ``lengths`` and ``sources``. Returns how many, or -1 where
+    the socket is unusable.
+    """
+    count, room, sockets = np.int64(0), len(w.in_words), len(w.fds)
+    first = w.figures[_FIRST]
+    for k in range(sockets):
+        if count == room:
+            break
+        fd = np.int32(w.fds[(first + k) % sockets])
+        for attempt in range(8):
+            for i in range(count, room):
+                w.in_headers[i, 2] = _NAME_BYTES
+                w.in_words[i, 5] = _ANCILLARY
+            table = w.in_words.ctypes.data + count * _HEADER
+            got = _recvmmsg(fd, table, np.uint32(room - count), np.int32(_DONTWAIT), np.uintp(0))
+            if got >= 0:
+                count += got
+                break
+            code = last_error()
+            if code in (_EAGAIN, _EINTR):
+                break
+            if not is_path_error(code) or attempt == 7:
+                return -1
+            # an ICMP answer to something sent earlier; reading it has cleared it
+            w.figures[_F_PATH] += 1
+    w.figures[_FIRST] = (first + 1) % sockets
+    if count == 0:
+        w.figures[_LAST] = 0
+        return 0
+    total = segment_sizes(w.in_headers, w.in_words, w.in_control, count, w.in_sizes)
+    received = expand(w.in_headers, w.in_names, count, 65536, w.in_sizes, w.offsets, w.lengths, w.sources)
+    w.figures[_RX_PACKETS] += total
+    w.figures[_RX_BYTES] += received
+    w.figures[_RX_SUPER] += count
+    w.figures[_LAST] = total
+    return total
+
+
+@kernel(types.void(WIRES, _i64), inline=True)
+def aim(w: Wires, endpoint: int) -> None:
+    """Write a destination into the name of all messages to be sent."""
+    for j in range(4):
+        w.out_name[4 + j] = np.uint8(endpoint >> (40 - 8 * j) & 0xFF)
+    w.out_name[2] = np.uint8(endpoint >> 8 & 0xFF)
+    w.out_name[3] = np.uint8(endpoint & 0xFF)
+
+
+@kernel(_i64(TABLES, WIRES, types.uint8[::1], _i64, _i64, _i64))
+def push(t: Tables, w: Wires, rows: Any, endpoint: int, found: int, segments: int) -> Any:
+    """Send ``found`` rows of slot memory, offsets in ``burst``; returns 0, or why less has left (:data:`Figure.TAKEN`)."""
+    aim(w, endpoint)
+    at = np.int64(0)
+    while at < found:
+        base = w.out_iovecs.ctypes.data
+        messages = gather(
+            rows, w.burst[:found], at, _ROW_BYTES, segments, w.out_words, w.out_iovecs, np.uint64(base)
+        )
+        done = np.int64(0)
+        while done < messages:
+            table = w.out_words.ctypes.data + done * _HEADER
+            sent = _sendmmsg(np.int32(w.fds[0]), table, np.uint32(messages - done), np.int32(_DONTWAIT))
+            if sent < 0:
+                code = last_error()
+                if code == _EINTR:
+                    continue
+                w.figures[_TAKEN] = at
+                if code == _EAGAIN:
+                    w.figures[_F_EAGAIN] += 1
+                    return _BLOCKED
+                return _REFUSED
+            done += sent
+            packets = min(found - at, sent * segments)
+            at += packets
+            w.figures[_TX_PACKETS] += packets
+            w.figures[_TX_BYTES] += packets * _ROW_BYTES
+            w.figures[_TX_SUPER] += sent
+    return 0
+
+
+@kernel(_i64(TABLES, FLOW, WIRES, types.uint8[::1], _i64, _f64, _EVENTS, _I))
+def give(
+    t: Tables, f: Flow, w: Wires, rows: Any, segments: int, now: float, left: Any, left_used: Any
+) -> Any:
+    """Send what windows allow, a burst of each link in turn; returns :class:`Need`."""
+    need: Any = np.int64(0)
+    busy = True
+    while busy:
+        busy = False
+        for k in range(len(w.order)):
+            tree, index = w.order[k, 0], w.order[k, 1]
+            link = tree * _LINKS + index
+            if f.links[link, _QUEUED]:
+                need |= _REPEAT
+                continue
+            if index == _GROUP:
+                most = flow.group_room(f, tree)
+                if most < 0:
+                    continue
+                if most == 0:
+                    need |= _FULL
+                    continue
+                found = flow.next_for_group(t, f, tree, most, now, w.burst, left, left_used)
+                w.figures[_GROUP_ROWS] += found
+            else:
+                if f.links[link, _GROUPED] and not flow.is_behind(f, tree, index):
+                    continue
+                most = min(flow.room(f.links, f.link_times, link), _MOST)
+                if most == 0:
+                    need |= _FULL
+                    continue
+                found = flow.next_rows(t, f, tree, index, most, now, w.burst, left, left_used)
+            if found == 0:
+                continue
+            busy = True
+            w.figures[_ROWS] += found
+            stopped = push(t, w, rows, f.links[link, _ENDPOINT], found, segments)
+            if stopped:
+                w.figures[_LINK] = link
+                w.figures[_FOUND] = found
+                return need | stopped
+            if left_used[0] + 64 > len(left):
+                return need | _REPORTS
+    return need
+
+
+@kernel(types.boolean(TABLES, FLOW, WIRES, _f64, _f64))
+def give_credit(t: Tables, f: Flow, w: Wires, delay: float, now: float) -> bool:
+    """Send CREDIT to whom it is due; False if the device takes no more: it stays due."""
+    seen = np.int64(-1)
+    for k in range(len(w.order)):
+        tree = w.order[k, 0]
+        if tree == seen:
+            continue
+        seen = tree
+        count = flow.credits_due(t, f, tree, w.withheld, delay, delay, now, w.credits, w.soonest)
+        for i in range(count):
+            index = w.credits[i, 0]
+            link = tree * _LINKS + index
+            job = t.trees[tree, _JOB]
+            flags = _DOWN if index == _UP else 0
+            seal_control(
+                w.staging,
+                0,
+                np.uint32(_MAGIC)
+                | np.uint32(_CREDIT | flags << 4) << np.uint32(8)
+                | np.uint32(t.jobs[job, _JOB_ID]) << np.uint32(16),
+                np.uint32(f.links[link, _BIT]),
+                np.uint32(w.credits[i, 1] & 0xFFFFFFFF),
+                np.uint32(0),
+                np.uint32(t.jobs[job, _VERSION]) << np.uint32(16),
+                t.keys[job],
+                2,
+                np.uint32(f.tree_ids[tree]),
+            )
+            aim(w, f.links[link, _ENDPOINT])
+            left = _sendto(
+                np.int32(w.fds[0]),
+                w.staging.ctypes.data,
+                np.uintp(_CONTROL_BYTES),
+                np.int32(_DONTWAIT),
+                w.out_name.ctypes.data,
+                np.uint32(_NAME_BYTES),
+            )
+            if left < 0 and last_error() == _EAGAIN:
+                # nobody was told: it stays due
+                for j in range(i, count):
+                    f.links[tree * _LINKS + w.credits[j, 0], _REPORTED] -= w.credits[j, 2]
+                return False
+            w.figures[_TX_PACKETS] += 1
+            w.figures[_TX_BYTES] += _CONTROL_BYTES
+    return True
+
+
+@kernel(types.boolean(_EVENTS, _I))
+def is_urgent(events: Any, used: Any) -> bool:
+    """Whether something has to be acted on before the next batch is taken."""
+    for k in range(used[0]):
+        code = events[k, 0]
+        if code not in (_E_GROUP_END, _E_ANSWER, _E_AGAIN_UP, _E_AGAIN_DOWN, _E_LEFT):
+            return True
+    return False
+
+
+@kernel(
+    _i64(
+        TABLES,
+        FLOW,
+        WIRES,
+        types.uint8[::1],
+        _i64,
+        _i64,
+        types.boolean,
+        _f64,
+        _f64,
+        _EVENTS,
+        _I,
+        _EVENTS,
+        _I,
+        _I,
+        _I,
+    )
+)
+def turn(
+    t: Tables,
+    f: Flow,
+    w: Wires,
+    rows: Any,
+    segments: int,
+    budget: int,
+    sends: bool,
+    delay: float,
+    now: float,
+    events: Any,
+    used: Any,
+    left: Any,
+    left_used: Any,
+    counts: Any,
+    drops: Any,
+) -> Any:
+    """See the module's documentation. ``rows`` is slot memory in bytes, ``segments`` how many packets a message may have,
+    ``budget`` how many batches are taken; returns :class:`Need`.
+    """
+    w.soonest[0] = np.inf
+    need: Any = np.int64(0)
+    for _ in range(budget):
+        if sends:
+            need = give(t, f, w, rows, segments, now, left, left_used)
+            if need & (_BLOCKED | _REFUSED | _REPORTS):
+                return need
+        total = take(w)
+        if total < 0:
+            return need | _FAILED
+        if total == 0:
+            return need | _DRAINED
+        w.figures[_BATCHES] += 1
+        ingest(
+            t,
+            w.in_arena,
+            w.offsets[:total],
+            w.lengths[:total],
+            w.sources[:total],
+            events,
+            used,
+            counts,
+            drops,
+        )
+        if used[0]:
+            flow.take_credits(t, f, w.in_arena, w.offsets, w.sources, events, used, drops, now)
+        given = not sends or give_credit(t, f, w, delay, now)
+        if used[0] and is_urgent(events, used):
+            return need | _REPORTS
+        if not given:
+            return need
+        if used[0] + 4 * len(w.offsets) + 16 > len(events):
+            return need | _REPORTS
+    if sends:
+        need = give(t, f, w, rows, segments, now, left, left_used)
+    return need
+
+
+class Turn:
+    """Turns of one node on one device. ``node`` has its slots for itself."""
+
+    def __init__(self, node: Node, device: UdpDevice) -> None:
+        self._node = node
+        self._device = device
+        table = device.received
+        out = self._out = SendTable(SUPERFRAMES, SEGMENTS)
+        self._segments = 0
+        self._events: NDArray[np.int64] = np.zeros((8 * PACKETS + 32, 4), np.int64)
+        self._used: NDArray[np.int64] = np.zeros(1, np.int64)
+        self._wires = Wires(
+            np.array([device.fileno()], np.int64),
+            table.words,
+            table.headers,
+            table.names,
+            table.control,
+            table.sizes,
+            table.arena.view(np.int32),
+            np.zeros(PACKETS, np.int64),
+            np.zeros(PACKETS, np.int64),
+            np.zeros(PACKETS, np.uint64),
+            out.words,
+            out.iovecs,
+            out.name,
+            np.zeros(BURST, np.int64),
+            np.zeros((0, 2), np.int64),
+            np.zeros((LINKS, 3), np.int64),
+            np.zeros(LINKS, np.int64),
+            np.zeros(1),
+            np.zeros((1, 39), np.int32),
+            np.zeros(len(Figure), np.int64),
+        )
+        self._arena = table.arena
+        #: plans and groups that :meth:`_follow` has seen
+        self._known = (-1, -1)
+        self._trees: list[Tree] = []
+
+    def run(self, now: float, *, sends: bool = True) -> "Outcome":
+        """One turn and what follows from it."""
+        node, w = self._node, self._wires
+        state = node.state
+        known = (state.plans, self._device.joins)
+        if known != self._known:
+            self._known = known
+            w = self._follow()
+        for tree in self._trees:
+            # kernels follow the rows that this has linked
+            tree.lineup()
+        segments = self._device.segments_of(ROW_BYTES)
+        if segments != self._segments:
+            self._segments = segments
+            self._out.aim(0, ROW_BYTES if segments > 1 else 0)
+        state.now = max(state.now, now)
+        w.figures[: Figure.FIRST] = 0
+        leftover, need = self._once(BUDGET, sends, now)
+        # what this host has encoded meanwhile leaves at once
+        while sends and leftover is None and node.produce(now):
+            leftover, _ = self._once(0, True, now)
+        figures = w.figures.tolist()
+        self._device.account(figures[: Figure.LAST])
+        state.rows_sent += figures[Figure.ROWS]
+        state.results_multicast += figures[Figure.GROUP_ROWS]
+        return Outcome(
+            figures[Figure.RX_PACKETS], figures[Figure.BATCHES], bool(need & Need.DRAINED), leftover
+        )
+
+    def _follow(self) -> Wires:
+        """Links or sockets have changed."""
+        self._trees = list(self._node.state.trees())
+        order = [(tree.row, link.row - tree.row * LINKS) for tree in self._trees for link in tree.links()]
+        self._wires = self._wires._replace(
+            order=np.array(order, np.int64).reshape(-1, 2),
+            fds=np.array(self._device.descriptors(), np.int64),
+        )
+        return self._wires
+
+    def _once(self, budget: int, sends: bool, now: float) -> tuple[Transmission | None, int]:
+        """The kernels' part, and Python's; what the device did not take, and :class:`Need`."""
+        node, slots, w = self._node, self._node.slots, self._wires
+        state, links = node.state, node.links
+        self._used[0] = 0
+        need = turn(
+            slots.tables,
+            slots.flow,
+            w,
+            node.memory.bytes,
+            self._segments,
+            budget,
+            sends,
+            node.timing.reorder,
+            now,
+            self._events,
+            self._used,
+            links.left.rows,
+            links.left.used,
+            slots.counts,
+            slots.drops,
+        )
+        links.see_ends(now)
+        if w.soonest[0] != np.inf:
+            state.wake(float(w.soonest[0]))
+        if need & Need.FULL:
+            state.wake(now + node.timing.retransmit / 4)
+        leftover = None
+        if need & (Need.BLOCKED | Need.REFUSED):
+            rest = w.burst[w.figures[Figure.TAKEN] : w.figures[Figure.FOUND]].copy()
+            endpoint = int(node.memory.links[w.figures[Figure.LINK], LinkColumn.ENDPOINT])
+            leftover = Transmission(endpoint, node.memory.bytes, rest, ROW_BYTES)
+        if need & Need.FAILED:
+            self._device.receive()
+        if need & Need.REPEAT:
+            state.dirty = True
+        if self._used[0]:
+            total = int(w.figures[Figure.LAST])
+            batch = PacketBatch(self._arena, w.offsets[:total], w.lengths[:total], w.sources[:total])
+            reports = [(row[0], row[1], row[2], row[3]) for row in self._events[: self._used[0]].tolist()]
+            state.dirty |= any(report[0] != Event.GROUP_END for report in reports)
+            node.act(reports, batch, now)
+        if sends:
+            # credit has left already
+            node.rounds.sink(now)
+        else:
+            node.settle(now)
+        return leftover, int(need)
+
+
+class Outcome(NamedTuple):
+    """What a turn came to: packets and batches taken, whether the sockets are empty, what the device did not take."""
+
+    packets: int
+    batches: int
+    drained: bool
+    leftover: Transmission | None
+
+
+def turn_for(node: object, device: object) -> Turn | None:
+    """Compiled turns, where a node has its slots for itself and a plain UDP socket; ``None``: batch by batch."""
+    if type(node) is Node and isinstance(node.slots, UserSlots) and type(device) is UdpDevice:
+        return Turn(node, device)
+    return None
