@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from inanet.proto.common.encoding import MISFIT
 from inanet.proto.common.plan import ExponentMode, Fold, TensorSpec
 from inanet.proto.tree.slots import ROW, ShardColumn, State
 from inanet.testing.fabric import VirtualFabric, float_arrays
@@ -63,7 +64,11 @@ class Damage:
             return
         memory = self.fabric.nodes[self.name].memory
         collect = self.state is State.COLLECT
-        exact = (memory.state == self.state) & (memory.round == round_) & ~(collect & (memory.misfit != 0))
+        exact = (
+            (memory.state == self.state)
+            & (memory.round == round_)
+            & ~(collect & (memory.misfit & MISFIT != 0))
+        )
         slots = np.flatnonzero(exact)
         if collect:
             rows = [memory.shard_row[0, shard] for shard in range(2)]

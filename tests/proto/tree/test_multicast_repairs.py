@@ -32,7 +32,7 @@ class Loser(Wrapper):
             return batch
         headers = [np.frombuffer(batch.packet(i)[:20], "<u4") for i in range(len(batch))]
         hit = [
-            int(h[0]) >> 8 & 15 == Kind.RESULT and h[2] == self.fragment and h[4] & 0xFFFF == 0
+            int(h[0]) >> 8 & 15 == Kind.RESULT and h[2] & 0xFFFFFF == self.fragment and h[4] & 0xFFFF == 0
             for h in headers
         ]
         if not any(hit):
