@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import click
 
@@ -108,8 +108,12 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
 
             click.echo(write_toml(config), nl=False)
             context.exit(Exit.OK)
+        # structlog imports rich where it is installed, for tracebacks that no daemon prints: 4 MB and a tenth of a second
+        sys.modules.setdefault("rich", cast(Any, None))
         from daemons._lifecycle import run
 
+        if sys.modules["rich"] is None:
+            del sys.modules["rich"]
         _end(run(role, config, serve, read, loop))
 
     return main

@@ -139,11 +139,11 @@ class Timing(Section):
 class DaemonConfig(Section):
     """What every daemon has."""
 
-    node: Node = Node()
-    log: Log = Log()
-    metrics: Metrics = Metrics()
-    timing: Timing = Timing()
-    impair: Impair = Impair()
+    node: Node = Field(default_factory=Node)
+    log: Log = Field(default_factory=Log)
+    metrics: Metrics = Field(default_factory=Metrics)
+    timing: Timing = Field(default_factory=Timing)
+    impair: Impair = Field(default_factory=Impair)
 
 
 class WorkerNode(Node):
@@ -157,10 +157,10 @@ class WorkerNode(Node):
 class WorkerConfig(DaemonConfig):
     """``ina-worker``."""
 
-    node: WorkerNode = WorkerNode()
+    node: WorkerNode = Field(default_factory=WorkerNode)
     control: ClientControl = Field(description="the section with the coordinator's address")
     local: Local = Field(description="the section with the socket for training processes")
-    a2tp: A2tp = A2tp()
+    a2tp: A2tp = Field(default_factory=A2tp)
 
 
 class AggNode(Node):
@@ -174,7 +174,7 @@ class AggNode(Node):
 class AggConfig(DaemonConfig):
     """``ina-agg``."""
 
-    node: AggNode = AggNode()
+    node: AggNode = Field(default_factory=AggNode)
     control: ClientControl = Field(description="the section with the coordinator's address")
 
 
@@ -188,8 +188,8 @@ class PsNode(Node):
 class PsConfig(DaemonConfig):
     """``ina-ps``."""
 
-    node: PsNode = PsNode()
-    control: PsControl = PsControl()
+    node: PsNode = Field(default_factory=PsNode)
+    control: PsControl = Field(default_factory=PsControl)
     topology: Topology | None = Field(default=None, validate_default=True)
 
     @field_validator("control")

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PlainValidator, ValidationInfo
 
 from inanet import units
-from inanet.messages.fields import check_name
+from inanet.messages.names import check_name
 from inanet.proto.slots.systems import NAMES
 from inanet.service.addresses import HostPort, parse_host_port
 

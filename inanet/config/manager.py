@@ -56,12 +56,12 @@ class Planning(Section):
 class ManagerConfig(Section):
     """``ina-manager``."""
 
-    node: ManagerNode = ManagerNode()
-    log: Log = Log()
-    metrics: Metrics = Metrics()
-    control: CoordinatorControl = CoordinatorControl()
-    fabric: ManagedFabric = ManagedFabric()
-    planning: Planning = Planning()
+    node: ManagerNode = Field(default_factory=ManagerNode)
+    log: Log = Field(default_factory=Log)
+    metrics: Metrics = Field(default_factory=Metrics)
+    control: CoordinatorControl = Field(default_factory=CoordinatorControl)
+    fabric: ManagedFabric = Field(default_factory=ManagedFabric)
+    planning: Planning = Field(default_factory=Planning)
     #: trees as they stand, as in the PS's file, instead of planned ones
     topology: Topology | None = None
 

@@ -10,7 +10,7 @@ from inanet.config.fields import Duration, Probability, ServiceAddress
 class Section(BaseModel):
     """Base of all sections: exact types, no unknown keys, immutable once read."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 class Log(Section):

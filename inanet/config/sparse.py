@@ -96,7 +96,7 @@ class SparseConfig(Section):
     """The file. ``[impair]`` puts faults on every packet that arrives at any machine, for tests."""
 
     job: SparseSection = Field(description="the section with the job's machines")
-    impair: Impair = Impair()
+    impair: Impair = Field(default_factory=Impair)
 
 
 class OnlineSection(Section):
@@ -145,5 +145,5 @@ class FabricSparseConfig(Section):
 
     job: FabricJob = Field(description="the section with the job's name and its ranks")
     control: ClientControl = Field(description="the section with the coordinator's address")
-    node: RankNode = RankNode()
-    impair: Impair = Impair()
+    node: RankNode = Field(default_factory=RankNode)
+    impair: Impair = Field(default_factory=Impair)

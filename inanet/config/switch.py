@@ -332,11 +332,11 @@ class Switch(Section):
 class SwitchConfig(Section):
     """``ina-switch``."""
 
-    node: SwitchNode = SwitchNode()
-    log: Log = Log()
-    metrics: Metrics = Metrics()
-    impair: Impair = Impair()
-    control: SwitchControl = SwitchControl()
+    node: SwitchNode = Field(default_factory=SwitchNode)
+    log: Log = Field(default_factory=Log)
+    metrics: Metrics = Field(default_factory=Metrics)
+    impair: Impair = Field(default_factory=Impair)
+    control: SwitchControl = Field(default_factory=SwitchControl)
     switch: Switch = Field(description="the section with ports and programs")
 
     @field_validator("switch")

@@ -115,15 +115,6 @@ def _is_bit(value: int) -> bool:
     return 0 < value < 1 << MAX_CHILDREN and value & (value - 1) == 0
 
 
-def check_name(text: object) -> str:
-    """The text, if it is a node's name. Raises ``ValueError``."""
-    if not isinstance(text, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._:@+-]{0,127}", text, re.ASCII):
-        raise ValueError(
-            f"{text!r} is not a name; allowed: 1 to 128 letters, digits and ._:@+-, a letter or digit first"
-        )
-    return text
-
-
 def check_spec(spec: TensorSpec) -> TensorSpec:
     """The spec itself, or ``ValueError`` saying which field is out of range."""
     _need(len(spec.name) <= 256 and spec.name.isprintable(), "name: at most 256 printable characters")

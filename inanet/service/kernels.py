@@ -7,17 +7,13 @@ the cache says that a set is whole: then nothing is started, and numba is not ev
 
 import hashlib
 import importlib
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, flock
-from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +21,8 @@ from inanet.service import kernel_cache
 from inanet.service.exits import Failure
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from inanet.kernels.jit import Kernel
 
 #: Modules whose import defines the kernels of a set: what a daemon of that role may use, whatever its jobs ask for. A set may also be
@@ -152,7 +150,12 @@ def prepare(sets: Sequence[str], tell: Tell = lambda done, total: None) -> None:
 def _marker(name: str) -> str:
     """Of the program, its sources as they are, the interpreter and the machine: other ones have other markers."""
     root = Path(__file__).parents[1]
-    text = [importlib.metadata.version("numba"), sys.version, platform.machine(), _processor(), name]
+    compiler = importlib.util.find_spec("numba")
+    assert compiler is not None
+    assert compiler.origin is not None
+    text = [sys.version, os.uname().machine, _processor(), name]
+    its = Path(compiler.origin).with_name("_version.py").stat()
+    text.append(f"{its.st_mtime_ns} {its.st_size}")
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             found = path.stat()
@@ -206,6 +209,10 @@ def compile_missing(wanted: Sequence["Kernel"], processes: int, tell: Tell) -> i
     done = len(wanted) - len(missing)
     tell(done, len(wanted))
     waiting = {kernel: kernel.calls() & set(missing) for kernel in missing}
+    # only here: daemons, which compile nothing themselves, are to stay small
+    from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+    from multiprocessing import get_context
+
     running: dict[Future[None], Kernel] = {}
     # forked: the functions are imported already, and nothing is compiled in this process
     with ProcessPoolExecutor(

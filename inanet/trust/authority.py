@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from inanet.messages.fields import check_name
+from inanet.messages.names import check_name
 from inanet.service.exits import Failure
 from inanet.trust.certificates import COORDINATOR, JOB, NODE, ROLE, ROLES, STATUS
 

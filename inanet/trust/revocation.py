@@ -13,7 +13,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 
-from inanet.messages.fields import check_name
+from inanet.messages.names import check_name
 from inanet.trust.authority import (
     CERTIFICATE,
     ISSUED,
