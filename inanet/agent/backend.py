@@ -5,7 +5,8 @@ A job whose ranks are all on this host needs no fabric: :mod:`inanet.agent.sums`
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import structlog
@@ -46,7 +47,6 @@ class _Membership:
     member: Member | None = None
     uplink: Uplink | None = None
     running: "asyncio.Task[None] | None" = None
-    futures: "dict[int, asyncio.Future[Participation | None]]" = field(default_factory=dict)
 
 
 class FabricBackend:
@@ -98,7 +98,6 @@ class FabricBackend:
         beside = mine.beside
         member = station.member(
             station.identity(job, ranks, world, system, device=beside.device if beside else None),
-            finished=lambda round_, failed: self._finished(mine, round_, failed),
             progress=progress,
             follower=mine.host,
         )
@@ -196,20 +195,23 @@ class FabricBackend:
             return mine.sums.submit(round_, spec, arrays)
         assert mine.member is not None
         # a tensor without a format is refused by the coordinator, on all hosts and under this round's number
-        future = mine.futures[round_] = asyncio.get_running_loop().create_future()
-        mine.member.begin(round_, spec, arrays, self._station.driver.now())
+        future: asyncio.Future[Participation | None] = asyncio.get_running_loop().create_future()
+        done = partial(self._finished, mine.member, round_, future)
+        mine.member.begin(round_, spec, arrays, self._station.driver.now(), done)
         self.flush()
         self._kick(mine)
         if self._rate_reporter is not None:
             self._rate_reporter.poke()
         return future
 
-    def _finished(self, mine: _Membership, round_: int, failed: Failed | None) -> None:
-        future = mine.futures.pop(round_, None)
-        if future is None or future.done():
+    @staticmethod
+    def _finished(
+        member: Member, round_: int, future: "asyncio.Future[Participation | None]", failed: Failed | None
+    ) -> None:
+        if future.done():
             return
         if failed is None:
-            future.set_result(None if mine.member is None else mine.member.participation)
+            future.set_result(member.participation)
         elif failed.cause == "overflow":
             future.set_exception(OverflowRefused(failed.message, round=round_))
         else:

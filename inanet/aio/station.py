@@ -17,7 +17,7 @@ from inanet.aio.rates import UNLIMITED, Pace
 from inanet.config.control import CoordinatorControl
 from inanet.config.daemons import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
 from inanet.config.daemons import Node as NodeConfig
-from inanet.member.member import Failed, Identity, Member
+from inanet.member.member import Identity, Member
 from inanet.messages.services import Service
 from inanet.phy.device import Device, receive_window
 from inanet.phy.fault import FaultInjector
@@ -218,14 +218,13 @@ class Station:
     def member(
         self,
         identity: Identity,
-        finished: Callable[[int, Failed | None], None] = lambda _round, _error: None,
         progress: Callable[[str], None] = lambda _text: None,
         follower: Follower | None = None,
     ) -> Member:
         """A member for this node, or for a ``follower`` around it, which joins :attr:`members`; see
         :class:`~inanet.member.member.Member`.
         """
-        member = Member(follower or self.node, identity, finished=finished, progress=progress)
+        member = Member(follower or self.node, identity, progress=progress)
         if self.pace is not None:
             member.paced_by(self.pace)
         self.members.append(member)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from inanet.member.evaluation import Evaluation
 from inanet.member.identity import Failed, Identity, Paced
 from inanet.member.job_views import JobViews
-from inanet.member.rounds import HostRounds
+from inanet.member.rounds import Done, HostRounds
 from inanet.messages.control import (
     PROTOCOL,
     Finished,
@@ -50,16 +50,13 @@ from inanet.proto.common.plan import TensorSpec
 
 
 class Member:
-    """See the module's documentation. ``finished(round, error)`` is called once for every round begun here, with None
-    for success; ``progress(text)`` with what is still missing while the job forms.
-    """
+    """See the module's documentation. ``progress(text)`` is called with what is still missing while the job forms."""
 
     def __init__(
         self,
         node: Follower,
         identity: Identity,
         *,
-        finished: Callable[[int, Failed | None], None] = lambda _round, _error: None,
         progress: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.node = node
@@ -73,7 +70,7 @@ class Member:
         self.evaluate = False
         self._out: list[Message] = []
         self._jobs = JobViews(node, identity, self._out)
-        self._rounds = HostRounds(node, identity, self._jobs, self._out, finished)
+        self._rounds = HostRounds(node, identity, self._jobs, self._out)
         #: the epoch that the last step took part in (asynchronous training)
         self.participation: events.Participation | None = None
         #: the first plan has come: rounds may begin
@@ -159,14 +156,23 @@ class Member:
 
     # ------------------------------------------------------------ rounds of a worker
 
-    def begin(self, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]], now: float) -> None:
-        """This host's part in a round; rounds count up by one. Needs :attr:`joined`."""
+    def begin(
+        self,
+        round_: int,
+        spec: TensorSpec,
+        arrays: Sequence[NDArray[Any]],
+        now: float,
+        done: Done = lambda _error: None,
+    ) -> None:
+        """This host's part in a round; rounds count up by one. Needs :attr:`joined`. ``done(error)`` is called once, with None
+        for success.
+        """
         if self.evaluation is not None:
             performed = self.evaluation.begun(spec, now)
             if performed is not None:
                 self._out.append(performed)
                 self.evaluation = None
-        self._rounds.begin(round_, spec, arrays, now)
+        self._rounds.begin(round_, spec, arrays, now, done)
 
     def refuse_mismatch(self, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
         """Ranks of this host called different collectives in a round, which therefore gets no part of this host."""

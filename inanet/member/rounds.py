@@ -13,6 +13,9 @@ from inanet.proto.common import events
 from inanet.proto.common.machine import Follower
 from inanet.proto.common.plan import TensorSpec
 
+#: Called once when a round is over, with None for success.
+Done = Callable[[Failed | None], None]
+
 
 @dataclass(slots=True)
 class _Opened:
@@ -26,12 +29,11 @@ class _Opened:
     arrays: Sequence[NDArray[Any]]
     tensor: int | None = None
     refusal: Refuse | None = None
+    done: Done = lambda _error: None
 
 
 class HostRounds:
-    """Announces rounds in ``out`` and hands them to ``node`` once their tensors are laid out. ``finished(round, error)`` is called
-    once for each, with None for success.
-    """
+    """Announces rounds in ``out`` and hands them to ``node`` once their tensors are laid out."""
 
     def __init__(
         self,
@@ -39,13 +41,11 @@ class HostRounds:
         identity: Identity,
         following: JobViews,
         out: list[Message],
-        finished: Callable[[int, Failed | None], None],
     ) -> None:
         self._node = node
         self._identity = identity
         self._following = following
         self._out = out
-        self._finished = finished
         self._opened: dict[int, _Opened] = {}
         self._held: dict[int, _Opened] = {}
         self._hold_before: int | None = None
@@ -59,9 +59,11 @@ class HostRounds:
 
     # ------------------------------------------------------------ beginning
 
-    def begin(self, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]], now: float) -> None:
+    def begin(
+        self, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]], now: float, done: Done
+    ) -> None:
         """This host's part in a round."""
-        if self._enter(round_, _Opened(spec, arrays)):
+        if self._enter(round_, _Opened(spec, arrays, done=done)):
             self._start(round_, self._opened[round_], now)
 
     def _enter(self, round_: int, opened: _Opened) -> bool:
@@ -160,8 +162,9 @@ class HostRounds:
 
     def close(self, round_: int, error: Failed | None) -> None:
         """A round is over."""
-        if self._opened.pop(round_, None) is not None:
-            self._finished(round_, error)
+        opened = self._opened.pop(round_, None)
+        if opened is not None:
+            opened.done(error)
 
     def close_all(self, error: Failed) -> None:
         """None of them can end any more."""

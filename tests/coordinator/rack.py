@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
@@ -137,12 +138,7 @@ class Rack:
             "system": self.system,
         } | changes
 
-        def finished(round_: int, error: Failed | None) -> None:
-            self.results[name, round_] = error
-
-        self._connect(
-            name, Member(host, Identity(name, "worker", TOKEN, address, 512, **who), finished=finished)
-        )
+        self._connect(name, Member(host, Identity(name, "worker", TOKEN, address, 512, **who)))
 
     def kill(self, name: str) -> None:
         """kill -9"""
@@ -202,8 +198,13 @@ class Rack:
         for name in self.names if only is None else only:
             index = self.names.index(name)
             mine = list(arrays[2 * index : 2 * index + 2])
-            self.members[name].begin(self._begun, spec, mine, self.star.now)
+            self.begin_at(name, self._begun, spec, mine)
         return self._begun
+
+    def begin_at(self, name: str, round_: int, spec: TensorSpec, arrays: Sequence[NDArray[Any]]) -> None:
+        """One host's part in a round."""
+        done = partial(self.results.__setitem__, (name, round_))
+        self.members[name].begin(round_, spec, arrays, self.star.now, done)
 
     def ended(self, round_: int, names: Sequence[str] | None = None) -> bool:
         """Whether a round is over at these hosts, by default at all."""

@@ -97,7 +97,7 @@ def test_hosts_that_disagree_get_the_same_error_and_the_job_is_over() -> None:
     rack = Rack("esa").start().joined()
     other = TensorSpec("f", "f32", (3001,), "mean", ExponentMode.CARRIED)
     number = rack.begin(FLOATS, arrays_of(FLOATS, 6, 1), only=["w0", "w1"])
-    rack.members["w2"].begin(number, other, arrays_of(other, 2, 1), rack.star.now)
+    rack.begin_at("w2", number, other, arrays_of(other, 2, 1))
     rack.run(lambda: rack.ended(number))
     assert rack.errors(number) == {"mismatch"}
     rack.run(lambda: not rack.coordinator.jobs)

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -85,10 +86,7 @@ class Whole:
             ranks = (workers.index(name),)
             who = Identity(name, role, TOKEN, device.endpoint, budget, "train", ranks, len(workers))
 
-        def finished(round_: int, error: Failed | None) -> None:
-            self.results[name, round_] = error
-
-        self.members[name] = Member(Node(name, 8192), who, finished=finished)
+        self.members[name] = Member(Node(name, 8192), who)
         self.connect(name)
 
     def connect(self, name: str) -> None:
@@ -166,7 +164,8 @@ class Whole:
 
     def begin(self, round_: int, spec: TensorSpec, arrays: dict[str, NDArray[np.generic]]) -> None:
         for name, array in arrays.items():
-            self.members[name].begin(round_, spec, [array], self.clock.now)
+            done = partial(self.results.__setitem__, (name, round_))
+            self.members[name].begin(round_, spec, [array], self.clock.now, done)
 
     def done(self, round_: int) -> bool:
         return all((name, round_) in self.results for name in self.topology.workers)

@@ -1,6 +1,7 @@
 """A coordinator that says to a member what a script tells it to, with a real node, in virtual time."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,7 +61,6 @@ class Script:
         self.member = Member(
             Node("w1", capacity),
             who,
-            finished=lambda round_, error: self.done.append((round_, error)),
             progress=self.progress.append,
         )
         self.member.connected()
@@ -97,8 +97,11 @@ class Script:
 
     def begin(self, round_: int, spec: TensorSpec = SPEC, value: int = 1) -> NDArray[np.int32]:
         array = np.full(spec.elements, value, np.int32 if spec.dtype == "i32" else np.float32)
-        self.member.begin(round_, spec, [array], self.clock.now)
+        self.member.begin(round_, spec, [array], self.clock.now, partial(self._done, round_))
         return array
+
+    def _done(self, round_: int, error: Failed | None) -> None:
+        self.done.append((round_, error))
 
     def run(self) -> None:
         """Carry packets until all is quiet, timers included."""

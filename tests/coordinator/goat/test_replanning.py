@@ -87,7 +87,7 @@ def test_a_lost_switch_fails_what_is_under_way_on_all_ranks_and_the_job_is_sched
     rack.kill_switch("s2")
     rack.run(lambda: rack.ended(number, ["w0", "w1"]))
     # the third comes to the round later, and is told the same
-    rack.members["w2"].begin(number, INTEGERS, arrays_of(INTEGERS, 2)[4:], rack.star.now)
+    rack.begin_at("w2", number, INTEGERS, arrays_of(INTEGERS, 2)[4:])
     rack.run(lambda: rack.ended(number))
     found = {rack.results[name, number] for name in rack.names}
     assert len(found) == 1
@@ -137,7 +137,7 @@ def test_a_switch_that_comes_back_is_taken_in_when_nothing_is_under_way() -> Non
     for name in ("w1", "w2"):
         index = rack.names.index(name)
         mine = arrays_of(INTEGERS, 3)[2 * index : 2 * index + 2]
-        rack.members[name].begin(number, INTEGERS, mine, rack.star.now)
+        rack.begin_at(name, number, INTEGERS, mine)
     rack.run(lambda: rack.ended(number))
     assert rack.errors(number) == {""}
     rack.run(lambda: rack.sites() == WAYS)

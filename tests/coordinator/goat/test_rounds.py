@@ -32,7 +32,7 @@ class Steps(Lab):
         """Both ranks of a host contribute this value."""
         self.next[name] += 1
         arrays = [np.full(spec.shape, value, np.float32) for _ in range(2)]
-        self.members[name].begin(self.next[name], spec, arrays, self.star.now)
+        self.begin_at(name, self.next[name], spec, arrays)
         return name, self.next[name], arrays
 
     def done(self, *steps: tuple[str, int, Any]) -> None:
