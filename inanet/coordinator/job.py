@@ -6,15 +6,14 @@ any round may be on its way: hosts are asked to hold before a round none of them
 changes when everything before it is finished and confirmed. That is also the moment for other trees, when the
 planner knows better ones. A job that is scheduled over several switches (GOAT) is scheduled anew when one is lost or comes,
 in another epoch. A parameter server that comes back gets everything again (root restart). A worker that is lost ends the
-job, or, if that is elastic, has it begin another epoch (:mod:`inanet.coordinator.epoch_change`).
+job, or, if that is elastic, has it begin another epoch.
 """
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from inanet.coordinator.child_ids import Planner
-from inanet.coordinator.epoch_change import EpochChange
 from inanet.coordinator.events import (
     ControlEvent,
     JobOver,
@@ -26,7 +25,6 @@ from inanet.coordinator.events import (
 )
 from inanet.coordinator.goat.rounds import SYSTEM, AsynchronousRounds
 from inanet.coordinator.goat.schedules import Reschedule, Rescheduled, Schedules
-from inanet.coordinator.lost_servers import LostServers
 from inanet.coordinator.plans import Inheritance, PlanVersions
 from inanet.coordinator.quiet_moment import Mark, QuietMoment
 from inanet.coordinator.receive_buffers import Receivers
@@ -67,6 +65,85 @@ _MODEL = 0
 Renewal = Callable[[int], tuple[int, Planner]]
 #: Wait for a quiet moment like an aggregator; no node is called that.
 REARRANGED, REKEYED = "*", "#"
+
+
+@dataclass(slots=True)
+class LostServers:
+    """Parameter servers that are gone and may come back: each is waited for ``seconds``, as the coordinator would be (root restart)."""
+
+    seconds: float
+    _since: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._since)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._since
+
+    def lose(self, name: str, why: str, now: float) -> bool:
+        """One is gone; False if that was known."""
+        if name in self._since:
+            return False
+        self._since[name] = (now + self.seconds, why)
+        return True
+
+    def fill(self, name: str) -> bool:
+        """One is back; False if it was not missed."""
+        return self._since.pop(name, None) is not None
+
+    def timer(self) -> float | None:
+        """When the first of them is late."""
+        return min((deadline for deadline, _ in self._since.values()), default=None)
+
+    def late(self, now: float) -> tuple[str, str] | None:
+        """One that has not come back in time, and why it is gone."""
+        return next(((name, why) for name, (at, why) in sorted(self._since.items()) if now >= at), None)
+
+
+@dataclass(slots=True)
+class EpochChange:
+    """The job goes on in another epoch, without workers that are gone (elastic rounds) or over other switches.
+
+    A round whose contributions are all at the roots is completed, with the lost worker's part in it; any other fails on all
+    survivors with one error. Only the roots can tell which it is, so they are asked, and a root that lacks something gives the
+    round up before it answers: a round never fails on some ranks only. Hosts hold meanwhile. When all have said what they have
+    begun, and nothing is under way any more, the job gets a plan under a new key, the next epoch, with fewer ranks: nodes
+    forget everything that was sent before it, so nothing of the old membership can be counted in the new one.
+
+    ``nonce`` is that of the hold hosts are asked for, ``before`` its round.
+    """
+
+    reason: str
+    nonce: int
+    before: int
+    held: set[str] = field(default_factory=set)
+    #: by round, the roots that have still to say whether they have all of it
+    asked: dict[int, set[str]] = field(default_factory=dict)
+
+    def hold_again(self, nonce: int) -> None:
+        """Hosts have been sent a plan, which lets them go on: they are asked anew."""
+        self.nonce = nonce
+        self.held.clear()
+
+    def judged(self, root: str, round_: int, complete: bool) -> bool:
+        """A root has answered; whether the round fails with that."""
+        waiting = self.asked.get(round_)
+        if waiting is None or root not in waiting:
+            return False
+        waiting.discard(root)
+        if not complete or not waiting:
+            del self.asked[round_]
+        return not complete
+
+    def waits_for(self, root: str) -> Iterator[int]:
+        """Rounds about which a root has not answered, which it will not do any more."""
+        for round_ in [round_ for round_, roots in self.asked.items() if root in roots]:
+            del self.asked[round_]
+            yield round_
+
+    def settled(self, hosts: Collection[str]) -> bool:
+        """Whether all hosts hold and all roots have answered."""
+        return not self.asked and self.held.issuperset(hosts)
 
 
 class Job:

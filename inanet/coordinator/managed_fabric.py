@@ -6,11 +6,10 @@ idle; section V of XAgg screens and sorts them (:mod:`inanet.planning.trees`), t
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from inanet.coordinator.busy_servers import Strain
-from inanet.coordinator.recovered_topology import topology_of
 from inanet.coordinator.registry import Entry, Registry
+from inanet.messages.registration import Register, Report
 from inanet.messages.text import clip
 from inanet.planning.candidates import Fleet
 from inanet.planning.costs import Costs
@@ -19,6 +18,7 @@ from inanet.planning.plans import Downlink, Plan, star, tree_of
 from inanet.planning.selection import Selection, cheapest
 from inanet.planning.topology import Arrangement, Topology, Tree
 from inanet.planning.trees import (
+    MEMORY_SHARE,
     WORTHWHILE,
     Performance,
     Server,
@@ -49,6 +49,37 @@ class Policy:
     dynamic: bool = False
 
 
+#: A machine with a smaller share of idle cores is busy: a daemon that sums is one thread, so on more than one core this
+#: is not its own work.
+IDLE_SHARE = 0.1
+#: Reports in a row that say the same before it is believed.
+REPORTS = 3
+
+
+@dataclass(slots=True)
+class BusyServers:
+    """Who is busy, by the reports so far."""
+
+    _streaks: dict[str, int] = field(default_factory=dict)
+    _busy: set[str] = field(default_factory=set)
+
+    def report(self, card: Register, load: Report) -> str:
+        """One more report of a node: why it is busy, empty if it is not."""
+        name = card.name
+        cores = load.idle_cores < IDLE_SHARE * card.cores
+        memory = card.memory > 0 and load.memory_used > MEMORY_SHARE * card.memory
+        changed = (cores or memory) != (name in self._busy)
+        self._streaks[name] = self._streaks.get(name, 0) + 1 if changed else 0
+        if self._streaks[name] >= REPORTS:
+            self._busy ^= {name}
+            self._streaks[name] = 0
+        if name not in self._busy:
+            return ""
+        if memory:
+            return f"{load.memory_used / card.memory:.0%} of its memory is in use"
+        return f"{load.idle_cores:g} of its {card.cores} cores are idle"
+
+
 class ManagedFabric:
     """A :class:`~inanet.planning.topology.Fabric` over a registry. ``expect``: nodes that jobs wait for until all of them
     have been there once.
@@ -60,7 +91,7 @@ class ManagedFabric:
         self._costs = costs
         self._expect = tuple(expect)
         self._complete = False
-        self._strain = Strain()
+        self._busy_servers = BusyServers()
 
     # ---------- as a Fabric
 
@@ -173,7 +204,7 @@ class ManagedFabric:
         entry = self._registry.get(name)
         if not self._policy.dynamic or entry is None or entry.load is None:
             return ""
-        return self._strain.report(entry.card, entry.load)
+        return self._busy_servers.report(entry.card, entry.load)
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> Topology | None:
         """See :class:`~inanet.planning.topology.Fabric`."""
@@ -235,3 +266,46 @@ def _under(root: str, workers: Collection[str]) -> Topology:
     """All workers send to the root."""
     tree: Tree = star(0, root, tuple(sorted(workers)))
     return Topology(roots=(root,), workers=dict.fromkeys(tree.parents, (tree.root,)))
+
+
+def topology_of(
+    plans: Mapping[str, NodePlan], workers: Collection[str], roots: Collection[str]
+) -> Topology | None:
+    """The trees that the ``plans`` of members, by name, are views of.
+
+    A member knows its parent and its children, so one that has not come back is known by its neighbours. ``roots``:
+    parameter servers of the fabric, for trees of which nobody above is back. None if the plans do not tell, or do not
+    fit together yet.
+    """
+    parents: dict[int, dict[str, str]] = {}
+    tops: dict[int, str] = {}
+    for name, plan in plans.items():
+        for place in plan.placements:
+            tree = parents.setdefault(place.tree, {})
+            if place.parent is None:
+                tops[place.tree] = name
+            else:
+                tree[name] = place.parent.name
+            tree.update((child.name, name) for child in place.children if child.name not in tree)
+    found: dict[str, str] = {}
+    chosen: list[str] = []
+    for index in sorted(parents):
+        tree = parents[index]
+        above = sorted({parent for parent in tree.values() if parent not in tree})
+        top = tops.get(index) or next((name for name in above if name in roots), None)
+        if top is None and len(above) == 1:
+            top = above[0]
+        if top is None:
+            return None
+        # whoever stood between, and is not back: its own parent is known to nobody
+        tree.update(dict.fromkeys((name for name in above if name != top), top))
+        chosen.append(top)
+        inner = {parent for parent in tree.values() if parent != top}
+        found.update((name, tree[name]) for name in inner)
+    hosts = {name: tuple(parents[index].get(name, "") for index in sorted(parents)) for name in workers}
+    if not chosen or any("" in above for above in hosts.values()):
+        return None
+    try:
+        return Topology(roots=tuple(chosen), aggregators=found, workers=hosts)
+    except ValueError:
+        return None

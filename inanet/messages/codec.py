@@ -7,7 +7,8 @@ never holds more than one frame's worth of memory for it.
 import msgpack
 from pydantic import TypeAdapter, ValidationError
 
-from inanet.messages.control import KINDS, Frozen, Message
+from inanet.messages.control import KINDS, Message
+from inanet.messages.fields import Frozen
 
 LENGTH_BYTES = 4
 #: Largest frame body in bytes.

@@ -8,8 +8,7 @@ import pytest
 
 from inanet.coordinator.epochs import Epochs
 from inanet.coordinator.events import NodeRegistered, PeerLost, PlanChosen, PlanRepeated
-from inanet.coordinator.managed_fabric import ManagedFabric, Policy
-from inanet.coordinator.recovered_topology import topology_of
+from inanet.coordinator.managed_fabric import ManagedFabric, Policy, topology_of
 from inanet.coordinator.registry import Registry
 from inanet.member.evaluation import Evaluation
 from inanet.messages.control import (
