@@ -13,7 +13,7 @@ import structlog
 from numpy.typing import NDArray
 
 from inanet.agent.sums import LocalSums, Threads
-from inanet.aio.machine_runner import Beside
+from inanet.aio.machine_runner import MachineRunner
 from inanet.aio.rates import RateReporter, rate_requests
 from inanet.aio.station import Station, open_device
 from inanet.aio.uplink import Uplink
@@ -37,11 +37,11 @@ _log = structlog.get_logger("inanet.backend")
 class _Membership:
     """One job of this host. ``sums`` if all of its ranks are here, else ``member`` and ``uplink``.
 
-    ``host``: the machine that carries it, if that is not the host's node, run by ``beside``.
+    ``host``: the machine that carries it, if that is not the host's node, run by ``runner``.
     """
 
     name: str
-    beside: Beside | None = None
+    runner: MachineRunner | None = None
     host: SwitchedHost | None = None
     sums: LocalSums | None = None
     member: Member | None = None
@@ -91,13 +91,13 @@ class FabricBackend:
             try:
                 # kernels that were never compiled here take longer than the coordinator waits for an answer
                 await asyncio.to_thread(kernels.prepare, [f"worker:{system}"])
-                mine.beside = await self._beside(mine)
+                mine.runner = await self._open_runner(mine)
             except BaseException:
                 del self._jobs[job]
                 raise
-        beside = mine.beside
+        runner = mine.runner
         member = station.member(
-            station.identity(job, ranks, world, system, device=beside.device if beside else None),
+            station.identity(job, ranks, world, system, device=runner.device if runner else None),
             progress=progress,
             follower=mine.host,
         )
@@ -125,7 +125,7 @@ class FabricBackend:
             await self.leave(job, "joining failed")
             cause = "join_timeout" if failed.cause == "timeout" else failed.cause
             raise error_of(cause, failed.message, job=job, rank=-1, ranks=failed.missing)
-        if station.pace is not None and member.job is not None and beside is None:
+        if station.pace is not None and member.job is not None and runner is None:
             member.rate_requests = rate_requests(station.node, member.job, station.config.node.rate)
         if member.evaluate and member.job is not None:
             number, began = member.job, station.driver.now()
@@ -135,7 +135,7 @@ class FabricBackend:
                 lambda: list(station.members), self.flush
             )
 
-    async def _beside(self, mine: _Membership) -> Beside:
+    async def _open_runner(self, mine: _Membership) -> MachineRunner:
         """A machine for a job on a switch, at an endpoint of its own by which the switch knows it (bound endpoints)."""
         station = self._station
         config, timing = station.config, station.config.timing
@@ -156,13 +156,13 @@ class FabricBackend:
                 self.flush()
 
         mine.host = host
-        beside = Beside(host, device, happened)
-        station.beside.add(beside)
-        return beside
+        runner = MachineRunner(host, device, happened)
+        station.runners.add(runner)
+        return runner
 
     def _kick(self, mine: _Membership) -> None:
         """What carries a job may have something to send."""
-        (mine.beside or self._station).driver.kick()
+        (mine.runner or self._station).driver.kick()
 
     def flush(self) -> None:
         """Send what the members have to say; called after the node's events."""
@@ -269,8 +269,8 @@ class FabricBackend:
         mine.member.abandon(Failed("worker_lost", reason))
         if mine.member in self._station.members:
             self._station.members.remove(mine.member)
-        if mine.beside is not None:
-            self._station.beside.close(mine.beside)
+        if mine.runner is not None:
+            self._station.runners.close(mine.runner)
             return
         # the job's groups are another job's by and by
         self._station.driver.kick()

@@ -31,7 +31,7 @@ def device_drops(counters: Mapping[str, int]) -> dict[str, int]:
     }
 
 
-class Beside:
+class MachineRunner:
     """Runs ``machine`` on ``device``; ``on_event`` is called for every event, inside the event loop."""
 
     def __init__(
@@ -57,27 +57,27 @@ class Beside:
         self.driver.close()
 
 
-class Companions:
+class MachineRunners:
     """Everything beside one node. Figures of what was closed stay."""
 
     def __init__(self) -> None:
-        self._live: list[Beside] = []
+        self._live: list[MachineRunner] = []
         self._figures: Counter[str] = Counter()
         self._drops: Counter[str] = Counter()
 
-    def __iter__(self) -> Iterator[Beside]:
+    def __iter__(self) -> Iterator[MachineRunner]:
         return iter(list(self._live))
 
-    def add(self, beside: Beside) -> None:
+    def add(self, runner: MachineRunner) -> None:
         """Count it in."""
-        self._live.append(beside)
+        self._live.append(runner)
 
-    def close(self, beside: Beside) -> None:
+    def close(self, runner: MachineRunner) -> None:
         """End it."""
-        beside.close()
-        self._live.remove(beside)
-        self._figures.update(beside.figures())
-        self._drops.update(beside.drops())
+        runner.close()
+        self._live.remove(runner)
+        self._figures.update(runner.figures())
+        self._drops.update(runner.drops())
 
     def figures(self) -> Counter[str]:
         """The sum of all counters, by name."""

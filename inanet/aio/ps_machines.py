@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from inanet.aio.machine_runner import Beside
+from inanet.aio.machine_runner import MachineRunner
 from inanet.aio.station import Station, open_device
 from inanet.config.daemons import AnyConfig, PsConfig
 from inanet.messages.services import EXPONENTS, Service
@@ -28,7 +28,7 @@ async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Serv
             # ranks send UDP
             continue
         device = await open_device(station.config, station.driver.now, legacy=True)
-        station.beside.add(Beside(machine, device, station.on_event))
+        station.runners.add(MachineRunner(machine, device, station.on_event))
         services[name] = Service(endpoint=device.endpoint)
         if isinstance(machine, Sharded):
             machine.endpoint = device.endpoint

@@ -12,7 +12,7 @@ import structlog
 
 from inanet.aio.driver import Driver
 from inanet.aio.kernel_limits import KernelLimits
-from inanet.aio.machine_runner import Companions, device_drops
+from inanet.aio.machine_runner import MachineRunners, device_drops
 from inanet.aio.rates import UNLIMITED, Pace
 from inanet.config.control import CoordinatorControl
 from inanet.config.daemons import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
@@ -201,7 +201,7 @@ class Station:
         self.node = self.offload.node if self.offload is not None else _make_node(config, device, waits)
         self.members: list[Member] = []
         #: machines of jobs on switches
-        self.beside = Companions()
+        self.runners = MachineRunners()
         self.pace: Pace | None = None
         if config.node.rate_negotiation:
             pacer = device.wrapped if isinstance(device, FaultInjector) else device
@@ -265,8 +265,8 @@ class Station:
     def kick(self) -> None:
         """The node or machines beside it may have something to send or to say; see :meth:`~inanet.aio.driver.Driver.kick`."""
         self.driver.kick()
-        for beside in self.beside:
-            beside.driver.kick()
+        for runner in self.runners:
+            runner.driver.kick()
 
     def on_event(self, event: NodeEvent) -> None:
         """The node, or a machine beside it, tells of something: pass it on to the member whose job it is about."""
@@ -307,12 +307,12 @@ class Station:
         return {**stats, "leaf_bytes": stats["leaf_contributions"] * FRAGMENT_BYTES}
 
     def _sum(self, own: dict[str, int]) -> dict[str, int]:
-        beside = self.beside.figures()
+        beside = self.runners.figures()
         return {name: own.get(name, 0) + beside[name] for name in {**own, **beside}}
 
     def drops(self) -> dict[str, int]:
         """Packets dropped by the node, its device and all machines beside it, by reason."""
-        own, beside = self.node.drops_by_reason(), self.beside.drops()
+        own, beside = self.node.drops_by_reason(), self.runners.drops()
         own.update(device_drops(self.device.counters()))
         return {reason: count + beside[reason] for reason, count in own.items()}
 
@@ -330,7 +330,7 @@ class Station:
         yield Sample("inanet_retransmissions", stats["retransmissions"], ("requested",))
         yield Sample("inanet_result_repairs", stats["repairs_multicast"], ("multicast",))
         yield Sample("inanet_result_repairs", stats["repairs_unicast"], ("unicast",))
-        own, beside = self.node.stats(), self.beside.figures()
+        own, beside = self.node.stats(), self.runners.figures()
         sent = own["rows_sent"] * PAYLOAD_BYTES + beside["gradient_sent"]
         received = (own["contributions_in"] + own["results_in"]) * PAYLOAD_BYTES + beside["gradient_received"]
         yield Sample("inanet_gradient_bytes", sent, ("sent",))
@@ -349,6 +349,6 @@ class Station:
         """Stop driving, close the device."""
         if self.offload is not None:
             self.offload.close()
-        for beside in self.beside:
-            self.beside.close(beside)
+        for runner in self.runners:
+            self.runners.close(runner)
         self.driver.close()

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from inanet.coordinator.child_ids import Planner
 from inanet.coordinator.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.coordinator.fabrics import Fabrics
 from inanet.coordinator.goat.rounds import SYSTEM
 from inanet.coordinator.goat.schedules import Rescheduled
 from inanet.coordinator.job import Job
+from inanet.coordinator.job_plan import JobPlan
 from inanet.coordinator.members import Members, Rejection, check_endpoint, check_entry
 from inanet.coordinator.multicast_groups import Groups
 from inanet.coordinator.peers import Peer, Peers
-from inanet.coordinator.receive_buffers import Receivers
+from inanet.coordinator.receive_buffers import ReceiveBuffers
 from inanet.coordinator.resumption import JobMessage, Resuming
 from inanet.coordinator.round_ledger import Host
 from inanet.coordinator.settings import FormatOf, Settings
@@ -115,7 +115,7 @@ class Admission:
         #: by the system that a job has chosen
         self.fabrics = Fabrics(settings, peers, jobs)
         self.ended = EndedJobs()
-        self.receivers = Receivers()
+        self.buffers = ReceiveBuffers()
         self.groups = Groups(settings.group_range, settings.group_port)
         #: of the last job that was admitted or taken over
         self.epoch = 0
@@ -174,7 +174,7 @@ class Admission:
                 why = over.removeprefix(f"job {hello.job!r}: ")
                 raise Rejection(f"job {hello.job!r} is over: {why}")
         for job in self._jobs.values():
-            if job.name == hello.job and hello.resume and hello.resume[0].key != job.plans.planner.key:
+            if job.name == hello.job and hello.resume and hello.resume[0].key != job.plans.current.key:
                 raise Rejection(
                     f"this process of host {hello.name!r} belongs to an earlier run of job {job.name!r}"
                 )
@@ -480,8 +480,8 @@ class Admission:
         format_of = self._format_of if chosen.switched is None else sums_only(self._format_of)
         downlink = self._settings.downlink
 
-        def planner(its: Arrangement, key: int, ranks: int) -> Planner:
-            return Planner(
+        def plan(its: Arrangement, key: int, ranks: int) -> JobPlan:
+            return JobPlan(
                 number,
                 key,
                 ranks,
@@ -493,25 +493,25 @@ class Admission:
             )
 
         def fresh_key() -> int:
-            self.ended.remember(job.plans.planner.key, "it goes on without this host")
+            self.ended.remember(job.plans.current.key, "it goes on without this host")
             self.groups.withdraw(number)
             return self._next_key()
 
-        def renewal(ranks: int) -> tuple[int, Planner]:
-            return self._next_epoch(), planner(chosen, fresh_key(), ranks)
+        def renewal(ranks: int) -> tuple[int, JobPlan]:
+            return self._next_epoch(), plan(chosen, fresh_key(), ranks)
 
         def reschedule(
             hosts: Collection[str], avoided: Collection[str], only_other: bool
         ) -> Rescheduled | None:
-            assert job.plans.planner.switched is not None
+            assert job.plans.current.switched is not None
             workers = {name: job.plans.hellos[name] for name in hosts}
             current = job.plans.topology if only_other else None
             anew = self.fabrics.scheduled.rearrange(
-                workers, job.plans.planner.switched.number, avoided, current
+                workers, job.plans.current.switched.number, avoided, current
             )
             if anew is None:
                 return None
-            made = planner(anew, fresh_key(), job.plans.planner.ranks)
+            made = plan(anew, fresh_key(), job.plans.current.ranks)
             return Rescheduled(self._next_epoch(), anew.topology, made, self._peers.nodes(), anew.reason)
 
         def next_nonce(name: str) -> int:
@@ -522,12 +522,12 @@ class Admission:
         job = Job(
             name,
             chosen.topology,
-            planner(chosen, pending.key, members.ranks),
+            plan(chosen, pending.key, members.ranks),
             hosts,
             hellos,
             self._settings,
             format_of,
-            self.receivers,
+            self.buffers,
             next_nonce,
             pending.epoch,
             renewal if chosen.switched is None else None,

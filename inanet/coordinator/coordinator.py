@@ -109,8 +109,8 @@ class Coordinator:
             if self._peers.get(peer.id) is not None and (why := withdrawn(peer.certificate)):
                 self.reject(peer, Rejection(why), now)
         for job in self.jobs.values():
-            whys = [withdrawn(one) for one in self._keyholders.of(job.plans.planner.key)]
-            if job.plans.planner.key == job.inherited:
+            whys = [withdrawn(one) for one in self._keyholders.of(job.plans.current.key)]
+            if job.plans.current.key == job.inherited:
                 whys.append("an earlier coordinator had told its key, and nobody knows whom")
             if why := next(filter(None, whys), ""):
                 job.change_key(why, now)
@@ -219,13 +219,13 @@ class Coordinator:
             self.jobs[peer.job].plans.answered(name, pong.nonce)
         for held in pong.plans:
             job = self.jobs.get(held.job)
-            if job is not None and job.plans.planner.key == held.key:
+            if job is not None and job.plans.current.key == held.key:
                 job.follows(name, held.version, pong.nonce)
 
     def _performed(self, name: str, peer: Peer, message: Performed, now: float) -> None:
         """A worker's first step is over; with the last of them, the trees may be arranged anew."""
         job = self.jobs.get(message.job)
-        if job is None or peer.job != message.job or job.plans.planner.switched is not None:
+        if job is None or peer.job != message.job or job.plans.current.switched is not None:
             return
         workers = job.performed(Performance(name, message.training, message.transmission))
         if workers:
@@ -268,7 +268,7 @@ class Coordinator:
         why = self.settings.topology.busy(name)
         hello = self._peers.nodes().get(name)
         for job in self.jobs.values():
-            if job.plans.planner.switched is not None:
+            if job.plans.current.switched is not None:
                 continue
             if why and name in job.plans.topology.aggregators and name not in job.plans.absent:
                 self._spared.add((job.number, name))
@@ -281,7 +281,7 @@ class Coordinator:
         """A server has come: jobs that run may be better off with it."""
         serving = self._peers.nodes()
         for job in self.jobs.values():
-            if job.plans.planner.switched is None:
+            if job.plans.current.switched is None:
                 chosen = self.settings.topology.renew(job.plans.topology, tuple(job.hosts), serving)
                 if chosen is not None:
                     self.say(PlanChosen(job.number, job.name, chosen.reason))
@@ -379,8 +379,8 @@ class Coordinator:
             self._admission.look(now)
             for job in list(self.jobs.values()):
                 self._collect(job)
-        while self._generation != self._admission.receivers.generation:
-            self._generation = self._admission.receivers.generation
+        while self._generation != self._admission.buffers.generation:
+            self._generation = self._admission.buffers.generation
             for job in list(self.jobs.values()):
                 job.rewindow(now)
                 self._collect(job)
@@ -394,7 +394,7 @@ class Coordinator:
         if self._negotiation is None:
             return
         if any(isinstance(event, PlanChanged) for event in job.log):
-            self._negotiation.planned(job.number, job.plans.planner.trees)
+            self._negotiation.planned(job.number, job.plans.current.trees)
         if job.over:
             self._negotiation.over(job.number)
         elif all(round_.failure is not None for round_ in job.rounds.ledger):
@@ -412,9 +412,9 @@ class Coordinator:
         if job.over:
             del self.jobs[job.number]
             self._spared = {(number, name) for number, name in self._spared if number != job.number}
-            self._admission.ended.remember(job.plans.planner.key, job.verdict)
+            self._admission.ended.remember(job.plans.current.key, job.verdict)
             self._refusals.forget(job.name)
-            self._keyholders.keep({j.plans.planner.key for j in self.jobs.values()})
+            self._keyholders.keep({j.plans.current.key for j in self.jobs.values()})
             self._admission.groups.withdraw(job.number)
             for peer in self._peers:
                 if peer.job == job.number:

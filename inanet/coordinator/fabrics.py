@@ -40,9 +40,9 @@ class Fabrics:
 
     def _facts(self) -> list[Switched]:
         return [
-            job.plans.planner.switched
+            job.plans.current.switched
             for job in self._jobs.values()
-            if job.plans.planner.switched is not None
+            if job.plans.current.switched is not None
         ]
 
     def _taken(self) -> set[int]:

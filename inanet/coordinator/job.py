@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
-from inanet.coordinator.child_ids import Planner
 from inanet.coordinator.events import (
     ControlEvent,
     JobOver,
@@ -25,9 +24,10 @@ from inanet.coordinator.events import (
 )
 from inanet.coordinator.goat.rounds import SYSTEM, AsynchronousRounds
 from inanet.coordinator.goat.schedules import Reschedule, Rescheduled, Schedules
+from inanet.coordinator.job_plan import JobPlan
 from inanet.coordinator.plans import Inheritance, PlanVersions
 from inanet.coordinator.quiet_moment import Mark, QuietMoment
-from inanet.coordinator.receive_buffers import Receivers
+from inanet.coordinator.receive_buffers import ReceiveBuffers
 from inanet.coordinator.round_ledger import Host, Round
 from inanet.coordinator.rounds import CoordinatorRounds, JobLost
 from inanet.coordinator.settings import FormatOf, Settings
@@ -62,7 +62,7 @@ _MODEL = 0
 
 
 #: What a job that goes on with so many ranks gets: the number of its next epoch, and a planner under another key.
-Renewal = Callable[[int], tuple[int, Planner]]
+Renewal = Callable[[int], tuple[int, JobPlan]]
 #: Wait for a quiet moment like an aggregator; no node is called that.
 REARRANGED, REKEYED = "*", "#"
 
@@ -157,12 +157,12 @@ class Job:
         self,
         name: str,
         topology: Topology,
-        planner: Planner,
+        plan: JobPlan,
         hosts: Mapping[str, Host],
         hellos: Mapping[str, Hello],
         settings: Settings,
         format_of: FormatOf,
-        receivers: Receivers,
+        buffers: ReceiveBuffers,
         next_nonce: Callable[[str], int],
         epoch: int = 0,
         renewal: Renewal | None = None,
@@ -172,7 +172,7 @@ class Job:
     ) -> None:
         self.name = name
         self.epoch = epoch
-        self.number = planner.job
+        self.number = plan.job
         self.hosts = dict(hosts)
         self.over = False
         #: how it ended, once it is over
@@ -182,18 +182,18 @@ class Job:
         self.outbox: list[tuple[str, Message]] = []
         self.log: list[ControlEvent] = []
         #: every host has rounds of its own
-        self.asynchronous = planner.switched is not None and planner.switched.system == SYSTEM
+        self.asynchronous = plan.switched is not None and plan.switched.system == SYSTEM
         made = AsynchronousRounds if self.asynchronous else CoordinatorRounds
-        self.rounds = made(name, self.hosts, planner, settings, format_of, self._send, self._guard)
+        self.rounds = made(name, self.hosts, plan, settings, format_of, self._send, self._guard)
         ledger = self.rounds.ledger
         self.plans = PlanVersions(
             name,
             topology,
-            planner,
+            plan,
             self.hosts,
             hellos,
             ledger,
-            receivers,
+            buffers,
             next_nonce,
             self._send,
             self.log,
@@ -206,7 +206,7 @@ class Job:
         self.model: KeptModel | None = None
         self._settings = settings
         self._now = 0.0
-        self._receivers = receivers
+        self._buffers = buffers
         self._renewal = renewal
         self._elastic = elastic and renewal is not None
         #: why the job needs another key, if it does
@@ -218,7 +218,7 @@ class Job:
         #: other trees, for the next moment in which no round is on its way
         self._wanted: Topology | None = None
         self._moment = QuietMoment(ledger, settings.hold)
-        facts = planner.switched
+        facts = plan.switched
         if facts is None or facts.sparse is None:
             return
         names = (*topology.roots, *topology.aggregators)
@@ -240,7 +240,7 @@ class Job:
 
     def resume(self, returned: Inheritance, now: float) -> None:
         """Take over from an earlier coordinator, which is gone (coordinator restart)."""
-        self.plans.planner.adopt(returned.plans)
+        self.plans.current.adopt(returned.plans)
         self._guard(now, lambda: self._take_over(returned))
 
     def _take_over(self, returned: Inheritance) -> None:
@@ -279,12 +279,12 @@ class Job:
     @property
     def facts(self) -> Switched:
         """What the plan of a job on switches says."""
-        assert self.plans.planner.switched is not None
-        return self.plans.planner.switched
+        assert self.plans.current.switched is not None
+        return self.plans.current.switched
 
     def publish(self, facts: Switched, reason: str, only: Collection[str] | None = None) -> None:
         """Make and send the next version; see :class:`~inanet.coordinator.sparse.hot_keys.PlanOwner`."""
-        self.plans.planner.switched = facts
+        self.plans.current.switched = facts
         if only is None:
             self._advance(reason)
         else:
@@ -362,9 +362,9 @@ class Job:
             self._ask_to_hold(self._moment.propose(self._now))
 
     def _layout_ready(self, name: str, message: LayoutReady) -> None:
-        facts = self.plans.planner.switched
+        facts = self.plans.current.switched
         if message.refused and facts is not None and facts.sparse is not None:
-            if name not in self.plans.planner.nodes():
+            if name not in self.plans.current.nodes():
                 return
             # it has no tensors: this is about the plan
             raise JobLost("memory", f"job {self.name!r}: {message.refused}")
@@ -413,11 +413,11 @@ class Job:
 
     def _leave(self, name: str, text: str) -> None:
         self.rounds.leave(name, text)
-        facts = self.plans.planner.switched
+        facts = self.plans.current.switched
         if self.asynchronous and facts is not None and self.hosts:
             # the PS may wait for this one's gradient
             gone = (*facts.departed, self.plans.members.index(name))
-            self.plans.planner.switched = replace(facts, departed=gone)
+            self.plans.current.switched = replace(facts, departed=gone)
             self.plans.inform(text)
 
     def holder_lost(self, name: str, why: str, now: float) -> None:
@@ -431,7 +431,7 @@ class Job:
         if self.schedules is not None and self._ending is None and name in self.plans.topology.aggregators:
             self.schedules.avoided.add(name)
             self._replan(f"switch {name!r} was lost: {why}")
-        elif name in self.plans.topology.roots and self.plans.planner.switched is not None:
+        elif name in self.plans.topology.roots and self.plans.current.switched is not None:
             # what a switch has added up meanwhile, nobody can tell
             self._root_late(name, why)
         elif name in self.plans.topology.roots:
@@ -444,7 +444,7 @@ class Job:
             self._moment.discard(REARRANGED)
         if (
             self.schedules is None
-            and name in self.plans.planner.nodes()
+            and name in self.plans.current.nodes()
             and name not in self.plans.topology.roots
         ):
             self._drop_holder(name, f"{self.plans.hellos[name].role} {name!r} was lost: {why}")
@@ -472,7 +472,7 @@ class Job:
             self.plans.gate.add((name, tensor.layout.tensor))
         parents = {
             (tree.tree, child): "" if parent == name else parent
-            for tree in self.plans.planner.trees
+            for tree in self.plans.current.trees
             for child, parent in tree.parents.items()
         }
         self._advance(f"parameter server {name} came back", parents)
@@ -489,7 +489,7 @@ class Job:
             self.plans.hellos[hello.name] = hello
             self._moment.add(hello.name)
             self._guard(now, lambda: None)
-        facts = self.plans.planner.switched
+        facts = self.plans.current.switched
         if self.schedules is not None and facts is not None and facts.system in hello.services:
             # a switch that has come: worth another schedule, in a moment in which nothing is under way
             self.schedules.avoided.discard(hello.name)
@@ -549,10 +549,10 @@ class Job:
         newest = self.rounds.ledger.newest
         entering = set(names) - {REARRANGED}
         reason = f"{', '.join(sorted(entering))} came back"
-        before = set(self.plans.planner.holders())
+        before = set(self.plans.current.holders())
         if self._wanted is not None and REARRANGED in names:
             self.plans.topology, self._wanted = self._wanted, None
-            self.plans.planner.follow(self.plans.topology.ancestors)
+            self.plans.current.follow(self.plans.topology.ancestors)
             reason = "the trees were arranged anew"
             entering = set(self.plans.topology.needed(self.plans.members)) - before
             self.plans.absent &= set(self.plans.topology.aggregators)
@@ -570,7 +570,7 @@ class Job:
             tensor.last_round = max(tensor.last_round, newest)
             for name in sorted(entering):
                 self.rounds.tensors.tell(name, tensor)
-        for name in sorted(before - set(self.plans.planner.holders())):
+        for name in sorted(before - set(self.plans.current.holders())):
             self.plans.dismiss(name, "its place in the tree was given up")
 
     # ---------- other trees
@@ -651,19 +651,19 @@ class Job:
 
     def _renew(self, reason: str, found: Rescheduled | None) -> None:
         """Begin the next epoch, with the hosts that are left; on other switches if ``found`` says so."""
-        for name in self.plans.planner.holders():
+        for name in self.plans.current.holders():
             self.plans.dismiss(name, "the job goes on in a new epoch")
         ranks = sum(len(host.ranks) for host in self.hosts.values())
-        fewer = ranks < self.plans.planner.ranks
+        fewer = ranks < self.plans.current.ranks
         if found is not None:
-            self.epoch, self.plans.topology, planner = found.epoch, found.topology, found.planner
+            self.epoch, self.plans.topology, plan = found.epoch, found.topology, found.plan
             self.plans.hellos.update(found.hellos)
             self.log.append(PlanChosen(self.number, self.name, found.reason))
         else:
             assert self._renewal is not None
-            self.epoch, planner = self._renewal(ranks)
-        self.plans.renew(planner)
-        self.rounds.renew(planner)
+            self.epoch, plan = self._renewal(ranks)
+        self.plans.renew(plan)
+        self.rounds.renew(plan)
         if fewer or found is not None:
             # what others have done, and trees for them, is of no use
             self._performances, self._wanted = {}, None
@@ -741,9 +741,9 @@ class Job:
         self._close(text, lost.error)
 
     def _close(self, reason: str, error: Cause | None) -> None:
-        for name in self.plans.planner.holders():
+        for name in self.plans.current.holders():
             self.plans.dismiss(name, reason)
         self.over = True
         self.verdict = reason
-        self._receivers.withdraw(self.number)
+        self._buffers.withdraw(self.number)
         self.log.append(JobOver(self.number, self.name, error, reason))

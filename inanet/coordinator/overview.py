@@ -42,15 +42,15 @@ def overview(
 
 
 def _running(job: Job) -> JobState:
-    trees = job.plans.planner.trees
+    trees = job.plans.current.trees
     return JobState(
         name=job.name,
         state="running",
         epoch=job.epoch,
-        version=job.plans.planner.version,
+        version=job.plans.current.version,
         rounds=job.rounds.ledger.newest,
         # those it was started with: it may go on without some
-        world=max((job.plans.hellos[name].world for name in job.hosts), default=job.plans.planner.ranks),
+        world=max((job.plans.hellos[name].world for name in job.hosts), default=job.plans.current.ranks),
         ranks={name: host.ranks for name, host in job.hosts.items()},
         roots=tuple(tree.root for tree in trees),
         trees=tuple(dict(tree.parents) for tree in trees),

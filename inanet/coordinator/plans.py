@@ -7,9 +7,9 @@ Aggregators and parameter servers have a version before any worker does. Those t
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from inanet.coordinator.child_ids import PlanError, Planner
 from inanet.coordinator.events import ControlEvent, PlanChanged, PlanRepeated
-from inanet.coordinator.receive_buffers import Receivers, Station
+from inanet.coordinator.job_plan import JobPlan, PlanError
+from inanet.coordinator.receive_buffers import Destination, ReceiveBuffers
 from inanet.coordinator.round_ledger import Host, RoundLedger
 from inanet.coordinator.rounds import JobLost
 from inanet.messages.control import Hello, JobEnded, Message, Plan
@@ -101,18 +101,18 @@ class PlanVersions:
         self,
         name: str,
         topology: Topology,
-        planner: Planner,
+        plan: JobPlan,
         hosts: Mapping[str, Host],
         hellos: Mapping[str, Hello],
         ledger: RoundLedger,
-        receivers: Receivers,
+        buffers: ReceiveBuffers,
         next_nonce: Callable[[str], int],
         send: Callable[[str, Message], None],
         log: list[ControlEvent],
         silence: float,
     ) -> None:
         self.topology = topology
-        self.planner = planner
+        self.current = plan
         self.hellos = dict(hellos)
         #: names of the hosts that the job has had since its epoch began
         self.members = tuple(sorted(hosts))
@@ -129,20 +129,20 @@ class PlanVersions:
         self._name = name
         self._hosts = hosts
         self._ledger = ledger
-        self._receivers = receivers
+        self._buffers = buffers
         self._next_nonce = next_nonce
         self._send = send
         self._log = log
         self._silence = silence
         self._attach: dict[str, set[int]] = {}
-        self._stations: dict[str, Station] = {}
+        self._destinations: dict[str, Destination] = {}
         #: what every member was told last
         self._told: dict[str, _Told] = {}
 
     @property
     def parents(self) -> dict[tuple[int, str], str]:
         """The parent of each (tree, node) in the current version."""
-        return {(t.tree, child): p for t in self.planner.trees for child, p in t.parents.items()}
+        return {(t.tree, child): p for t in self.current.trees for child, p in t.parents.items()}
 
     def advance(self, reason: str, now: float, parents: Mapping[tuple[int, str], str] | None = None) -> None:
         """Make the next version, for the nodes that are present, and send it to aggregators and roots; workers get it when the
@@ -154,7 +154,7 @@ class PlanVersions:
             parents = self.parents
         try:
             trees = self.topology.trees(self.members, self.absent)
-            self.planner.advance(trees, settled=self.retired.settled(self._hosts), quiet=self.quiet)
+            self.current.advance(trees, settled=self.retired.settled(self._hosts), quiet=self.quiet)
         except (TopologyError, PlanError) as error:
             raise JobLost("aggregator_lost", f"job {self._name!r}: {reason}, but {error}") from None
         for tree in trees:
@@ -162,12 +162,12 @@ class PlanVersions:
                 if parents.get((tree.tree, child), parent) != parent:
                     self._attach.setdefault(child, set()).add(tree.tree)
         senders: dict[int, int] = {}
-        for name, links in self.planner.links().items():
+        for name, links in self.current.links().items():
             endpoint = self.hellos[name].endpoint
             senders[endpoint] = senders.get(endpoint, 0) + links
-        self._receivers.declare(self.planner.job, senders)
-        if self.planner.retires:
-            self.retired.track(self.planner.version, {host: self._next_nonce(host) for host in self._hosts})
+        self._buffers.declare(self.current.job, senders)
+        if self.current.retires:
+            self.retired.track(self.current.version, {host: self._next_nonce(host) for host in self._hosts})
         self.publish(reason, now)
 
     def inform(self, reason: str, names: Collection[str] | None = None) -> None:
@@ -175,19 +175,19 @@ class PlanVersions:
         connections may be about to close. Without a ``reason`` it is not worth a word.
         """
         trees = self.topology.trees(self.members, self.absent)
-        self.planner.advance(trees, settled=self.retired.settled(self._hosts), quiet=self.quiet)
+        self.current.advance(trees, settled=self.retired.settled(self._hosts), quiet=self.quiet)
         if reason:
-            self._log.append(PlanChanged(self.planner.job, self._name, self.planner.version, reason))
-        for name in self.planner.holders() if names is None else names:
+            self._log.append(PlanChanged(self.current.job, self._name, self.current.version, reason))
+        for name in self.current.holders() if names is None else names:
             self.send(name)
 
     def publish(self, reason: str, now: float) -> None:
         """Send the current version to aggregators and roots."""
         self.held_back = True
         self.gate_deadline = now + self._silence
-        self._stations = {name: self.station(name) for name in self.planner.nodes()}
-        self._log.append(PlanChanged(self.planner.job, self._name, self.planner.version, reason))
-        for name in self.planner.holders():
+        self._destinations = {name: self.destination(name) for name in self.current.nodes()}
+        self._log.append(PlanChanged(self.current.job, self._name, self.current.version, reason))
+        for name in self.current.holders():
             self.send(name)
 
     def open_gate(self) -> bool:
@@ -212,13 +212,13 @@ class PlanVersions:
     def dismiss(self, name: str, reason: str) -> None:
         """Tell an aggregator that the job goes on without it."""
         self._told.pop(name, None)
-        self._send(name, JobEnded(job=self.planner.job, reason=clip(reason)))
+        self._send(name, JobEnded(job=self.current.job, reason=clip(reason)))
 
-    def renew(self, planner: Planner) -> None:
+    def renew(self, plan: JobPlan) -> None:
         """Begin an epoch with the hosts that are left: nodes forget everything, and get plans of another planner, numbered on."""
-        planner.follow(self.topology.ancestors)
-        planner.version = self.planner.version
-        self.planner = planner
+        plan.follow(self.topology.ancestors)
+        plan.version = self.current.version
+        self.current = plan
         self.members = tuple(sorted(self._hosts))
         self.retired = RetiredIds(self._ledger)
         self.gate, self._attach = set(), {}
@@ -227,12 +227,12 @@ class PlanVersions:
     @property
     def stale(self) -> bool:
         """Whether a member's window is no longer what the current version says."""
-        return any(self.station(name) != station for name, station in self._stations.items())
+        return any(self.destination(name) != destination for name, destination in self._destinations.items())
 
     def send(self, name: str) -> None:
         """Send the current version to a member."""
         attach = tuple(sorted(self._attach.pop(name, ())))
-        plan = Plan(plan=self.planner.view(name, self.station), attach=attach)
+        plan = Plan(plan=self.current.view(name, self.destination), attach=attach)
         self._told[name] = _Told(plan, self._next_nonce(name))
         self._send(name, plan)
 
@@ -244,13 +244,13 @@ class PlanVersions:
         if told is None or nonce < told.nonce or version >= told.plan.plan.version:
             return
         told.nonce = self._next_nonce(name)
-        self._log.append(PlanRepeated(self.planner.job, self._name, name, version, told.plan.plan.version))
+        self._log.append(PlanRepeated(self.current.job, self._name, name, version, told.plan.plan.version))
         self._send(name, told.plan)
 
-    def station(self, name: str) -> Station:
+    def destination(self, name: str) -> Destination:
         """Where a member receives, and the window everybody who sends there has."""
         hello = self.hellos[name]
-        return replace(self._receivers.station(hello.endpoint, hello.rx_window), listens=hello.groups)
+        return replace(self._buffers.destination(hello.endpoint, hello.rx_window), listens=hello.groups)
 
     def answered(self, host: str, nonce: int) -> None:
         """A worker host has answered ping ``nonce``."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Station:
+class Destination:
     """Where a node receives: data-plane ``endpoint``, and the ``window`` in fragments each neighbour may
     fill.
     """
@@ -20,7 +20,7 @@ class Station:
     listens: bool = False
 
 
-class Receivers:
+class ReceiveBuffers:
     """How many neighbours send to each endpoint, by job."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Receivers:
         if self._senders.pop(job, None):
             self.generation += 1
 
-    def station(self, endpoint: int, rx_window: int) -> Station:
-        """The station of a node whose buffer holds ``rx_window`` fragments; the window is at least 1."""
+    def destination(self, endpoint: int, rx_window: int) -> Destination:
+        """The destination of a node whose buffer holds ``rx_window`` fragments; the window is at least 1."""
         senders = sum(job.get(endpoint, 0) for job in self._senders.values())
-        return Station(endpoint, max(1, rx_window // max(1, senders)))
+        return Destination(endpoint, max(1, rx_window // max(1, senders)))

@@ -7,7 +7,7 @@ tensor and index, timeouts with the ranks that were waited for.
 
 from typing import NoReturn
 
-from inanet.coordinator.child_ids import Planner
+from inanet.coordinator.job_plan import JobPlan
 from inanet.coordinator.round_ledger import Host, Round, RoundLedger
 from inanet.coordinator.settings import FormatOf, Settings
 from inanet.coordinator.tensors import Guard, Send, Tensors
@@ -49,7 +49,7 @@ class CoordinatorRounds:
         self,
         name: str,
         hosts: dict[str, Host],
-        planner: Planner,
+        plan: JobPlan,
         settings: Settings,
         format_of: FormatOf,
         send: Send,
@@ -60,14 +60,14 @@ class CoordinatorRounds:
         self.hosts = hosts
         self.ledger = RoundLedger(hosts)
         #: sums are made in a switch: its framing numbers what all hosts send, failed rounds included
-        self._switched = planner.switched is not None
-        self.tensors = Tensors(hosts, self.ledger, planner, settings, format_of, send, guard, self.cannot)
+        self._switched = plan.switched is not None
+        self.tensors = Tensors(hosts, self.ledger, plan, settings, format_of, send, guard, self.cannot)
         #: why no further round can be had, once a worker is gone
         self.farewell = ""
         self.departed: tuple[int, ...] = ()
         #: rounds fail because the job's switches change, and it goes on with others
         self.replanned = False
-        self._planner = planner
+        self._plan = plan
         self._settings = settings
         self._send = send
         #: the latest failures: a result may cross one on its way
@@ -167,7 +167,7 @@ class CoordinatorRounds:
         about = f" ({show_spec(round_.spec)})" if round_.spec and error != "mismatch" else ""
         tensors = [self.tensors.book.find(spec) for spec in dict.fromkeys(round_.specs.values())]
         failure = RoundFailed(
-            job=self._planner.job,
+            job=self._plan.job,
             round=round_.number,
             error=error,
             message=clip(f"{self._job}, round {round_.number}{about}: {text}"),
@@ -186,7 +186,7 @@ class CoordinatorRounds:
         self._recent[round_.number] = failure
         if len(self._recent) > _MOST_RECENT:
             del self._recent[next(iter(self._recent))]
-        for name in (*self._planner.holders(), *self.hosts):
+        for name in (*self._plan.holders(), *self.hosts):
             self._send(name, failure)
         self.ledger.tidy(round_)
         if self._switched and error not in _BY_ALL and not self.replanned:
@@ -255,13 +255,13 @@ class CoordinatorRounds:
             if round_.failure is None:
                 self.fail(round_, "aggregator_lost", text)
 
-    def renew(self, planner: Planner) -> None:
-        """A new epoch: nodes have forgotten all tensors, and ranks are those of ``planner``. Rounds that failed and that
+    def renew(self, plan: JobPlan) -> None:
+        """A new epoch: nodes have forgotten all tensors, and ranks are those of ``plan``. Rounds that failed and that
         some host has not come to yet are still told to it.
         """
-        self._planner = planner
+        self._plan = plan
         self.farewell, self.departed, self.replanned = "", (), False
-        self.tensors.renew(planner)
+        self.tensors.renew(plan)
         self.ledger.renew()
 
     def leave(self, host: str, text: str) -> None:

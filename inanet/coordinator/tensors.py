@@ -4,7 +4,7 @@ slots, dropped when there is no room for others.
 
 from collections.abc import Callable, Mapping
 
-from inanet.coordinator.child_ids import Planner
+from inanet.coordinator.job_plan import JobPlan
 from inanet.coordinator.layouts import LayoutBook, LayoutError, Tensor
 from inanet.coordinator.round_ledger import Host, Round, RoundLedger
 from inanet.coordinator.settings import FormatOf, Settings
@@ -26,28 +26,28 @@ class Tensors:
         self,
         hosts: Mapping[str, Host],
         ledger: RoundLedger,
-        planner: Planner,
+        plan: JobPlan,
         settings: Settings,
         format_of: FormatOf,
         send: Send,
         guard: Guard,
         cannot: Callable[[TensorSpec, Cause, str], None],
     ) -> None:
-        self._switched = planner.switched is not None
+        self._switched = plan.switched is not None
         self.book = LayoutBook(MOST_TENSORS if self._switched else settings.most_tensors)
         #: tensors whose schedule is being computed
         self.scheduling: set[TensorSpec] = set()
         self._hosts = hosts
         self._ledger = ledger
-        self._planner = planner
+        self._plan = plan
         self._format_of = format_of
         self._send = send
         self._guard = guard
         self._cannot = cannot
 
-    def renew(self, planner: Planner) -> None:
+    def renew(self, plan: JobPlan) -> None:
         """A new epoch: nodes have forgotten all tensors."""
-        self._planner = planner
+        self._plan = plan
         self.scheduling.clear()
         for tensor in self.book:
             self.book.drop(tensor)
@@ -62,17 +62,17 @@ class Tensors:
 
     def _rooted(self, round_: Round, tensor: Tensor) -> None:
         used = {shard.tree for shard in tensor.layout.shards}
-        round_.roots = frozenset(tree.root for tree in self._planner.trees if tree.tree in used)
+        round_.roots = frozenset(tree.root for tree in self._plan.trees if tree.tree in used)
 
     def have(self, spec: TensorSpec, last_round: int) -> None:
         """Make a tensor, or have it scheduled and made after that."""
-        publish = self._planner.publish
+        publish = self._plan.publish
         if publish is None:
             self._try(spec, last_round, lambda: ())
             return
         if spec in self.scheduling:
             return
-        planner, ranks = self._planner, self._planner.ranks
+        plan, ranks = self._plan, self._plan.ranks
         try:
             self._format_of(spec, ranks)
             draft = publish.draft(spec, ranks)
@@ -82,7 +82,7 @@ class Tensors:
         self.scheduling.add(spec)
 
         def finish() -> None:
-            if self._planner is planner:
+            if self._plan is plan:
                 self.scheduling.discard(spec)
                 self._try(spec, last_round, lambda: draft.take()[0])
 
@@ -103,27 +103,27 @@ class Tensors:
     def _make(
         self, spec: TensorSpec, last_round: int, scheduled: Callable[[], tuple[Scheduled, ...]]
     ) -> Tensor:
-        facts = self._format_of(spec, self._planner.ranks)
+        facts = self._format_of(spec, self._plan.ranks)
         busy = {spec for round_ in self._ledger for spec in round_.specs.values()}
         while not self._switched and (spare := self.book.spare(busy)) is not None:
             self.drop(spare)
-        tensor = self.book.create(spec, facts, len(self._planner.trees), last_round, scheduled())
-        tensor.waiting = set(self._planner.holders())
-        for name in self._planner.holders():
+        tensor = self.book.create(spec, facts, len(self._plan.trees), last_round, scheduled())
+        tensor.waiting = set(self._plan.holders())
+        for name in self._plan.holders():
             self.tell(name, tensor)
         return tensor
 
     def tell(self, name: str, tensor: Tensor) -> None:
         """Send a tensor's layout to one node."""
         self._send(
-            name, Layout(job=self._planner.job, layout=tensor.layout, last_round=max(0, tensor.last_round))
+            name, Layout(job=self._plan.job, layout=tensor.layout, last_round=max(0, tensor.last_round))
         )
 
     def drop(self, tensor: Tensor) -> None:
         """Free a tensor on every node."""
         self.book.drop(tensor)
-        for name in (*self._hosts, *self._planner.holders()):
-            self._send(name, LayoutDrop(job=self._planner.job, tensor=tensor.layout.tensor))
+        for name in (*self._hosts, *self._plan.holders()):
+            self._send(name, LayoutDrop(job=self._plan.job, tensor=tensor.layout.tensor))
 
     def layout_ready(self, name: str, message: LayoutReady) -> None:
         """An aggregator or parameter server has slots, or a node, a worker host included, has none to spare."""

@@ -175,8 +175,8 @@ class Chaos(Nodes):
     def confirm(self) -> None:
         """Parameter servers have heard that everybody has everything."""
         for (key, number), outcome in list(self.outcomes.items()):
-            jobs = [job for job in self.coordinator.jobs.values() if job.plans.planner.key == key]
-            if jobs and list(outcome.values()).count("done") == jobs[0].plans.planner.ranks:
+            jobs = [job for job in self.coordinator.jobs.values() if job.plans.current.key == key]
+            if jobs and list(outcome.values()).count("done") == jobs[0].plans.current.ranks:
                 for root in self.topology.roots:
                     if root in self.ids:
                         self.say(root, Finished(job=jobs[0].number, round=number))

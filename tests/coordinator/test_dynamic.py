@@ -71,7 +71,7 @@ class Dynamic(Whole):
     def parents(self) -> dict[str, str]:
         """The tree that the job has now."""
         (job,) = self.coordinator.jobs.values()
-        return dict(job.plans.planner.trees[0].parents)
+        return dict(job.plans.current.trees[0].parents)
 
 
 @pytest.mark.parametrize("impair", [0.0, 0.03], ids=["clean", "impaired"])

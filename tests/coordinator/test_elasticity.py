@@ -279,7 +279,7 @@ def test_a_worker_dies_at_every_phase_of_a_round(
         assert [(one.cause, one.missing) for one in failed] in ([], [("worker_lost", (1,))])
         assert [one.round for one in failed] in ([], [2], [3])
         (job,) = whole.coordinator.jobs.values()
-        assert (job.plans.planner.ranks, len(job.rounds.ledger)) == (len(topology.workers) - 1, 0)
+        assert (job.plans.current.ranks, len(job.rounds.ledger)) == (len(topology.workers) - 1, 0)
     assert impair or outcomes == {True, False}, "rounds were completed and rounds failed"
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from inanet.config.daemons import MODELS, PsConfig
 from inanet.config.file import ConfigError, validate
-from inanet.coordinator.child_ids import Planner
+from inanet.coordinator.job_plan import JobPlan
 from inanet.coordinator.multicast_groups import Groups
-from inanet.coordinator.receive_buffers import Station
+from inanet.coordinator.receive_buffers import Destination
 from inanet.messages.control import Leave
 from inanet.planning.topology import Topology
 from inanet.proto.common.plan import NodePlan
@@ -24,10 +24,10 @@ TWO_TREES = Topology(
 )
 
 
-def views(planner: Planner, unable: set[str]) -> dict[str, NodePlan]:
+def views(plan: JobPlan, unable: set[str]) -> dict[str, NodePlan]:
     return {
-        name: planner.view(name, lambda other: Station(100, 10, other not in unable))
-        for name in planner.nodes()
+        name: plan.view(name, lambda other: Destination(100, 10, other not in unable))
+        for name in plan.nodes()
     }
 
 
@@ -60,12 +60,12 @@ def sent_and_heard(plans: dict[str, NodePlan]) -> dict[tuple[int, str], tuple[in
 @pytest.mark.parametrize("probe", [False, True])
 def test_parents_and_children_agree(unable: set[str], probe: bool) -> None:
     groups = Groups(RANGE, 7401)
-    planner = Planner(
+    plan = JobPlan(
         7, 99, 4, TWO_TREES.ancestors, group_of=lambda tree, name: groups.of(7, 99, tree, name), probe=probe
     )
     for absent in (set(), {"a0"}, set()):
-        planner.advance(TWO_TREES.trees(TWO_TREES.workers, absent), quiet=True)
-        plans = views(planner, unable)
+        plan.advance(TWO_TREES.trees(TWO_TREES.workers, absent), quiet=True)
+        plans = views(plan, unable)
         found = sent_and_heard(plans)
         for (_, parent), (group, counted, hearing) in found.items():
             assert counted == hearing
@@ -84,9 +84,9 @@ def test_parents_and_children_agree(unable: set[str], probe: bool) -> None:
 
 
 def test_unicast_names_no_groups() -> None:
-    planner = Planner(7, 99, 4, TWO_TREES.ancestors)
-    planner.advance(TWO_TREES.trees(TWO_TREES.workers))
-    assert {entry[0] for entry in sent_and_heard(views(planner, set())).values()} == {0}
+    plan = JobPlan(7, 99, 4, TWO_TREES.ancestors)
+    plan.advance(TWO_TREES.trees(TWO_TREES.workers))
+    assert {entry[0] for entry in sent_and_heard(views(plan, set())).values()} == {0}
 
 
 def test_groups_are_in_range_kept_and_never_given_twice() -> None:

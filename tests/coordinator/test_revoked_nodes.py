@@ -65,7 +65,7 @@ def test_no_bit_depends_on_an_aggregator_that_is_revoked(
     (job,) = whole.coordinator.jobs.values()
     # it still has what it had, and nothing else
     (held,) = {view.plan.key for view in whole.members[name]._jobs.views.values()}
-    assert before == {held} != {job.plans.planner.key}
+    assert before == {held} != {job.plans.current.key}
 
 
 class Renewed(Whole):
@@ -110,14 +110,14 @@ def test_whoever_is_revoked_when_no_bit_is_lost_and_no_key_is_kept(seed: int) ->
     chance = random.Random(seed)
     topology = DEEP if seed % 2 else TREES
     whole = Renewed(topology, chance.choice([0.0, 0.03]))
-    (first,) = {job.plans.planner.key for job in whole.coordinator.jobs.values()}
+    (first,) = {job.plans.current.key for job in whole.coordinator.jobs.values()}
     for round_ in range(1, 7):
         victim = chance.choice([*topology.aggregators, *topology.roots])
         all_reduce(
             whole, round_, FLOATS if round_ % 2 else INTEGERS, lambda victim=victim: whole.act(victim, chance)
         )  # type: ignore[misc]
     (job,) = whole.coordinator.jobs.values()
-    whole.run(lambda: not any(map(whole.withdrawn, whole.coordinator._keyholders.of(job.plans.planner.key))))
+    whole.run(lambda: not any(map(whole.withdrawn, whole.coordinator._keyholders.of(job.plans.current.key))))
     whole.wait(60.0)
     assert job.plans.absent == set()
     followed = {
@@ -125,5 +125,5 @@ def test_whoever_is_revoked_when_no_bit_is_lost_and_no_key_is_kept(seed: int) ->
         for name, member in whole.members.items()
         for view in member._jobs.views.values()
     }
-    assert followed == {(name, job.plans.planner.key) for name in whole.members}
-    assert job.plans.planner.key != first, "somebody who knew it was revoked"
+    assert followed == {(name, job.plans.current.key) for name in whole.members}
+    assert job.plans.current.key != first, "somebody who knew it was revoked"

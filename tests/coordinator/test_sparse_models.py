@@ -317,7 +317,7 @@ def test_a_plan_that_was_on_its_way_to_a_shard_that_is_no_more_changes_nothing()
     fabric.carry(lambda: bool(said))
     waits.remove(Gather)
     (job,) = fabric.coordinator.jobs.values()
-    fabric.carry(lambda: job.plans.planner.switched is not None and job.plans.planner.switched.decided == 3)
+    fabric.carry(lambda: job.plans.current.switched is not None and job.plans.current.switched.decided == 3)
     fabric.coordinator.receive(fabric.number("ps1"), said[0], fabric.now)
     fabric.talk()
     assert why(fabric, "one") == "job 'one': ps1: cannot keep 'clicks': No space left on device"

@@ -172,7 +172,7 @@ class Whole:
 
     def version(self) -> int:
         (job,) = self.coordinator.jobs.values()
-        return job.plans.planner.version
+        return job.plans.current.version
 
 
 def arrays_for(topology: Topology, seed: int, spec: TensorSpec) -> dict[str, NDArray[np.generic]]:

@@ -5,7 +5,7 @@ complete in time. Here a host's k-th step is its own affair: the PS says which e
 tensor, which is scheduled when the first host begins a step, and refusals, which concern the host alone.
 """
 
-from inanet.coordinator.child_ids import Planner
+from inanet.coordinator.job_plan import JobPlan
 from inanet.coordinator.round_ledger import Host
 from inanet.coordinator.rounds import CoordinatorRounds, JobLost
 from inanet.coordinator.settings import FormatOf, Settings
@@ -27,13 +27,13 @@ class AsynchronousRounds(CoordinatorRounds):
         self,
         name: str,
         hosts: dict[str, Host],
-        planner: Planner,
+        plan: JobPlan,
         settings: Settings,
         format_of: FormatOf,
         send: Send,
         guard: Guard,
     ) -> None:
-        super().__init__(name, hosts, planner, settings, format_of, send, guard)
+        super().__init__(name, hosts, plan, settings, format_of, send, guard)
         #: steps of every host that have been begun and are not over
         self._open: dict[str, set[int]] = {host: set() for host in hosts}
 
@@ -106,7 +106,7 @@ class AsynchronousRounds(CoordinatorRounds):
         """End one host's step."""
         self._open[host].discard(number)
         failure = RoundFailed(
-            job=self._planner.job,
+            job=self._plan.job,
             round=number,
             error=error,
             message=clip(f"{self._job}, step {number} of host {host}: {text}"),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
-from inanet.coordinator.child_ids import Planner
+from inanet.coordinator.job_plan import JobPlan
 from inanet.messages.control import Hello
 from inanet.planning.topology import Topology
 
@@ -16,7 +16,7 @@ class Rescheduled:
 
     epoch: int
     topology: Topology
-    planner: Planner
+    plan: JobPlan
     hellos: Mapping[str, Hello]
     reason: str
 

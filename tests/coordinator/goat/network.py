@@ -189,7 +189,7 @@ class GoatRack(Rack):
     def sites(self) -> tuple[str, ...]:
         """Switches that the job is summed in."""
         (job,) = self.coordinator.jobs.values()
-        facts = job.plans.planner.switched
+        facts = job.plans.current.switched
         assert facts is not None
         return tuple(site.name for site in facts.sites)
 

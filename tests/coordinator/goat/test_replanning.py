@@ -81,7 +81,7 @@ def test_a_lost_switch_fails_what_is_under_way_on_all_ranks_and_the_job_is_sched
     rack = GoatRack().start().joined()
     reduce_and_check(rack, INTEGERS, 1)
     (job,) = rack.coordinator.jobs.values()
-    key, epoch = job.plans.planner.key, job.epoch
+    key, epoch = job.plans.current.key, job.epoch
     number = rack.begin(INTEGERS, arrays_of(INTEGERS, 2), only=["w0", "w1"])
     rack.star.settle(0.0004)
     rack.kill_switch("s2")
@@ -97,7 +97,7 @@ def test_a_lost_switch_fails_what_is_under_way_on_all_ranks_and_the_job_is_sched
     assert "switch 's2' was lost" in error.message
     assert "call again" in error.message
     rack.run(lambda: rack.sites() == ("s1", "s3", "s4"))
-    assert (job.plans.planner.key != key, job.epoch > epoch) == (True, True)
+    assert (job.plans.current.key != key, job.epoch > epoch) == (True, True)
     # the same tensor, and one that had no policy before
     floats = LocalTensor(FLOATS, 6)
     for seed in (3, 5):
@@ -224,23 +224,23 @@ def test_a_switch_that_changes_nothing_leaves_the_job_alone() -> None:
     rack.kill_switch("s3")
     rack.start_switch("s3")
     (job,) = rack.coordinator.jobs.values()
-    key = job.plans.planner.key
+    key = job.plans.current.key
     before = held(rack)
     # hosts hold and go on
     for seed in range(2, 6):
         reduce_and_check(rack, INTEGERS, seed)
-    assert (job.plans.planner.key, rack.sites(), held(rack)) == (key, WAYS, before)
+    assert (job.plans.current.key, rack.sites(), held(rack)) == (key, WAYS, before)
 
 
 def test_a_switch_that_restarts_at_once_gets_its_slots_anew() -> None:
     rack = GoatRack().start().joined()
     reduce_and_check(rack, INTEGERS, 1)
     (job,) = rack.coordinator.jobs.values()
-    key = job.plans.planner.key
+    key = job.plans.current.key
     # there is no way without it
     rack.kill_switch("s4")
     rack.start_switch("s4")
-    rack.run(lambda: job.plans.planner.key != key or not rack.coordinator.jobs)
+    rack.run(lambda: job.plans.current.key != key or not rack.coordinator.jobs)
     assert rack.sites() == WAYS
     assert held(rack)["s4"] == 0
     reduce_and_check(rack, INTEGERS, 2)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inanet.coordinator.child_ids import PlanError, Planner
-from inanet.coordinator.receive_buffers import Receivers, Station
+from inanet.coordinator.job_plan import JobPlan, PlanError
+from inanet.coordinator.receive_buffers import Destination, ReceiveBuffers
 from inanet.messages.control import Plan
 from inanet.planning.topology import Topology
 from inanet.proto.common.plan import NodePlan, Placement
@@ -25,95 +25,95 @@ DEEP = Topology(
 )
 
 
-def station(name: str) -> Station:
-    return Station(9000 + len(name), 10)
+def destination(name: str) -> Destination:
+    return Destination(9000 + len(name), 10)
 
 
-def planner_for(topology: Topology) -> Planner:
-    planner = Planner(7, 99, len(topology.workers), topology.ancestors)
-    planner.advance(topology.trees(topology.workers))
-    return planner
+def plan_for(topology: Topology) -> JobPlan:
+    plan = JobPlan(7, 99, len(topology.workers), topology.ancestors)
+    plan.advance(topology.trees(topology.workers))
+    return plan
 
 
-def place(planner: Planner, name: str) -> Placement:
-    (placement,) = planner.view(name, station).placements
+def place(plan: JobPlan, name: str) -> Placement:
+    (placement,) = plan.view(name, destination).placements
     return placement
 
 
-def bits(planner: Planner, name: str) -> dict[str, int]:
-    return {child.name: child.bit for child in place(planner, name).children}
+def bits(plan: JobPlan, name: str) -> dict[str, int]:
+    return {child.name: child.bit for child in place(plan, name).children}
 
 
-def retired(planner: Planner, name: str) -> dict[int, int]:
-    return {gone.bit: gone.mask for gone in place(planner, name).retired}
+def retired(plan: JobPlan, name: str) -> dict[int, int]:
+    return {gone.bit: gone.mask for gone in place(plan, name).retired}
 
 
 def test_the_first_version_numbers_children_by_name() -> None:
-    planner = planner_for(WIDE)
-    assert planner.version == 1
-    assert bits(planner, "ps") == {"a0": 1, "a1": 2, "w3": 4}
-    assert bits(planner, "a0") == {"w0": 1, "w1": 2}
-    above = place(planner, "w1").parent
+    plan = plan_for(WIDE)
+    assert plan.version == 1
+    assert bits(plan, "ps") == {"a0": 1, "a1": 2, "w3": 4}
+    assert bits(plan, "a0") == {"w0": 1, "w1": 2}
+    above = place(plan, "w1").parent
     assert above is not None
     assert (above.name, above.bit) == ("a0", 2)
-    assert place(planner, "w1").children == ()
-    assert place(planner, "ps").parent is None
+    assert place(plan, "w1").children == ()
+    assert place(plan, "ps").parent is None
 
 
 def test_a_lost_child_retires_and_stands_for_its_heirs() -> None:
-    planner = planner_for(WIDE)
-    planner.advance(WIDE.trees(WIDE.workers, {"a0"}))
-    assert bits(planner, "ps") == {"a1": 2, "w0": 8, "w1": 16, "w3": 4}
-    assert retired(planner, "ps") == {1: 24}
-    assert {child.name: child.since for child in place(planner, "ps").children} == {
+    plan = plan_for(WIDE)
+    plan.advance(WIDE.trees(WIDE.workers, {"a0"}))
+    assert bits(plan, "ps") == {"a1": 2, "w0": 8, "w1": 16, "w3": 4}
+    assert retired(plan, "ps") == {1: 24}
+    assert {child.name: child.since for child in place(plan, "ps").children} == {
         "a1": 1,
         "w3": 1,
         "w0": 2,
         "w1": 2,
     }
-    assert planner.retires
+    assert plan.retires
 
 
 def test_cascade_child_first() -> None:
-    planner = planner_for(DEEP)
-    planner.advance(DEEP.trees(DEEP.workers, {"low"}))
-    assert retired(planner, "left") == {1: 4 | 8}
-    planner.advance(DEEP.trees(DEEP.workers, {"low", "left"}))
+    plan = plan_for(DEEP)
+    plan.advance(DEEP.trees(DEEP.workers, {"low"}))
+    assert retired(plan, "left") == {1: 4 | 8}
+    plan.advance(DEEP.trees(DEEP.workers, {"low", "left"}))
     # what left had sent to top stands for all that came from it, wherever they were meanwhile
-    heirs = bits(planner, "top")
-    assert retired(planner, "top") == {1: heirs["w0"] | heirs["w1"] | heirs["w2"]}
+    heirs = bits(plan, "top")
+    assert retired(plan, "top") == {1: heirs["w0"] | heirs["w1"] | heirs["w2"]}
 
 
 def test_cascade_heir_retires_too() -> None:
-    planner = planner_for(DEEP)
-    planner.advance(DEEP.trees(DEEP.workers, {"left"}))
-    heirs = bits(planner, "top")
-    assert retired(planner, "top") == {1: heirs["low"] | heirs["w2"]}
-    planner.advance(DEEP.trees(DEEP.workers, {"left", "low"}))
-    now = bits(planner, "top")
-    assert retired(planner, "top") == {
+    plan = plan_for(DEEP)
+    plan.advance(DEEP.trees(DEEP.workers, {"left"}))
+    heirs = bits(plan, "top")
+    assert retired(plan, "top") == {1: heirs["low"] | heirs["w2"]}
+    plan.advance(DEEP.trees(DEEP.workers, {"left", "low"}))
+    now = bits(plan, "top")
+    assert retired(plan, "top") == {
         1: now["w0"] | now["w1"] | now["w2"],
         heirs["low"]: now["w0"] | now["w1"],
     }
 
 
 def test_ids_are_free_again_when_their_version_is_settled() -> None:
-    planner = planner_for(WIDE)
-    planner.advance(WIDE.trees(WIDE.workers, {"a0"}))
-    planner.advance(WIDE.trees(WIDE.workers, {"a0"}), settled=1)
-    assert retired(planner, "ps") == {1: 24}
-    planner.advance(WIDE.trees(WIDE.workers, {"a0", "a1"}), settled=2)
-    assert retired(planner, "ps") == {2: 1}
-    assert bits(planner, "ps") == {"w0": 8, "w1": 16, "w2": 1, "w3": 4}
+    plan = plan_for(WIDE)
+    plan.advance(WIDE.trees(WIDE.workers, {"a0"}))
+    plan.advance(WIDE.trees(WIDE.workers, {"a0"}), settled=1)
+    assert retired(plan, "ps") == {1: 24}
+    plan.advance(WIDE.trees(WIDE.workers, {"a0", "a1"}), settled=2)
+    assert retired(plan, "ps") == {2: 1}
+    assert bits(plan, "ps") == {"w0": 8, "w1": 16, "w2": 1, "w3": 4}
 
 
 def test_nothing_retires_while_nothing_is_on_its_way() -> None:
-    planner = planner_for(WIDE)
-    planner.advance(WIDE.trees(WIDE.workers, {"a0"}))
-    planner.advance(WIDE.trees(WIDE.workers), quiet=True)
-    assert retired(planner, "ps") == {}
-    assert bits(planner, "ps") == {"a0": 1, "a1": 2, "w3": 4}
-    assert not planner.retires
+    plan = plan_for(WIDE)
+    plan.advance(WIDE.trees(WIDE.workers, {"a0"}))
+    plan.advance(WIDE.trees(WIDE.workers), quiet=True)
+    assert retired(plan, "ps") == {}
+    assert bits(plan, "ps") == {"a0": 1, "a1": 2, "w3": 4}
+    assert not plan.retires
 
 
 def test_running_out_of_ids_names_who_cannot_move_and_changes_nothing() -> None:
@@ -122,29 +122,29 @@ def test_running_out_of_ids_names_who_cannot_move_and_changes_nothing() -> None:
         aggregators={"a": "ps", "b": "ps"},
         workers={f"w{index:02d}": ("a" if index < 16 else "b",) for index in range(31)},
     )
-    planner = planner_for(topology)
-    planner.advance(topology.trees(topology.workers, {"a"}))
+    plan = plan_for(topology)
+    plan.advance(topology.trees(topology.workers, {"a"}))
     with pytest.raises(
         PlanError, match=r"'ps' cannot take over 'w16', .* and 'w30': 16 of its 32 ids .* 2 to"
     ):
-        planner.advance(topology.trees(topology.workers, {"a", "b"}))
-    assert planner.version == 2
-    planner.advance(topology.trees(topology.workers, {"a", "b"}), settled=2)
-    assert len(bits(planner, "ps")) == 31
+        plan.advance(topology.trees(topology.workers, {"a", "b"}))
+    assert plan.version == 2
+    plan.advance(topology.trees(topology.workers, {"a", "b"}), settled=2)
+    assert len(bits(plan, "ps")) == 31
 
 
 def test_windows_share_a_receive_buffer_over_trees_and_jobs() -> None:
-    receivers = Receivers()
-    receivers.declare(1, {9000: 3})
-    receivers.declare(2, {9000: 2, 9001: 1})
-    assert receivers.station(9000, 100) == Station(9000, 20)
-    assert receivers.station(9001, 100) == Station(9001, 100)
-    assert receivers.station(9002, 100) == Station(9002, 100)
-    assert receivers.station(9000, 2).window == 1
-    before = receivers.generation
-    receivers.withdraw(2)
-    assert receivers.station(9000, 99).window == 33
-    assert receivers.generation == before + 1
+    buffers = ReceiveBuffers()
+    buffers.declare(1, {9000: 3})
+    buffers.declare(2, {9000: 2, 9001: 1})
+    assert buffers.destination(9000, 100) == Destination(9000, 20)
+    assert buffers.destination(9001, 100) == Destination(9001, 100)
+    assert buffers.destination(9002, 100) == Destination(9002, 100)
+    assert buffers.destination(9000, 2).window == 1
+    before = buffers.generation
+    buffers.withdraw(2)
+    assert buffers.destination(9000, 99).window == 33
+    assert buffers.generation == before + 1
 
 
 @dataclass(frozen=True)
@@ -206,10 +206,10 @@ def _or(values: list[int]) -> int:
 @settings(max_examples=150)
 @given(data=st.data())
 def test_every_leaf_counts_exactly_once(topology: Topology, data: st.DataObject) -> None:
-    planner = planner_for(topology)
+    plan = plan_for(topology)
     nodes = {
-        name: ModelNode(name, (name,) if name in topology.workers else (), planner.view(name, station))
-        for name in planner.nodes()
+        name: ModelNode(name, (name,) if name in topology.workers else (), plan.view(name, destination))
+        for name in plan.nodes()
     }
     flying: list[Packet] = []
     absent: set[str] = set()
@@ -235,9 +235,9 @@ def test_every_leaf_counts_exactly_once(topology: Topology, data: st.DataObject)
                 victim = data.draw(st.sampled_from(alive))
                 absent.add(victim)
                 del nodes[victim]
-                planner.advance(topology.trees(topology.workers, absent))
+                plan.advance(topology.trees(topology.workers, absent))
                 for name, node in nodes.items():
-                    node.todo.append(planner.view(name, station))
+                    node.todo.append(plan.view(name, destination))
 
     kinds = st.sampled_from(["send"] * 6 + ["deliver"] * 8 + ["plan"] * 3 + ["kill"])
     for kind in data.draw(st.lists(kinds, max_size=80)):
@@ -260,7 +260,7 @@ def test_every_leaf_counts_exactly_once(topology: Topology, data: st.DataObject)
 
 def test_views_pass_the_limits_of_the_wire() -> None:
     for topology in (WIDE, DEEP):
-        planner = planner_for(topology)
-        for name in planner.nodes():
-            view = planner.view(name, station)
+        plan = plan_for(topology)
+        for name in plan.nodes():
+            view = plan.view(name, destination)
             assert Plan(plan=view).plan == view

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from inanet.coordinator.receive_buffers import Station
+from inanet.coordinator.receive_buffers import Destination
 from inanet.messages.text import listing
 from inanet.planning.topology import Tree
 from inanet.proto.common.plan import (
@@ -47,7 +47,7 @@ class Ids:
         self.retired = {bit: (mask, at) for bit, (mask, at) in self.retired.items() if at > version}
 
 
-class Planner:
+class JobPlan:
     """Plan versions of one job.
 
     ``ancestors(tree, name)`` are the configured parents of a node, nearest first: children that turn up at
@@ -182,7 +182,7 @@ class Planner:
                 count[parent] = count.get(parent, 0) + 1
         return count
 
-    def view(self, name: str, stations: Callable[[str], Station]) -> NodePlan:
+    def view(self, name: str, destinations: Callable[[str], Destination]) -> NodePlan:
         """One node's view of the current version."""
         placements = []
         for tree in self.trees:
@@ -191,35 +191,39 @@ class Planner:
             if parent is None and name != tree.root:
                 continue
             ids = self._ids.get((tree.tree, name), Ids())
-            group = self._group(tree, name, stations)
+            group = self._group(tree, name, destinations)
             placements.append(
                 Placement(
                     tree.tree,
-                    self._parent(tree, name, parent, stations) if parent else None,
-                    tuple(self._child(child, ids, stations, group) for child in children),
+                    self._parent(tree, name, parent, destinations) if parent else None,
+                    tuple(self._child(child, ids, destinations, group) for child in children),
                     tuple(Retired(bit, mask) for bit, (mask, _) in sorted(ids.retired.items())),
                     group,
                     group != 0 and self._probe,
                 )
             )
-        own = stations(name).window
+        own = destinations(name).window
         return NodePlan(self.job, self.version, self.key, self.ranks, tuple(placements), own, self.switched)
 
-    def _group(self, tree: Tree, parent: str, stations: Callable[[str], Station]) -> int:
+    def _group(self, tree: Tree, parent: str, destinations: Callable[[str], Destination]) -> int:
         """The group for the results of a parent; 0 unless it and at least two of its children can multicast."""
-        if self._group_of is None or not stations(parent).listens:
+        if self._group_of is None or not destinations(parent).listens:
             return 0
-        able = sum(stations(child).listens for child in tree.children.get(parent, ()))
+        able = sum(destinations(child).listens for child in tree.children.get(parent, ()))
         return self._group_of(tree.tree, parent) if able > 1 else 0
 
-    def _parent(self, tree: Tree, name: str, parent: str, stations: Callable[[str], Station]) -> Parent:
-        station = stations(parent)
-        group = self._group(tree, parent, stations) if stations(name).listens else 0
+    def _parent(
+        self, tree: Tree, name: str, parent: str, destinations: Callable[[str], Destination]
+    ) -> Parent:
+        destination = destinations(parent)
+        group = self._group(tree, parent, destinations) if destinations(name).listens else 0
         bit, _ = self._ids[tree.tree, parent].live[name]
-        return Parent(parent, station.endpoint, bit, station.window, group)
+        return Parent(parent, destination.endpoint, bit, destination.window, group)
 
     @staticmethod
-    def _child(name: str, ids: Ids, stations: Callable[[str], Station], group: int) -> Child:
-        station = stations(name)
+    def _child(name: str, ids: Ids, destinations: Callable[[str], Destination], group: int) -> Child:
+        destination = destinations(name)
         bit, since = ids.live[name]
-        return Child(name, station.endpoint, bit, since, station.window, group != 0 and station.listens)
+        return Child(
+            name, destination.endpoint, bit, since, destination.window, group != 0 and destination.listens
+        )
