@@ -36,14 +36,14 @@ async def registered(
     """
     from inanet.about import version
     from inanet.aio.registration import Registration
-    from inanet.service.machine import Machine
+    from inanet.service.resources import HostResources
 
     registration = Registration(
         coordinator,
         config.node.name,
         role,
         config.control.secret(),
-        machine=await asyncio.to_thread(Machine, where.partition(":")[0], rate),
+        machine=await asyncio.to_thread(HostResources, where.partition(":")[0], rate),
         endpoint=where,
         software=version(),
         figures=figures,

@@ -212,7 +212,7 @@ class LocalServer:
                 await self._backend.quieten(group.job, reason)
         except TimeoutError:
             _log.error(
-                "arrays of a job that is over are still written to", job=group.job, seconds=_QUIET_SECONDS
+                "still writing into the arrays of a job that has ended", job=group.job, seconds=_QUIET_SECONDS
             )
             return (
                 f"after {_QUIET_SECONDS:g} s the worker agent still writes into the arrays: do not use them"

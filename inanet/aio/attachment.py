@@ -31,7 +31,7 @@ Wanted: TypeAlias = Literal["auto", "native", "generic"]
 Made = TypeVar("Made")
 
 
-class Refused(Failure):
+class ModeUnavailable(Failure):
     """A mode that was asked for by name cannot be had."""
 
     code = Exit.PERMISSION
@@ -62,7 +62,7 @@ def interface_of(address: str, transport: str) -> str:
 
 def asked_for(wanted: Wanted | Literal["off"], make: Callable[[Wanted], Made], instead: str) -> Made | None:
     """What ``[node] xdp`` asks for; ``None`` for user space, with the reason in the log where ``auto`` cannot: ``instead``
-    says what is done then. Raises :class:`Refused` where a mode that was named cannot be had.
+    says what is done then. Raises :class:`ModeUnavailable` where a mode that was named cannot be had.
     """
     if wanted == "off":
         return None
@@ -70,7 +70,7 @@ def asked_for(wanted: Wanted | Literal["off"], make: Callable[[Wanted], Made], i
         return make(wanted)
     except Unavailable as reason:
         if wanted != "auto":
-            raise Refused(f"[node] xdp = {wanted!r}: {reason}") from None
+            raise ModeUnavailable(f"[node] xdp = {wanted!r}: {reason}") from None
         _log.warning(instead, reason=str(reason))
         return None
 
@@ -100,7 +100,7 @@ class Seat:
             try:
                 return Attachment(self._program, interface, mode)
             except Unavailable as reason:
-                _log.info("xdp mode not to be had", mode=mode, reason=str(reason))
+                _log.info("XDP mode unavailable", mode=mode, reason=str(reason))
         return Attachment(self._program, interface, allowed[-1])
 
     @property
@@ -133,10 +133,10 @@ class Seat:
             try:
                 self._attachment = Attachment(self._program, interface, wanted)
             except Unavailable as reason:
-                _log.info("xdp mode not to be had", mode=wanted, reason=str(reason))
+                _log.info("XDP mode unavailable", mode=wanted, reason=str(reason))
             else:
                 return wanted == mode
-        _log.warning("the program is off: its place is taken", interface=interface)
+        _log.warning("XDP program detached: another one has taken its place", interface=interface)
         return False
 
     def close(self) -> None:

@@ -234,7 +234,7 @@ class Coordination:
             _log.info("plan changed", job=event.name, version=event.version, reason=event.reason)
         elif isinstance(event, events.MembershipChanged):
             _log.warning(
-                "job goes on without",
+                "job continues with fewer ranks",
                 job=event.name,
                 ranks=event.ranks,
                 epoch=event.epoch,
@@ -242,15 +242,15 @@ class Coordination:
             )
         elif isinstance(event, events.KeyChanged):
             _log.warning(
-                "job goes on under another key", job=event.name, epoch=event.epoch, reason=event.reason
+                "job continues under another key", job=event.name, epoch=event.epoch, reason=event.reason
             )
         elif isinstance(event, events.PlanRepeated):
             _log.warning(
-                "plan sent again", job=event.name, peer=event.node, held=event.held, version=event.version
+                "plan retransmitted", job=event.name, peer=event.node, held=event.held, version=event.version
             )
         elif isinstance(event, events.RootMissed):
             _log.warning(
-                "parameter server missed",
+                "waiting for a lost parameter server",
                 job=event.name,
                 peer=event.node,
                 seconds=event.seconds,

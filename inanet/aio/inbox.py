@@ -38,7 +38,7 @@ class ReceivingDevice(InboxDevice):
             raise
         super().__init__(device, inbox)
         self._batches = 0
-        _log.info("results through the kernel", interface=interface, mode=self.mode, rows=inbox.rows)
+        _log.info("receiving through XDP", interface=interface, mode=self.mode, rows=inbox.rows)
 
     @property
     def mode(self) -> Mode | Literal["off"]:

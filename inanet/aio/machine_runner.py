@@ -11,7 +11,7 @@ from inanet.proto.common.machine import Machine
 from inanet.wire.drops import Drop
 
 
-class Counting(Machine, Protocol):
+class RunnableMachine(Machine, Protocol):
     """A machine with figures."""
 
     def stats(self) -> dict[str, int]:
@@ -36,7 +36,7 @@ class MachineRunner:
 
     def __init__(
         self,
-        machine: Counting,
+        machine: RunnableMachine,
         device: Device,
         on_event: Callable[[NodeEvent], None] = lambda _event: None,
     ) -> None:

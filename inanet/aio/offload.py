@@ -44,7 +44,7 @@ class Offload:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._watched = -1
         self._warned = False
-        _log.info("aggregating in the kernel", interface=interface, mode=self.mode)
+        _log.info("aggregating in XDP", interface=interface, mode=self.mode)
 
     @property
     def mode(self) -> Mode | Literal["off"]:

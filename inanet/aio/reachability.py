@@ -42,7 +42,7 @@ def send_probe(local: str, group: str, port: int, nonce: int) -> None:
             sender.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, socket.inet_aton(local))
             sender.sendto(_MAGIC + _NONCE.pack(nonce), (group, port))
     except OSError as error:
-        _log.warning("probe of multicast not sent", group=group, interface=local, reason=str(error))
+        _log.warning("multicast probe not sent", group=group, interface=local, reason=str(error))
 
 
 async def reach(address: str, token: str, keys: Keys | None, seconds: float) -> Reach:

@@ -18,8 +18,8 @@ from inanet.messages.codec import ControlError
 from inanet.messages.control import PROTOCOL, Leave, Ping, Pong, Reject, Stats
 from inanet.messages.fields import NodeRole
 from inanet.messages.registration import Register, Registered
-from inanet.service.machine import Machine
 from inanet.service.metrics import Sample
+from inanet.service.resources import HostResources
 from inanet.trust.certificates import KeyFileError, Keys
 
 #: Seconds for which a connection is tried before the log says that there is none: at first, when daemons that are started
@@ -42,7 +42,7 @@ class Registration:
         role: NodeRole,
         token: str,
         *,
-        machine: Machine,
+        machine: HostResources,
         endpoint: str = "",
         software: str = "",
         figures: Callable[[], Mapping[str, object]] = dict,
@@ -100,7 +100,7 @@ class Registration:
                     _log.info("not registered yet", node=self._card.name, reason=str(error))
                 else:
                     _log.warning(
-                        "coordinator not reached",
+                        "coordinator unreachable",
                         node=self._card.name,
                         address=self._address,
                         reason=str(error),

@@ -247,7 +247,7 @@ class Job:
         except OSError as error:
             os.close(fd)
             raise FabricError(
-                f"{size} B to share with the agent are not to be had: {error.strerror}; this process needs more memory, "
+                f"{size} B of memory to share with the agent are unavailable: {error.strerror}; this process needs more memory, "
                 "or smaller buckets",
                 job=self.name,
                 rank=self.rank,

@@ -114,7 +114,7 @@ class A2tp(Section):
     straggling: bool = True
 
 
-class Timing(Section):
+class TimingSection(Section):
     """``[timing]``: timers of the data plane, in seconds."""
 
     #: how long a packet may be overtaken before it counts as lost
@@ -142,7 +142,7 @@ class DaemonConfig(Section):
     node: Node = Field(default_factory=Node)
     log: Log = Field(default_factory=Log)
     metrics: Metrics = Field(default_factory=Metrics)
-    timing: Timing = Field(default_factory=Timing)
+    timing: TimingSection = Field(default_factory=TimingSection)
     impair: Impair = Field(default_factory=Impair)
 
 

@@ -11,7 +11,7 @@ from inanet.aio.registration import Registration
 from inanet.coordinator.settings import Settings
 from inanet.messages.control import PROTOCOL, Hello, Reject, Welcome
 from inanet.planning.topology import Topology
-from inanet.service.machine import Machine
+from inanet.service.resources import HostResources
 from inanet.trust.certificates import Keys
 from inanet.wire.endpoint import endpoint
 
@@ -44,7 +44,7 @@ def registration(address: str, name: str = "w0", keys: Keys | None = None, token
         name,
         "worker",
         token,
-        machine=Machine("127.0.0.1", 10**9),
+        machine=HostResources("127.0.0.1", 10**9),
         endpoint="127.0.0.1:9",
         figures=lambda: {"rows_sent": 7, "drops": {"short": 1}, "secret": 5},
         keys=keys,

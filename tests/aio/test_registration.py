@@ -91,7 +91,7 @@ async def test_a_coordinator_that_is_not_there_is_warned_of_once_and_found_when_
             async with coordinating(at=address):
                 await until(lambda: registered() == [1.0])
     # again when it was there meanwhile, and is not any more
-    warned = [entry for entry in logs if entry["event"] == "coordinator not reached"]
+    warned = [entry for entry in logs if entry["event"] == "coordinator unreachable"]
     assert [entry["log_level"] for entry in warned] == ["warning"] * 2
     assert (warned[0]["node"], warned[0]["address"]) == ("w0", address)
     assert "nothing within 0.01 s (No such file or directory)" in warned[0]["reason"]
@@ -111,7 +111,7 @@ async def test_a_coordinator_that_is_there_is_not_to_be_started(
             await running(stack, registration(coordination.address, keys=of(keys, "w0")))
 
         def fixes() -> dict[str, str]:
-            return {one["address"]: one["fix"] for one in logs if one["event"] == "coordinator not reached"}
+            return {one["address"]: one["fix"] for one in logs if one["event"] == "coordinator unreachable"}
 
         async with asyncio.timeout(PATIENCE):
             while len(fixes()) < 2:  # noqa: ASYNC110 - a log tells nobody that it has grown
@@ -138,7 +138,7 @@ async def test_a_coordinators_name_may_resolve_later(monkeypatch: pytest.MonkeyP
             return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
         def warned() -> list[MutableMapping[str, Any]]:
-            return [entry for entry in logs if entry["event"] == "coordinator not reached"]
+            return [entry for entry in logs if entry["event"] == "coordinator unreachable"]
 
         monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
         logs = stack.enter_context(capture_logs())

@@ -22,8 +22,8 @@ from inanet.coordinator.settings import Settings
 from inanet.messages.registration import JobState, NodeState, Overview
 from inanet.planning.topology import Topology
 from inanet.service.addresses import Resolved
-from inanet.service.machine import Machine
 from inanet.service.metrics import MetricsServer, Sample, Scrape
+from inanet.service.resources import HostResources
 from inanet.trust import authority
 from inanet.trust.certificates import Keys
 
@@ -50,7 +50,7 @@ class Running:
         await coordination.start("127.0.0.1:0")
         self.address = coordination.address
         registration = Registration(
-            self.address, "manager", "aggregator", TOKEN, machine=Machine("127.0.0.1"), keys=self._keys
+            self.address, "manager", "aggregator", TOKEN, machine=HostResources("127.0.0.1"), keys=self._keys
         )
         seen = asyncio.create_task(coordination.changed())
         task = asyncio.create_task(registration.run())

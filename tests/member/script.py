@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,8 +98,11 @@ class Script:
 
     def begin(self, round_: int, spec: TensorSpec = SPEC, value: int = 1) -> NDArray[np.int32]:
         array = np.full(spec.elements, value, np.int32 if spec.dtype == "i32" else np.float32)
-        self.member.begin(round_, spec, [array], self.clock.now, partial(self._done, round_))
+        self.begin_with(round_, spec, array)
         return array
+
+    def begin_with(self, round_: int, spec: TensorSpec, array: NDArray[Any]) -> None:
+        self.member.begin(round_, spec, [array], self.clock.now, partial(self._done, round_))
 
     def _done(self, round_: int, error: Failed | None) -> None:
         self.done.append((round_, error))

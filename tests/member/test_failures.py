@@ -32,7 +32,7 @@ class TestFailures:
         joined.hear(Layout(job=JOB, layout=layout_of(OTHER, 1), last_round=0))
         array = np.ones(200, np.float32)
         array[13] = np.inf
-        joined.member.begin(1, OTHER, [array], joined.clock.now)
+        joined.begin_with(1, OTHER, array)
         joined.run()
         refuse = joined.said()[-1]
         assert refuse == Refuse(
@@ -112,7 +112,7 @@ class TestResuming:
         joined.hear(Layout(job=JOB, layout=layout_of(OTHER, 1), last_round=0))
         array = np.ones(200, np.float32)
         array[5] = np.nan
-        joined.member.begin(1, OTHER, [array], joined.clock.now)
+        joined.begin_with(1, OTHER, array)
         joined.member.refuse_mismatch(2, SPEC, 1, "dtypes differ")
         joined.run()
         joined.said()

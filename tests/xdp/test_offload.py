@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from inanet.aio import attachment as seat
-from inanet.aio.attachment import Refused, Seat
+from inanet.aio.attachment import ModeUnavailable, Seat
 from inanet.aio.inbox import open_receiving
 from inanet.aio.offload import Offload, open_offload
 from inanet.config.daemons import AggConfig, WorkerConfig
@@ -57,7 +57,7 @@ def test_reasons(node: dict[str, Any], address: str, reason: str, monkeypatch: p
     assert line.startswith("driver: ")
     assert reason in line
     assert "\n" not in line
-    with pytest.raises(Refused, match=r"\[node\] xdp = 'native': driver: "):
+    with pytest.raises(ModeUnavailable, match=r"\[node\] xdp = 'native': driver: "):
         open_offload(config(xdp="native", **node), device(address), Timing())
 
 
@@ -95,7 +95,7 @@ def test_reasons_of_a_worker(
     assert line.startswith("driver: ")
     assert reason in line
     assert "\n" not in line
-    with pytest.raises(Refused, match=r"\[node\] xdp = 'generic': driver: "):
+    with pytest.raises(ModeUnavailable, match=r"\[node\] xdp = 'generic': driver: "):
         open_receiving(worker(xdp="generic", **node), device(address))
 
 

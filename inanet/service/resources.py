@@ -14,7 +14,7 @@ _MBPS = 10**6
 _UNKNOWN_SPEEDS = frozenset({0, 65535})
 
 
-class Machine:
+class HostResources:
     """The machine this runs on, as far as it may be used: ``address`` is that of the data plane, ``rate`` what a
     configuration says of its link, bits per second.
     """
