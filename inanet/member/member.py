@@ -174,9 +174,16 @@ class Member:
                 self.evaluation = None
         self._rounds.begin(round_, spec, arrays, now, done)
 
-    def refuse_mismatch(self, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
+    def refuse_mismatch(
+        self,
+        round_: int,
+        spec: TensorSpec,
+        rank: int,
+        text: str,
+        done: Done = lambda _error: None,
+    ) -> None:
         """Ranks of this host called different collectives in a round, which therefore gets no part of this host."""
-        self._rounds.refuse_mismatch(round_, spec, rank, text)
+        self._rounds.refuse_mismatch(round_, spec, rank, text, done)
 
     @property
     def busy(self) -> bool:

@@ -125,7 +125,7 @@ class HostRounds:
         )
         self._out.append(opened.refusal)
 
-    def refuse_mismatch(self, round_: int, spec: TensorSpec, rank: int, text: str) -> None:
+    def refuse_mismatch(self, round_: int, spec: TensorSpec, rank: int, text: str, done: Done) -> None:
         """Ranks of this host called different collectives in a round, which therefore gets no part of this host."""
         assert self.job is not None
         refusal = Refuse(
@@ -137,7 +137,7 @@ class HostRounds:
             reason="mismatch",
             detail=text,
         )
-        if self._enter(round_, _Opened(spec, (), refusal=refusal)):
+        if self._enter(round_, _Opened(spec, (), refusal=refusal, done=done)):
             self._out.append(refusal)
 
     # ------------------------------------------------------------ what becomes of them

@@ -1,6 +1,7 @@
 """Asynchronous training from the first Hello on: one tensor, each host's own steps, in virtual time."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,7 +137,8 @@ def test_there_is_one_tensor(lab: Steps) -> None:
 
 def test_a_step_that_ranks_of_a_host_disagree_on_fails_alone_and_the_job_goes_on(lab: Steps) -> None:
     lab.next["w0"] += 1
-    lab.members["w0"].refuse_mismatch(1, GRADIENT, 0, "rank 0 has 300 elements, rank 1 has 3")
+    done = partial(lab.results.__setitem__, ("w0", 1))
+    lab.members["w0"].refuse_mismatch(1, GRADIENT, 0, "rank 0 has 300 elements, rank 1 has 3", done)
     lab.run(lambda: ("w0", 1) in lab.results)
     failed = lab.failed(("w0", 1, None))
     assert failed is not None
