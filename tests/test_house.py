@@ -17,7 +17,7 @@ UNUSED = {"inanet.phy.trace"}
 #: modules that import each other, if only for their types
 CIRCLES = {("inanet.torch.cuda", "inanet.torch.transport")}
 #: classes with one heir that nothing else names
-INHERITED_ONCE = {"Core", "Hops", "Sending", "Upkeep"}
+INHERITED_ONCE: set[str] = set()
 #: where commands and other programs' entry points are named
 ENTRIES = ("pyproject.toml", "systemd", ".ci/run")
 

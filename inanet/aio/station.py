@@ -17,7 +17,8 @@ from inanet.aio.rates import UNLIMITED, Pace
 from inanet.config.control import CoordinatorControl
 from inanet.config.daemons import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
 from inanet.config.daemons import Node as NodeConfig
-from inanet.member.member import Identity, Member
+from inanet.member.identity import Identity
+from inanet.member.member import Member
 from inanet.messages.services import Service
 from inanet.phy.device import Device, receive_window
 from inanet.phy.fault import FaultInjector

@@ -8,7 +8,8 @@ from typing import Any
 import structlog
 
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
-from inanet.member.member import Failed, Member
+from inanet.member.identity import Failed
+from inanet.member.member import Member
 from inanet.messages.codec import ControlError
 from inanet.service.addresses import AddressError, refuse_loopback
 from inanet.trust.certificates import KeyFileError, Keys

@@ -83,6 +83,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         super().__init__(py_func, locals, targetoptions, **more)
         self.signatures_wanted: Sequence[Any] = ()
         self._taking_up = False
+        self._cache: Any
 
     def load(self) -> None:
         """Take the signatures up: from the cache, or by compiling them. Does nothing if that is done."""

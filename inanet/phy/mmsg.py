@@ -24,6 +24,7 @@ import errno
 import os
 import socket
 import struct
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +128,7 @@ def segment_sizes(headers: U32, words: U64, control: U32, count: int, sizes: I64
 )
 def expand(
     headers: U32, names: U8, count: int, stride: int, sizes: I64, offsets: I64, lengths: I64, sources: U64
-) -> int:
+) -> Any:
     """Lay out the packets of ``count`` super-frames, message *i* starting at ``i * stride`` of the arena.
 
     The last packet of a super-frame may be shorter than the others. Sources are endpoints. Returns the bytes of all.
@@ -311,12 +312,12 @@ class SendTable:
         """Set the destination (an endpoint) and the segment size in bytes; 0 sends plain datagrams."""
         if destination != self._destination:
             self._destination = destination
-            _PORT_AND_ADDRESS.pack_into(self.name, 2, destination & 0xFFFF, destination >> 16)
+            _PORT_AND_ADDRESS.pack_into(self.name.data, 2, destination & 0xFFFF, destination >> 16)
         if segment != self._segment:
             if (segment == 0) != (self._segment == 0):
                 self.words[:, 5] = 24 if segment else 0
             self._segment = segment
-            _SEGMENT.pack_into(self._control, 16, segment)
+            _SEGMENT.pack_into(self._control.data, 16, segment)
 
     def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
         """Fill the table from ``offsets[start:]``; returns the number of messages. See :func:`gather`.

@@ -10,6 +10,7 @@ import errno
 import socket
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from inanet.phy.device import is_group
 from inanet.phy.frames import FrameTable
 from inanet.phy.interfaces import Neighbours, examine
 from inanet.phy.mmsg import HEADER_WORDS, ReceiveTable, address_in_memory, request_buffer, transmit
-from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
+from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, OutgoingTable, SocketDevice
 from inanet.phy.udp import FRAGMENTS, MAX_PAYLOAD, SEGMENTS, SUPERFRAMES, TRUESIZE, UdpDevice
 from inanet.phy.vnet import ETHERNET_BYTES, FRAME_BYTES, Unpacker
 from inanet.wire.batch import I64, PacketBatch, Transmission
@@ -51,6 +52,14 @@ def open_packet_socket() -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+class AddressedTable(OutgoingTable, Protocol):
+    """Frames to one destination at a time, with headers of their own."""
+
+    def address(self, destination: int, hardware: bytes = b"") -> None:
+        """See :meth:`inanet.phy.frames.FrameTable.address`."""
+        ...
 
 
 class _PacketTable(FrameTable):
@@ -142,7 +151,7 @@ class PacketDevice(SocketDevice):
         self._table.address(transmission.destination, hardware)
         return super().send(transmission, start)
 
-    def _make_table(self) -> FrameTable:
+    def _make_table(self) -> AddressedTable:
         return _PacketTable(SUPERFRAMES, SEGMENTS, self._kernel.endpoint, self._interface.hardware)
 
     def _send_through_kernel(self, transmission: Transmission, start: int) -> int:

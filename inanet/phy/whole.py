@@ -30,7 +30,7 @@ from inanet.phy.mmsg import (
     system_error,
     transmit,
 )
-from inanet.phy.packet import PacketDevice
+from inanet.phy.packet import AddressedTable, PacketDevice
 from inanet.phy.rawip import BUFFER_BYTES, MESSAGES, TRUESIZE
 from inanet.phy.sockets import RCVBUF, SNDBUF, SO_RCVBUFFORCE, SO_SNDBUFFORCE, SocketDevice
 from inanet.phy.tun import MTU, TunDevice
@@ -252,7 +252,7 @@ class PacketWholeDevice(PacketDevice):
         """Packets the granted receive buffer holds, as for :attr:`RawWholeDevice.rx_budget`."""
         return max(self.rcvbuf // TRUESIZE, 1)
 
-    def _make_table(self) -> FrameTable:
+    def _make_table(self) -> AddressedTable:
         return WholeTable(MESSAGES, self._kernel.endpoint, self._interface.hardware)
 
     def _send_through_kernel(self, transmission: Transmission, start: int) -> int:

@@ -14,9 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from inanet.proto.tree.slots import ROW_BYTES
 from inanet.xdp.inbox import Inbox
 from inanet.xdp.libbpf import BpfError, NoLibrary, Program, attached_program, library
-from inanet.xdp.memory import MAX_CPUS, MAX_VALUE, ROW_BYTES, Geometry, Mode, SharedMemory, processors
+from inanet.xdp.memory import MAX_CPUS, MAX_VALUE, Geometry, Mode, SharedMemory, processors
 
 Loaded = TypeVar("Loaded")
 
@@ -152,7 +153,7 @@ class Attachment:
             return f"driver: {interface} refuses XDP as it is set up (MTU, queues or offloads): {os.strerror(error.errno)}"
         if error.errno in (errno.EPERM, errno.EACCES):
             return f"permission: no XDP program may be put on {interface}"
-        return f"driver: {interface}: {os.strerror(error.errno)}"
+        return f"driver: {interface}: {os.strerror(error.errno or 0)}"
 
     @property
     def attached(self) -> bool:

@@ -23,7 +23,7 @@ _WORD = ir.IntType(64)
 _LOOKS, _TURNS = 20_000, 10_000
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic  # type: ignore[untyped-decorator]
 def exchange(_: Any, address: Any, value: Any) -> Any:
     """Atomically write a 64-bit word, in order with everything before and after."""
 
@@ -34,7 +34,7 @@ def exchange(_: Any, address: Any, value: Any) -> Any:
     return types.uint64(types.uint64, types.uint64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic  # type: ignore[untyped-decorator]
 def load_word(_: Any, address: Any) -> Any:
     """Atomically read a 64-bit word."""
 
@@ -45,7 +45,7 @@ def load_word(_: Any, address: Any) -> Any:
     return types.uint64(types.uint64), generate
 
 
-@intrinsic  # type: ignore[misc]
+@intrinsic  # type: ignore[untyped-decorator]
 def compare_exchange(_: Any, address: Any, expected: Any, value: Any) -> Any:
     """Atomically write a 64-bit word if it is ``expected``; returns what was there."""
 

@@ -67,7 +67,7 @@ class InboxCount(IntEnum):
     nogil=True,
     _nrt=False,
 )
-def collect(base: int, runs: U64, rows: int, tail: int, offsets: I64, sources: U64, reached: U64) -> int:
+def collect(base: int, runs: U64, rows: int, tail: Any, offsets: I64, sources: U64, reached: U64) -> int:
     """Packets from row ``tail`` on, as many as ``offsets`` has room for; returns how many, and the next row in ``reached``.
 
     ``base`` is the address of ``runs``, which has the words of a ``struct run`` for each of the ``rows``.

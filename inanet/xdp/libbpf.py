@@ -73,7 +73,7 @@ def library() -> Any:
 _said: list[str] = []
 
 
-@_PRINT
+@_PRINT  # type: ignore[untyped-decorator]
 def _printer(level: int, form: bytes, arguments: int | None) -> int:
     """Keep what libbpf says instead of printing it; ``arguments`` is a va_list, which libc can read."""
     if level > 1:
@@ -203,7 +203,7 @@ class Program:
         """
         out = ctypes.create_string_buffer(len(frame) + 512)
         run = _TestRun(sz=ctypes.sizeof(_TestRun), repeat=repeat)
-        run.data_in, run.data_size_in = ctypes.cast(frame, c_void_p), len(frame)
+        run.data_in, run.data_size_in = ctypes.cast(c_char_p(frame), c_void_p), len(frame)
         run.data_out, run.data_size_out = ctypes.cast(out, c_void_p), len(out)
         _checked(library().bpf_prog_test_run_opts(self.fd, ctypes.byref(run)), f"test run of {self.name}")
         return run.retval, out.raw[: run.data_size_out], run.duration

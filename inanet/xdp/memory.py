@@ -216,7 +216,7 @@ class SharedMemory(SlotMemory):
 
     def _place(self, geometry: Geometry, name: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         if name in TABLES.fields:  # type: ignore[operator]
-            array = self.tables[name][0]
+            array: NDArray[Any] = self.tables[name][0]
         elif name == "rows":
             array = np.frombuffer(self._mapped["rows"], dtype, shape[0] * shape[1]).reshape(shape)
         else:
@@ -232,11 +232,13 @@ class SharedMemory(SlotMemory):
 
     def kernel_drops(self) -> NDArray[np.int64]:
         """Packets that the program has seen, by drop reason; int64, of :data:`DROPS`."""
-        return self.tables["figures"][0]["drops"].sum(axis=0).astype(np.int64)
+        drops: NDArray[np.int64] = self.tables["figures"][0]["drops"].sum(axis=0).astype(np.int64)
+        return drops
 
     def kernel_counts(self) -> NDArray[np.int64]:
         """The program's counters, indexed by ``enum count`` of ``layout.h``; int64, of :data:`COUNTS`."""
-        return self.tables["figures"][0]["counts"].sum(axis=0).astype(np.int64)
+        counts: NDArray[np.int64] = self.tables["figures"][0]["counts"].sum(axis=0).astype(np.int64)
+        return counts
 
     def close(self) -> None:
         """Let go of the program and its maps. The arrays stay valid as long as somebody holds one."""
