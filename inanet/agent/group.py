@@ -161,12 +161,18 @@ class Group:
         if self.state is State.JOINING:
             self.state = State.JOINED
             ranks = sorted(self.sessions)
+            size = segments.exchange_bytes(len(ranks))
+            try:
+                fd = segments.create(size)[0] if self.shares else -1
+            except OSError as error:
+                _log.warning(
+                    "no memory for ranks to share: all sums are made here", job=self.job, reason=str(error)
+                )
+                self.shares = False
             if not self.shares:
                 for session in self.sessions.values():
                     session.welcome(None)
                 return
-            size = segments.exchange_bytes(len(ranks))
-            fd, _ = segments.create(size)
             try:
                 for session in self.sessions.values():
                     session.welcome((fd, size, ranks))

@@ -209,13 +209,18 @@ class Session:
     def _give_up(self, message: dict[str, Any]) -> None:
         """Ranks that share memory have lost each other there: the job is over."""
         assert self._ranks is not None
+        if not self._ranks.shares:
+            raise SessionError("fail of ranks that share no memory")
+        ranks = get(message, "ranks", list)
+        if len(ranks) > _RANKS_LIMIT or any(type(rank) is not int for rank in ranks):
+            raise SessionError(f"fail.ranks are not at most {_RANKS_LIMIT} numbers")
         error = error_of(
             get(message, "cause", str),
-            get(message, "message", str),
+            get(message, "message", str)[:_TEXT_LIMIT],
             job="",
             rank=-1,
             round=get(message, "round", int, low=0),
-            ranks=tuple(get(message, "ranks", list)),
+            ranks=tuple(ranks),
         )
         self._ranks.end(error, error.reason)
 
@@ -252,7 +257,8 @@ class Session:
         fd, size, ranks = shared
         frame = pack("welcome", shared=size, ranks=ranks)
         try:
-            if socket.send_fds(self._socket, [frame], [fd], socket.MSG_NOSIGNAL) != len(frame):
+            # behind half a frame it would be no frame
+            if self._out or socket.send_fds(self._socket, [frame], [fd], socket.MSG_NOSIGNAL) != len(frame):
                 raise BlockingIOError
         except OSError as error:
             # a process that joins reads; not at once: the caller is in the middle of the group

@@ -15,8 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from numpy.typing import NDArray
+
 from inanet.client.connection import Connection
-from inanet.errors import AgentUnavailable, InaError, NonFiniteError, RoundTimeout, cause_of, error_of
+from inanet.errors import (
+    AgentUnavailable,
+    FabricError,
+    InaError,
+    NonFiniteError,
+    RoundTimeout,
+    cause_of,
+    error_of,
+)
 from inanet.messages import segments
 from inanet.messages.session import MOST_AHEAD, MOST_IDS, SessionError, pack
 from inanet.messages.session import field as get
@@ -26,6 +36,8 @@ if TYPE_CHECKING:
 
 #: seconds between two log messages about who is waited for
 _LOG_SECONDS = 5.0
+#: seconds after which a rank is late, where the agent does not say so
+_LATE_SECONDS = 1.0
 _BYE_SECONDS = 1.0
 _log = logging.getLogger("inanet")
 
@@ -44,6 +56,8 @@ class Outcome:
     awaited_ranks: tuple[int, ...] = ()
     #: the epoch that it took part in (asynchronous training)
     part: "Participation | None" = None
+    #: 1-D, until it is copied to where it belongs, if the agent does not write it there
+    result: NDArray[Any] | None = None
 
     def finish(self, error: InaError | None, part: "Participation | None" = None) -> None:
         """The answer is here."""
@@ -131,19 +145,28 @@ class Conversation:
                 self._pending[seq] = outcome
             self._send(frame, None)
 
-    def exchange(self, outcome: Outcome, post: Callable[[], None]) -> None:
+    def exchange(self, outcome: Outcome, make_room: Callable[[], None], post: Callable[[], None]) -> None:
         """A collective that does not go through the agent: number it, and ``post`` it in the order of the calls."""
         with self._sending:
             self.check()
             outcome.seq = self._seq + 1
-            post()
-            self._seq = outcome.seq
+            make_room()
+            try:
+                post()
+                self._seq = outcome.seq
+            except BaseException:
+                # interrupted: others may have seen it or not
+                self.end(
+                    FabricError(f"the call of {outcome.name!r} was interrupted", job=self.job, rank=self.rank)
+                )
+                raise
 
-    def watch(self, outcome: Outcome) -> None:
+    def watch(self, outcome: Outcome, since: float) -> None:
         """For who waits for a collective that does not go through the agent: raise if the job is over, log who is late."""
         self.poll()
         self.check()
-        self._log_late(outcome.seq, outcome.awaited)
+        if time.monotonic() - since >= _LATE_SECONDS:
+            self._log_late(outcome.seq, outcome.awaited)
 
     def _frame(self, seq: int, call: Call) -> bytes:
         """The whole call the first time, then only its id; the agent has long checked the rest."""

@@ -3,12 +3,14 @@
 A job whose ranks are all on one host gets a piece of memory from its agent, mapped by every rank. To reduce a small tensor, a
 rank copies it there and counts up; when all ranks have counted as far, each of them sums all copies for itself, with the number
 format of any other round, so that all get the same bits. The memory has room for :data:`DEPTH` collectives per rank, used in
-turn. A rank overwrites its copy only when all have read it, which they count as well.
+turn. A rank overwrites its copy only when all have read it, which they count as well. Ranks look at each other's words and
+copies only: what a rank has called, and with which array, it remembers by itself.
 
 Layout: one line of 64 bytes per rank (words of :class:`Word`), then per rank :data:`DEPTH` entries of :data:`ENTRY_BYTES`: the
 length of the call's description (uint32), the description (msgpack), and at :data:`DATA_OFFSET` the tensor. Every word has one
-writer. Waiting gives the processor to others a few times, then sleeps on the word (futex(2)). x86 keeps stores in order;
-elsewhere the system calls on both sides order them.
+writer. Waiting gives the processor to others a few times, then sleeps on the word (futex(2)). A count must not be seen before
+the copy that it speaks of, and Python has no fences: only processors that keep stores in order have exchanges
+(:data:`ORDERED`).
 """
 
 import ctypes
@@ -41,10 +43,10 @@ READ_SECONDS = 1e-4
 MOST_TENSORS = 1024
 
 _FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-#: number of futex(2) on this machine; -1 where it is not known, and ranks look again and again
-_SYS_FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}.get(
-    os.uname().machine, -1
-)
+#: futex(2) in the kernel's table, of processors that keep stores, and loads, in order
+_SYS_FUTEX = {"x86_64": 202, "s390x": 238}.get(os.uname().machine, -1)
+#: whether this machine may have exchanges
+ORDERED = _SYS_FUTEX >= 0
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,7 +73,10 @@ class _Entry:
 
     #: its number in this memory
     number: int
-    view: NDArray[Any]
+    #: of the call; what lies in the memory may be written to by other processes
+    description: bytes
+    dtype: np.dtype[Any]
+    size: int
     outcome: Outcome
 
 
@@ -79,12 +84,12 @@ class Exchange:
     """One rank's side of a job's exchange.
 
     ``memory`` is the shared memory (buffer protocol, :func:`~inanet.messages.segments.exchange_bytes` long, zeroed at first); ``ranks`` are the job's, sorted;
-    ``watch(outcome)`` is called now and then while a collective is waited for, and raises the error that ended the job if it is
-    over. Threads may use an exchange at the same time.
+    ``watch(outcome, since)`` is called now and then while a collective is waited for, since that time (time.monotonic), and raises
+    the error that ended the job if it is over. Threads may use an exchange at the same time.
     """
 
     def __init__(
-        self, memory: Any, ranks: Sequence[int], rank: int, watch: Callable[[Outcome], None]
+        self, memory: Any, ranks: Sequence[int], rank: int, watch: Callable[[Outcome, float], None]
     ) -> None:
         self._ranks = tuple(ranks)
         self._mine = self._ranks.index(rank)
@@ -101,64 +106,102 @@ class Exchange:
         self._unread: deque[_Entry] = deque()
         #: least recently used first
         self._tensors: dict[TensorSpec, LocalTensor] = {}
+        #: why exponents here may differ from those of the other ranks, which ends the job
+        self._lost: InaError | None = None
 
     # ------------------------------------------------------------ calling
 
     def called(self, seq: int) -> None:
         """Tell the others that this rank has called its collective ``seq``, wherever."""
-        self._lines[self._mine, Word.CALLED] = seq & 0xFFFFFFFF
+        with self._lock:
+            # another thread may have been faster with the next one
+            if not _reached(int(self._lines[self._mine, Word.CALLED]), seq):
+                self._lines[self._mine, Word.CALLED] = seq & 0xFFFFFFFF
 
     def fits(self, view: NDArray[Any]) -> bool:
         """Whether tensors of this size are reduced here; the same on all ranks that call the same collective."""
         return 0 < view.nbytes <= MOST_BYTES
 
-    def post(self, what: tuple[Any, ...], view: NDArray[Any], outcome: Outcome, seconds: float) -> None:
-        """Put a tensor into the memory; :meth:`finish` takes the result. Calls follow each other.
+    def make_room(self, outcome: Outcome, seconds: float) -> None:
+        """Wait up to ``seconds`` for a free entry, for :meth:`post` to follow.
 
-        ``what``: name, dtype, shape, op, mode, factor, propagate, the same on all ranks. Waits up to ``seconds`` for a free
-        entry; then raises ``TimeoutError``, or the error that ended the job.
+        Then raises ``TimeoutError``, with who is waited for in ``outcome``, or the error that ended the job.
         """
-        deadline = time.monotonic() + seconds
-        while not self._has_room():
+        begun = time.monotonic()
+        if self._lost is not None:
+            raise self._lost
+        while behind := self._behind():
             oldest = self._oldest()
             if oldest is not None and oldest.number <= self._posted + 1 - DEPTH:
-                self.finish(oldest.outcome, deadline)
+                try:
+                    self.finish(oldest.outcome, begun + seconds)
+                except TimeoutError:
+                    outcome.awaited, outcome.awaited_ranks = (
+                        oldest.outcome.awaited,
+                        oldest.outcome.awaited_ranks,
+                    )
+                    raise
                 continue
+            rank = self._ranks[behind[0]]
+            outcome.awaited_ranks = (rank,)
+            outcome.awaited = f"rank {rank} of this host has {DEPTH} results to take before it"
             # nobody wakes this rank when another has read its results
-            self._watch(outcome)
-            if time.monotonic() >= deadline:
+            self._watch(outcome, begun)
+            gone = [place for place in behind if self._lines[place, Word.LEFT]]
+            # it may have read before it left
+            if gone and gone[0] in self._behind():
+                raise _gone(self._ranks[gone[0]])
+            if time.monotonic() >= begun + seconds:
                 raise TimeoutError
             time.sleep(READ_SECONDS)
+
+    def post(self, what: tuple[Any, ...], view: NDArray[Any], outcome: Outcome) -> None:
+        """Put a tensor into the memory, where there is room; :meth:`finish` takes the result. Calls follow each other.
+
+        ``what``: name, dtype, shape, op, mode, factor, propagate, the same on all ranks. If this is interrupted, the job is over.
+        """
         description = msgpack.packb(what)
         with self._lock:
-            self._posted += 1
-            entry = self._entries[self._mine, self._posted % DEPTH]
+            number = self._posted + 1
+            entry = self._entries[self._mine, number % DEPTH]
             entry[:4].view(np.uint32)[0] = len(description)
             entry[4 : 4 + len(description)] = np.frombuffer(description, np.uint8)
             body = entry[DATA_OFFSET : DATA_OFFSET + view.nbytes].view(view.dtype)
             np.copyto(body.reshape(view.shape), view)
-            self._unread.append(_Entry(self._posted, view, outcome))
+            self._unread.append(_Entry(number, description, view.dtype, view.nbytes, outcome))
+            self._posted = number
             # in this order: who sees that this rank has called it looks once more whether it has arrived
-            self._lines[self._mine, Word.ARRIVED] = self._posted & 0xFFFFFFFF
-            self.called(outcome.seq)
+            self._lines[self._mine, Word.ARRIVED] = number & 0xFFFFFFFF
+            self._lines[self._mine, Word.CALLED] = outcome.seq & 0xFFFFFFFF
         _wake(self._address(self._mine, Word.ARRIVED))
 
     def _oldest(self) -> _Entry | None:
         with self._lock:
             return self._unread[0] if self._unread else None
 
-    def _has_room(self) -> bool:
-        """Whether every rank has read what lies in the next entry."""
+    def _behind(self) -> list[int]:
+        """Positions of ranks that have not read what lies in the next entry."""
         floor = self._posted + 1 - DEPTH
-        return floor <= 0 or all(_reached(read, floor) for read in self._lines[:, Word.READ].tolist())
+        if floor <= 0:
+            return []
+        read = self._lines[:, Word.READ].tolist()
+        return [place for place, count in enumerate(read) if not _reached(count, floor)]
 
     # ------------------------------------------------------------ results
 
     def poll(self, outcome: Outcome) -> None:
-        """Take the result of a collective, and of all before it, if every rank has put its part there."""
+        """Take the result of a collective, and of all before it, if every rank has put its part there.
+
+        Raises the error with which :meth:`finish` would not wait for that.
+        """
         number = self._number(outcome)
-        if number and self._late(number) is None:
+        if number == 0:
+            return
+        late = self._late(number)
+        if late is None:
             self._take_through(number)
+        else:
+            self._check(late, number, outcome)
 
     def finish(self, outcome: Outcome, deadline: float) -> None:
         """Take the results of a collective and of all before it; ``outcome`` is finished then.
@@ -169,13 +212,31 @@ class Exchange:
         number = self._number(outcome)
         if number == 0:
             return
+        if self._lost is not None:
+            raise self._lost
         self._await(number, outcome, deadline)
         self._take_through(number)
 
     def _take_through(self, number: int) -> None:
         with self._lock:
+            if self._lost is not None:
+                raise self._lost
             while self._unread and self._unread[0].number <= number:
-                self._take(self._unread.popleft())
+                entry = self._unread[0]
+                try:
+                    error = self._sum(entry)
+                    self._lines[self._mine, Word.READ] = entry.number & 0xFFFFFFFF
+                    self._unread.popleft()
+                    entry.outcome.finish(error)
+                except BaseException as cause:
+                    # done again, it might have other exponents than on the other ranks
+                    self._lost = FabricError(
+                        f"reducing {entry.outcome.name!r} in shared memory was cut short by {type(cause).__name__}: {cause}",
+                        round=entry.outcome.seq,
+                    )
+                    if isinstance(cause, Exception):
+                        raise self._lost from cause
+                    raise
 
     def _number(self, outcome: Outcome) -> int:
         """The collective's number in this memory, 0 if it is finished."""
@@ -192,15 +253,19 @@ class Exchange:
 
     def _await(self, number: int, outcome: Outcome, deadline: float) -> None:
         yields = 0
+        begun = time.monotonic()
         while (late := self._late(number)) is not None:
             if yields < YIELDS:
                 yields += 1
                 os.sched_yield()
                 continue
             seen = int(self._lines[late, Word.ARRIVED])
+            if _reached(seen, number):
+                # it came in between, and wakes nobody any more
+                continue
             outcome.awaited_ranks = (self._ranks[late],)
             outcome.awaited = f"rank {self._ranks[late]} of this host did not call it yet"
-            self._watch(outcome)
+            self._watch(outcome, begun)
             self._check(late, number, outcome)
             left = deadline - time.monotonic()
             if left <= 0:
@@ -214,9 +279,7 @@ class Exchange:
             return
         rank = self._ranks[late]
         if line[Word.LEFT]:
-            raise WorkerLostError(
-                f"rank {rank} is gone: it left while others were in a collective with it", ranks=(rank,)
-            )
+            raise _gone(rank)
         if _reached(line[Word.CALLED], outcome.seq):
             raise MismatchError(
                 f"ranks do not agree: as its collective {outcome.seq}, rank {rank} called something else than {outcome.name!r}, "
@@ -225,27 +288,17 @@ class Exchange:
                 ranks=(self._ranks[self._mine], rank),
             )
 
-    def _take(self, entry: _Entry) -> None:
-        """Sum one collective, write the result where it belongs, and let its entry be used again."""
-        outcome = entry.outcome
-        try:
-            copies = [self._read(position, entry.number) for position in range(len(self._ranks))]
-            error = self._sum(entry, copies)
-        finally:
-            self._lines[self._mine, Word.READ] = entry.number & 0xFFFFFFFF
-        outcome.finish(error)
-
-    def _read(self, position: int, number: int) -> tuple[bytes, NDArray[np.uint8]]:
-        entry = self._entries[position, number % DEPTH]
-        length = min(int(entry[:4].view(np.uint32)[0]), DATA_OFFSET - 4)
-        return entry[4 : 4 + length].tobytes(), entry[DATA_OFFSET:]
-
-    def _sum(self, entry: _Entry, copies: list[tuple[bytes, NDArray[np.uint8]]]) -> InaError | None:
-        mine, view = copies[self._mine][0], entry.view
-        for position in self._others:
-            if copies[position][0] != mine:
-                return self._disagreement(entry.outcome.seq, [description for description, _ in copies])
-        spec = _spec(mine)
+    def _sum(self, entry: _Entry) -> InaError | None:
+        """Sum one collective into ``outcome.result``, which belongs to nobody else."""
+        outcome, own = entry.outcome, entry.description
+        said = [self._description(position, entry.number) for position in range(len(self._ranks))]
+        said[self._mine] = own
+        spec = _spec(own)
+        if any(other != own for other in said):
+            specs = [_spec(description) for description in said]
+            # what is said of modes does not count where nothing is rounded
+            if any(other != spec for other in specs):
+                return self._disagreement(outcome.seq, specs)
         tensor = self._tensors.pop(spec, None)
         try:
             if tensor is None:
@@ -253,23 +306,27 @@ class Exchange:
                 if len(self._tensors) >= MOST_TENSORS:
                     del self._tensors[next(iter(self._tensors))]
         except ValueError as error:
-            return FabricError(str(error), round=entry.outcome.seq)
+            return FabricError(str(error), round=outcome.seq)
         self._tensors[spec] = tensor
-        arrays = [data[: view.nbytes].copy().view(view.dtype) for _, data in copies]
+        end = DATA_OFFSET + entry.size
+        copies = self._entries[:, entry.number % DEPTH, DATA_OFFSET:end]
+        arrays = [data.copy().view(entry.dtype) for data in copies]
         refusal = tensor.reduce(arrays)
         if refusal is not None:
-            return refusal_error(refusal, self._ranks, entry.outcome.seq)
-        np.copyto(view, arrays[0].reshape(view.shape))
+            return refusal_error(refusal, self._ranks, outcome.seq)
+        outcome.result = arrays[0]
         return None
 
-    def _disagreement(self, seq: int, descriptions: list[bytes]) -> MismatchError:
+    def _description(self, position: int, number: int) -> bytes:
+        entry = self._entries[position, number % DEPTH]
+        length = min(int(entry[:4].view(np.uint32)[0]), DATA_OFFSET - 4)
+        return entry[4 : 4 + length].tobytes()
+
+    def _disagreement(self, seq: int, specs: list[TensorSpec]) -> MismatchError:
         """The same error on all ranks: what the first one that differs from the first rank has."""
-        first = _spec(descriptions[0])
-        position = next(
-            place for place, description in enumerate(descriptions) if description != descriptions[0]
-        )
-        differs = difference(first, _spec(descriptions[position]))
-        assert differs is not None, "descriptions differ, and what they describe does not"
+        position = next(place for place, spec in enumerate(specs) if spec != specs[0])
+        differs = difference(specs[0], specs[position])
+        assert differs is not None
         name, one, other = differs
         ranks = (self._ranks[0], self._ranks[position])
         return MismatchError(
@@ -292,6 +349,12 @@ class Exchange:
         return self._base + position * LINE_BYTES + 4 * word
 
 
+def _gone(rank: int) -> WorkerLostError:
+    return WorkerLostError(
+        f"rank {rank} is gone: it left while others were in a collective with it", ranks=(rank,)
+    )
+
+
 def _spec(description: bytes) -> TensorSpec:
     name, dtype, shape, op, mode, factor, propagate = msgpack.unpackb(description)
     return tensor_spec(name, dtype, tuple(shape), op, mode, factor, propagate)
@@ -304,9 +367,6 @@ def _reached(count: int, number: int) -> bool:
 
 def _sleep(address: int, seen: int, seconds: float) -> None:
     """Sleep while the word at ``address`` is ``seen``, for at most ``seconds``."""
-    if _SYS_FUTEX < 0:
-        time.sleep(min(seconds, READ_SECONDS))
-        return
     whole = int(seconds)
     limit = _Timespec(whole, int((seconds - whole) * 1e9))
     _libc.syscall(
@@ -322,6 +382,4 @@ def _sleep(address: int, seen: int, seconds: float) -> None:
 
 def _wake(address: int) -> None:
     """Wake whoever sleeps on the word at ``address``."""
-    if _SYS_FUTEX < 0:
-        return
     _libc.syscall(ctypes.c_long(_SYS_FUTEX), ctypes.c_void_p(address), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)

@@ -61,8 +61,12 @@ class Handle:
         """Whether :meth:`wait` would return, or raise, at once. Does not wait."""
         if not self._outcome.finished:
             self._conversation.poll()
-            if self._exchange is not None:
-                self._exchange.poll(self._outcome)
+            # once the job is over, memory that others share is left alone: a forked child has it, too
+            if self._exchange is not None and self._conversation.broken is None:
+                try:
+                    self._exchange.poll(self._outcome)
+                except InaError as error:
+                    self._conversation.fail(error)
         return self._outcome.finished or (
             self._exchange is not None and self._conversation.broken is not None
         )
@@ -80,11 +84,15 @@ class Handle:
             self._conversation.check()
             raise self._conversation.late(outcome, seconds)
         with self._lock:
-            staged, self._staged = self._staged, None
-            if staged is not None:
-                memory, piece = staged
+            if outcome.result is not None:
+                np.copyto(self._view, outcome.result.reshape(self._view.shape))
+                outcome.result = None
+            if self._staged is not None:
+                memory, piece = self._staged
                 if outcome.error is None:
                     np.copyto(self._view, piece.view(self._view.dtype, self._view.shape))
+                # not before: whoever is interrupted may wait again
+                self._staged = None
                 memory.give(piece)
         if outcome.error is not None:
             raise outcome.error.at(
@@ -96,6 +104,8 @@ class Handle:
         """Wait until the collective is finished; False if it is not after ``seconds`` or when the job is over."""
         if self._exchange is None:
             return self._conversation.wait_for(lambda: self._outcome.finished, seconds)
+        if self._conversation.broken is not None:
+            return False
         try:
             self._exchange.finish(self._outcome, time.monotonic() + seconds)
         except TimeoutError:

@@ -15,7 +15,7 @@ from inanet.client.conversation import Call, Conversation, Outcome
 from inanet.client.environment import chosen_system, number, socket_path
 from inanet.client.handle import Handle
 from inanet.client.memory import Memory, Piece
-from inanet.errors import AgentUnavailable, FabricError, JoinTimeout
+from inanet.errors import AgentUnavailable, FabricError, InaError, JoinTimeout
 from inanet.messages.session import MOST_SEGMENTS, PROTOCOL
 
 if TYPE_CHECKING:
@@ -126,8 +126,10 @@ class Job:
         if talk.shared is None:
             return None
         # number formats: of no use to processes whose agent does all sums
-        from inanet.client.exchange import Exchange
+        from inanet.client.exchange import ORDERED, Exchange
 
+        if not ORDERED:
+            return None
         memory, ranks = talk.shared
         return Exchange(memory, ranks, self.rank, talk.watch)
 
@@ -195,9 +197,18 @@ class Job:
         if exchange is not None and exchange.fits(view):
             outcome = Outcome(title, view)
             try:
-                talk.exchange(outcome, lambda: exchange.post(described, view, outcome, self.timeout))
+                talk.exchange(
+                    outcome,
+                    lambda: exchange.make_room(outcome, self.timeout),
+                    lambda: exchange.post(described, view, outcome),
+                )
             except TimeoutError:
+                talk.check()
                 raise talk.late(outcome, self.timeout) from None
+            except InaError as error:
+                # as in Handle.wait: the others must hear of it
+                talk.fail(error)
+                talk.check()
             return Handle(talk, outcome, array, view, None, self.timeout, exchange)
         self._release_dead()
         place, offset, staged = self._place(view)

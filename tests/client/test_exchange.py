@@ -1,14 +1,17 @@
 """Small collectives of ranks on one host: the same bits and errors as through the agent, which hears nothing of them."""
 
+import errno
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -16,6 +19,7 @@ import inanet
 from inanet.client import exchange
 from inanet.client.conversation import Outcome
 from inanet.client.exchange import Exchange
+from inanet.messages import segments
 from inanet.messages.segments import DEPTH, MOST_BYTES, exchange_bytes
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import tensor_spec
@@ -226,9 +230,236 @@ def test_forked_child_has_no_job_and_leaves_its_parents_alone(jobs: list[inanet.
     run_all(lambda rank: jobs[rank].barrier(), WORLD)
 
 
+def watch(outcome: Outcome, since: float) -> None:
+    """Nothing ends the job."""
+
+
+def pair() -> list[Exchange]:
+    """Both sides of an exchange without an agent."""
+    memory = bytearray(exchange_bytes(2))
+    return [Exchange(memory, (0, 1), rank, watch) for rank in (0, 1)]
+
+
+ONE = ("", "i32", (1,), "sum", "prologue", 0.0, False)
+
+
+def put(side: Exchange, seq: int, value: int = 1) -> Outcome:
+    outcome = Outcome("x", None, seq=seq)
+    side.make_room(outcome, 0.0)
+    side.post(ONE, np.full(1, value, np.int32), outcome)
+    return outcome
+
+
+def test_rank_that_comes_while_another_is_about_to_sleep_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = pair()
+    outcome = put(first, 1)
+    late = Exchange._late
+
+    def slow(side: Exchange, number: int) -> int | None:
+        position = late(side, number)
+        if side is first and position is not None:
+            put(second, 1)
+        return position
+
+    monkeypatch.setattr(Exchange, "_late", slow)
+    monkeypatch.setattr(exchange, "YIELDS", 0)
+    monkeypatch.setattr(exchange, "_sleep", lambda *_: pytest.fail("asleep with nobody to wake it"))
+    first.finish(outcome, time.monotonic() + 30)
+    assert outcome.result is not None
+    assert outcome.result[0] == 2
+
+
+def test_calls_of_threads_count_in_their_order() -> None:
+    first, _ = pair()
+    put(first, 3)
+    first.called(2)
+    assert first._lines[0, exchange.Word.CALLED] == 3
+
+
+def test_what_others_write_into_an_entry_of_this_rank_is_not_believed() -> None:
+    first, second = pair()
+    outcome = put(first, 1)
+    put(second, 1)
+    large = msgpack.packb(("", "i32", (1 << 20,), "sum", "prologue", 0.0, False))
+    for position in range(2):
+        entry = second._entries[position, 1]
+        entry[:4].view(np.uint32)[0] = len(large)
+        entry[4 : 4 + len(large)] = np.frombuffer(large, np.uint8)
+    first.finish(outcome, 0.0)
+    assert isinstance(outcome.error, inanet.MismatchError)
+
+
+def test_rubbish_from_another_rank_ends_the_job(jobs: list[inanet.Job]) -> None:
+    handles = [job.all_reduce_async(np.ones(3, np.float32)) for job in jobs]
+    side = jobs[2]._exchange
+    assert side is not None
+    side._entries[2, 1, :5] = 1, 0, 0, 0, 0xC1
+    for handle in (handles[0], handles[0], handles[1]):
+        error = error_from(handle.wait)
+        assert isinstance(error, inanet.FabricError)
+        assert "cut short" in str(error)
+
+
+def test_wait_that_is_interrupted_while_it_sums_does_not_succeed_later(
+    jobs: list[inanet.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [job.all_reduce_async(np.ones(3, np.float32), name="w") for job in jobs]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalTensor, "reduce", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            handles[0].wait()
+    assert "KeyboardInterrupt" in str(error_from(handles[0].wait))
+    assert "KeyboardInterrupt" in str(error_from(lambda: jobs[0].barrier()))
+    # the others cannot go on without it
+    assert "KeyboardInterrupt" in str(error_from(lambda: jobs[1].all_reduce(np.ones(3, np.float32))))
+
+
+def test_call_that_is_interrupted_ends_the_job(
+    jobs: list[inanet.Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(exchange, "_wake", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            jobs[0].all_reduce_async(np.ones(3, np.float32))
+    assert isinstance(error_from(jobs[0].barrier), inanet.FabricError)
+    jobs[0].close()
+    assert isinstance(error_from(jobs[1].barrier), inanet.WorkerLostError)
+
+
+def test_dropped_handle_leaves_its_array_alone(jobs: list[inanet.Job]) -> None:
+    array = np.ones(3, np.float32)
+    error = error_from(lambda: jobs[0].all_reduce(array, timeout=0.0))
+    assert isinstance(error, inanet.RoundTimeout)
+    for job in jobs[1:]:
+        job.all_reduce_async(np.ones(3, np.float32))
+    run_all(lambda rank: jobs[rank].barrier(), WORLD)
+    assert (array == 1).all()
+
+
+def test_what_is_said_of_exponents_does_not_matter_for_integers(jobs: list[inanet.Job]) -> None:
+    modes = ["carried", "prologue", "fixed"]
+    arrays = [np.ones(3, np.int32) for _ in jobs]
+    run_all(lambda rank: jobs[rank].all_reduce(arrays[rank], mode=modes[rank]), WORLD)
+    assert all((array == WORLD).all() for array in arrays)
+
+
+def test_done_is_true_once_a_rank_has_left(jobs: list[inanet.Job]) -> None:
+    handles = [job.all_reduce_async(np.ones(3, np.float32)) for job in jobs[:2]]
+    assert not handles[0].done()
+    jobs[2].close()
+    assert handles[0].done()
+    assert {type(error_from(handle.wait)) for handle in handles} == {inanet.WorkerLostError}
+
+
+def test_rank_that_has_all_entries_in_use_ends_the_job_when_another_called_something_else(
+    jobs: list[inanet.Job],
+) -> None:
+    def call(rank: int) -> inanet.InaError:
+        if rank == 1:
+            return error_from(lambda: jobs[1].all_reduce(np.ones(MOST_BYTES, np.float32)))
+        return error_from(
+            lambda: [jobs[rank].all_reduce_async(np.ones(3, np.float32)) for _ in range(DEPTH + 1)]
+        )
+
+    errors = run_all(call, WORLD)
+    assert {type(error) for error in errors} == {inanet.MismatchError}
+    assert [error.rank for error in errors] == [0, 1, 2]
+
+
+def test_rank_that_has_left_its_results_behind_is_told_to_those_who_need_the_room(
+    jobs: list[inanet.Job],
+) -> None:
+    for job in jobs:
+        handles = [job.all_reduce_async(np.ones(3, np.float32)) for _ in range(DEPTH)]
+    del handles
+    jobs[2].close()
+    error = error_from(lambda: jobs[0].all_reduce(np.ones(3, np.float32)))
+    assert (type(error), error.ranks) == (inanet.WorkerLostError, (2,))
+
+
+def test_those_whose_results_lie_about_are_named(jobs: list[inanet.Job]) -> None:
+    for job in jobs:
+        for _ in range(DEPTH):
+            job.all_reduce_async(np.ones(3, np.float32))
+    jobs[0].timeout = 0.0
+    error = error_from(lambda: jobs[0].all_reduce_async(np.ones(3, np.float32)))
+    assert isinstance(error, inanet.RoundTimeout)
+    assert error.ranks == (1,)
+
+
+def test_short_waits_are_not_logged(jobs: list[inanet.Job], caplog: pytest.LogCaptureFixture) -> None:
+    handle = jobs[0].all_reduce_async(np.ones(3, np.float32))
+    jobs[0]._conversation._logged = -1e9
+    error_from(lambda: handle.wait(0.0))
+    assert not caplog.records
+
+
+def test_forked_child_takes_no_results(jobs: list[inanet.Job]) -> None:
+    handles = [job.all_reduce_async(np.ones(3, np.float32)) for job in jobs]
+    child = os.fork()
+    if child == 0:
+        try:
+            handles[0].done()
+            handles[0].wait()
+        except inanet.AgentUnavailable:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    side = jobs[1]._exchange
+    assert side is not None
+    assert side._lines[0, exchange.Word.READ] == 0
+    assert all((handle.wait() == WORLD).all() for handle in handles)
+
+
+def test_processors_that_reorder_stores_leave_small_tensors_to_the_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "ORDERED", False)
+    jobs = agent.connect_all(2)
+    run_all(lambda rank: jobs[rank].barrier(), 2)
+    assert len(agent.backend.rounds) == 1
+    for job in jobs:
+        job.close()
+
+
+def test_agent_without_memory_to_share_sums_small_tensors_itself(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def none_left(size: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    create = segments.create
+    monkeypatch.setattr(segments, "create", none_left)
+    jobs = agent.connect_all(2)
+    monkeypatch.setattr(segments, "create", create)
+    run_all(lambda rank: jobs[rank].barrier(), 2)
+    assert len(agent.backend.rounds) == 1
+    for job in jobs:
+        job.close()
+
+
+@pytest.mark.parametrize("ranks", [["x"], [[1, 2]], list(range(2000))])
+def test_rank_that_fails_with_rubbish_ends_the_job_alone(agent: Agent, ranks: list[Any]) -> None:
+    jobs = agent.connect_all(WORLD)
+    jobs[0]._conversation.say("fail", cause="mismatch", message="x", round=1, ranks=ranks)
+    for job in jobs[1:]:
+        error = error_from(job.barrier)
+        assert (type(error), error.ranks) == (inanet.WorkerLostError, (0,))
+    for job in jobs:
+        job.close()
+    assert agent.backend.left.get(timeout=30)[0] == "train"
+
+
 def test_counters_may_wrap_round() -> None:
     memory = bytearray(exchange_bytes(2))
-    sides = [Exchange(memory, (0, 1), rank, lambda _: None) for rank in (0, 1)]
+    sides = [Exchange(memory, (0, 1), rank, watch) for rank in (0, 1)]
     start = 2**32 - 3
     for side in sides:
         side._posted = start
@@ -239,8 +470,10 @@ def test_counters_may_wrap_round() -> None:
         arrays = [np.full(2, number, np.int32) for _ in sides]
         what = ("", "i32", (2,), "sum", "prologue", 0.0, False)
         for side, array, outcome in zip(sides, arrays, outcomes, strict=True):
-            side.post(what, array, outcome, 0.0)
-        for side, array, outcome in zip(sides, arrays, outcomes, strict=True):
+            side.make_room(outcome, 0.0)
+            side.post(what, array, outcome)
+        for side, outcome in zip(sides, outcomes, strict=True):
             side.finish(outcome, 0.0)
             assert outcome.error is None
-            assert (array == 2 * number).all()
+            assert outcome.result is not None
+            assert (outcome.result == 2 * number).all()
