@@ -34,7 +34,12 @@ class TestMismatch:
             ("dtype", [{"dtype": "f4"}, {"dtype": "i4"}], ("'f32'", "'i32'")),
             ("op", [{"op": "sum"}, {"op": "mean"}], ("'sum'", "'mean'")),
             ("name", [{"name": "w"}, {"name": "b"}], ("'w'", "'b'")),
-            ("mode", [{"mode": "carried"}, {"mode": "prologue"}], ("carried", "prologue")),
+            # only tensors with names carry anything over
+            (
+                "mode",
+                [{"name": "w", "mode": "carried"}, {"name": "w", "mode": "prologue"}],
+                ("carried", "prologue"),
+            ),
             ("factor", [{"mode": "fixed", "factor": 1.0}, {"mode": "fixed", "factor": 2.0}], ("1.0", "2.0")),
             ("propagate", [{"nan": "refuse"}, {"nan": "propagate"}], ("False", "True")),
         ],

@@ -455,7 +455,7 @@ def test_described_memory_is_there_before_it_is_written_to(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(inanet.InaError, match=r"100000 B to share with the agent.*No space left"):
+    with pytest.raises(inanet.InaError, match=r"100000 B of memory to share with the agent.*No space left"):
         job.described(100_000)
     assert sorted(os.listdir("/proc/self/fd")) == before
     assert job.all_reduce(np.ones(1, np.float32)).tolist() == [1]
