@@ -118,7 +118,10 @@ def test_every_system_gives_the_bits_of_a_single_host(fabric: Fabric, system: st
             arrays = [generator.standard_normal(3001).astype(np.float32) for _ in jobs]
             expected = [array.copy() for array in arrays]
             assert reference.reduce(expected) is None
-            handles = [job.all_reduce_async(array, name="g") for job, array in zip(jobs, arrays, strict=True)]
+            handles = [
+                job.all_reduce_async(array, name="g", mode="carried")
+                for job, array in zip(jobs, arrays, strict=True)
+            ]
             for handle, array in zip(handles, arrays, strict=True):
                 handle.wait(PATIENCE)
                 np.testing.assert_array_equal(array.view(np.uint32), expected[0].view(np.uint32))
@@ -165,7 +168,10 @@ def test_ranks_of_a_host_have_a_ring_each_where_the_switch_offers_it(fabric: Fab
         arrays = [generator.standard_normal(3001).astype(np.float32) for _ in jobs]
         expected = [array.copy() for array in arrays]
         assert LocalTensor(FLOATS, len(jobs)).reduce(expected) is None
-        handles = [job.all_reduce_async(array, name="g") for job, array in zip(jobs, arrays, strict=True)]
+        handles = [
+            job.all_reduce_async(array, name="g", mode="carried")
+            for job, array in zip(jobs, arrays, strict=True)
+        ]
         for handle, array in zip(handles, arrays, strict=True):
             handle.wait(PATIENCE)
             np.testing.assert_array_equal(array.view(np.uint32), expected[0].view(np.uint32))
