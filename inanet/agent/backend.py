@@ -24,9 +24,9 @@ from inanet.member.identity import Failed
 from inanet.member.member import Member
 from inanet.proto.common.events import NodeEvent, Participation
 from inanet.proto.common.plan import TensorSpec
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.host import SwitchedHost
 from inanet.proto.slots.systems import SYSTEMS
-from inanet.proto.slots.window import Timing
 from inanet.service import kernels
 from inanet.trust.certificates import Keys
 
@@ -146,8 +146,12 @@ class FabricBackend:
         device = await open_device(config, station.driver.now, legacy=True)
         host = SwitchedHost(
             device.endpoint,
-            Timing(timeout=timing.retransmit, timeout_max=timing.retransmit_max),
-            {"a2tp": config.a2tp.model_dump()} if isinstance(config, WorkerConfig) else None,
+            Timing(retransmit=timing.retransmit, retransmit_max=timing.retransmit_max),
+            {
+                name: getattr(config, system.section).model_dump()
+                for name, system in SYSTEMS.items()
+                if system.section and isinstance(config, WorkerConfig)
+            },
         )
 
         def happened(event: NodeEvent) -> None:

@@ -28,7 +28,7 @@ class Backend(Protocol):
     ) -> None:
         """Called once all local ranks are connected; returns when the job is complete. Raises ``InaError``.
 
-        ``system`` is one of :data:`inanet.proto.slots.systems.NAMES`. ``progress(text)`` tells the processes who is missing. Cancelled if the local ranks give up.
+        ``system`` is one of :func:`inanet.proto.slots.systems.tensor_systems`, or trees. ``progress(text)`` tells the processes who is missing. Cancelled if the local ranks give up.
         """
         ...
 

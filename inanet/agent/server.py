@@ -21,7 +21,7 @@ from inanet.errors import FabricError, InaError, JoinRefused, WorkerLostError
 from inanet.messages.session import PROTOCOL
 from inanet.messages.session import field as get
 from inanet.messages.text import clip
-from inanet.proto.slots.systems import NAMES, TREES
+from inanet.proto.slots.systems import TREES, tensor_systems
 from inanet.service.refusals import Refusals, Sought
 
 #: seconds after which waiting is reported to those who wait, and between two such reports
@@ -123,9 +123,11 @@ class LocalServer:
         if not 1 <= len(name) <= 128 or not name.isprintable():
             raise JoinRefused("the name of a job must have 1 to 128 printable characters")
         system = get({"system": "", **message}, "system", str) or self._system
-        if system not in NAMES:
+        if system not in (TREES, *tensor_systems()):
             hint = "; a sparse job begins with inanet.join_sparse()" if system == "zebra" else ""
-            raise JoinRefused(f"there is no system {system[:64]!r}; there are {', '.join(NAMES)}{hint}")
+            raise JoinRefused(
+                f"there is no system {system[:64]!r}; there are {', '.join((TREES, *tensor_systems()))}{hint}"
+            )
         group = self._groups.get(name)
         if group is None or group.state is State.OVER:
             refused = partial(self._refused, name)

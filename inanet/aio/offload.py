@@ -10,8 +10,8 @@ import structlog
 from inanet.aio.attachment import Seat, Wanted, asked_for, interface_of, modes
 from inanet.config.daemons import AggConfig
 from inanet.phy.device import Device
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.node import Node
-from inanet.proto.tree.reliability import Timing
 from inanet.proto.tree.slots import ROW_BYTES
 from inanet.wire.endpoint import address_of
 from inanet.xdp.attach import Unavailable, load

@@ -5,36 +5,33 @@ from pathlib import Path
 from inanet.aio.machine_runner import MachineRunner
 from inanet.aio.station import Station, open_device
 from inanet.config.daemons import AnyConfig, PsConfig
-from inanet.messages.services import EXPONENTS, Service
+from inanet.messages.services import Service
 from inanet.planning.goat.epochs import for_any_workers
+from inanet.proto.common.machine import Host, Server
 from inanet.proto.slots.exponents import ExponentRoot
-from inanet.proto.slots.root import Epochs, Sharded, SwitchedRoot
-from inanet.proto.slots.systems import PROGRAMS
+from inanet.proto.slots.root import SwitchedRoot
+from inanet.proto.slots.systems import EXPONENTS, SYSTEMS
 from inanet.service.exits import Failure
 from inanet.service.shard_state import ModelFolder
 
 
 async def serve_switches(station: Station) -> tuple[SwitchedRoot, dict[str, Service]]:
     """Open machines for all systems beside a station's node; the follower of plans, and where the machines are."""
-    exponents = ExponentRoot()
-    made = {system: parts.make_server() for system, parts in PROGRAMS.items()}
-    servers = {system: server for system, server in made.items() if server is not None}
-    for server in servers.values():
-        if isinstance(server, Epochs):
-            server.choose = for_any_workers()
+    made = {system: parts.make_server() for system, parts in SYSTEMS.items()}
+    servers: dict[str, Server] = {
+        EXPONENTS: ExponentRoot(),
+        **{system: server for system, server in made.items() if server is not None},
+    }
     services = {}
-    for name, machine in {EXPONENTS: exponents, **servers}.items():
-        if isinstance(machine, Sharded) and station.config.node.transport == "rawip":
-            # ranks send UDP
+    models, choose = _models(station.config), for_any_workers()
+    for name, server in servers.items():
+        if station.config.node.transport == "rawip" and not server.takes_raw:
             continue
         device = await open_device(station.config, station.driver.now, legacy=True)
-        station.runners.add(MachineRunner(machine, device, station.on_event))
-        services[name] = Service(endpoint=device.endpoint)
-        if isinstance(machine, Sharded):
-            machine.endpoint = device.endpoint
-            machine.models = _models(station.config)
-            services[name] = Service(endpoint=device.endpoint, keeps=machine.models is not None)
-    return SwitchedRoot(station.node, exponents, servers), services
+        station.runners.add(MachineRunner(server, device, station.on_event))
+        server.settle(Host(device.endpoint, models, choose))
+        services[name] = Service(endpoint=device.endpoint, keeps=server.keeps)
+    return SwitchedRoot(station.node, servers), services
 
 
 def _models(config: AnyConfig) -> ModelFolder | None:

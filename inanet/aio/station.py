@@ -26,9 +26,9 @@ from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
 from inanet.phy.timerfd import TimerFd
 from inanet.proto.common.events import NodeEvent
 from inanet.proto.common.machine import Follower
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.systems import TREES
 from inanet.proto.tree.node import Node
-from inanet.proto.tree.reliability import Timing
 from inanet.proto.tree.slots import ROW_BYTES
 from inanet.service.addresses import (
     AddressError,

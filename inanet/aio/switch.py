@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from ipaddress import IPv4Network
 from typing import Any
 
@@ -13,17 +14,14 @@ from inanet.config.rings import RingEntry
 from inanet.config.switch import Port, SwitchConfig
 from inanet.member.member import Identity, Member
 from inanet.messages.services import Service
-from inanet.proto.slots.systems import SPARSE
+from inanet.proto.common.refusal import NoRoom
 from inanet.service.exits import Failure
 from inanet.service.metrics import Sample
 from inanet.switch.egress import EgressQueue
-from inanet.switch.following import SwitchFollower, offer
-from inanet.switch.occupancy import Occupancy
-from inanet.switch.pipeline import Pipeline
+from inanet.switch.follower import SwitchFollower
+from inanet.switch.pipeline import Hardware, Occupancy, Pipeline, RegistersExceeded
 from inanet.switch.port import Faults, PortOptions, Switch, SwitchPort
-from inanet.switch.programs import Job, build
-from inanet.switch.registers import Hardware, RegistersExceeded
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Job, Registration, build
 from inanet.wire.endpoint import endpoint
 
 _log: Any = structlog.get_logger("inanet.switch")
@@ -65,6 +63,7 @@ def _registrations(config: SwitchConfig) -> Iterator[Registration]:
             shared=entry.shared,
             values=entry.values,
             values_per_pass=entry.values_per_pass,
+            rings=entry.rings,
         )
 
 
@@ -132,7 +131,7 @@ def _open_udp(config: SwitchConfig, pipeline: Pipeline) -> Switch:
 
 
 def _open_frames(config: SwitchConfig, pipeline: Pipeline) -> Switch:
-    from inanet.switch.frame_port import FrameDevice, FrameSource
+    from inanet.switch.frame_ports import FrameDevice, FrameSource
     from inanet.switch.framed import FrameSwitch
     from inanet.switch.tables import Tables
 
@@ -185,13 +184,13 @@ def _splice(config: SwitchConfig, tables: Any, link: int, numbers: Mapping[str, 
         plans = [ring_at(one, own) for one in config.switch.rings]
         placed = {int(host.address): numbers[host.port] for host in config.switch.hosts}
         return Splice(tables, link, plans, budget=config.switch.ring_memory, placed=placed)
-    except (ValueError, MemoryError) as error:
+    except (ValueError, NoRoom) as error:
         raise SwitchError(f"switch {config.node.name}: {error}") from error
 
 
 def ring_at(entry: RingEntry, own: int) -> Any:
     """The part that the switch with the address ``own`` has in a ring. Raises ``ValueError`` for what cannot be."""
-    from inanet.proto.netreduce.plan import Connection, Sizes, rack, racks
+    from inanet.proto.netreduce.ring import Connection, Sizes, rack, racks
 
     connections = [
         Connection(int(each.source), int(each.destination), each.queue_pair) for each in entry.connections
@@ -208,7 +207,7 @@ def _open_interface(transport: str, port: Port) -> Any:
         from inanet.phy.port import FramePort
 
         return FramePort(port.name, sndbuf=8 << 20)
-    from inanet.switch.tunport import TunFrames
+    from inanet.switch.frame_ports import TunFrames
 
     return TunFrames(port.name, routes=tuple(map(str, port.attracts)))
 
@@ -216,7 +215,7 @@ def _open_interface(transport: str, port: Port) -> Any:
 def _open_ring(port: Any) -> Any:
     """A ring for the raw frames of a port, which leaves them to it; ``None`` if the kernel has no rings."""
     from inanet.phy.ring import FrameRing, without
-    from inanet.switch.registration import RAW_ETHERTYPE
+    from inanet.switch.programs import RAW_ETHERTYPE
 
     try:
         ring = FrameRing(port.interface, RAW_ETHERTYPE)
@@ -367,16 +366,11 @@ def join_fabric(config: SwitchConfig, driver: SwitchDriver) -> Uplink | None:
     registrations = {one.name: one for one in pipeline.registrations}
     services = {}
     for system, entry in entries.items():
-        has = offer(registrations[entry.title], entry.job_slots)
+        program = registrations[entry.title].program
         services[system] = Service(
             endpoint=where[entry.title],
-            slots=has.slots,
-            own=has.own,
-            quota=has.quota,
             relays=config.switch.transport == "udp",
-            # a packet has no more pairs than the passes that it may take
-            values=pipeline.hardware.most_passes if system in SPARSE else has.values,
-            rings=entry.rings,
+            **asdict(program.offer(entry.job_slots, pipeline.hardware.most_passes)),
         )
     programs = {system: entry.title for system, entry in entries.items()}
     follower = SwitchFollower(switch, programs, driver.follow, driver.leave)

@@ -13,7 +13,7 @@ import click
 
 from inanet.bench.measure import Limit
 from inanet.launch.interrupts import Interrupts
-from inanet.proto.slots.systems import NAMES, TREES
+from inanet.proto.slots.systems import TREES, tensor_systems
 from inanet.service.exits import Exit
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
@@ -171,7 +171,13 @@ def _several_bytes(
 @click.option(
     "--mode", default="prologue", show_default=True, type=click.Choice(("carried", "prologue", "fixed"))
 )
-@click.option("--system", default=TREES, show_default=True, type=click.Choice(NAMES), help="What sums.")
+@click.option(
+    "--system",
+    default=TREES,
+    show_default=True,
+    type=click.Choice((TREES, *tensor_systems())),
+    help="What sums.",
+)
 @_seconds(600)
 @_json
 def allreduce(as_json: bool, check: int, seconds: float, **wanted: object) -> None:

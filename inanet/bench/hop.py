@@ -25,7 +25,8 @@ from inanet.proto.tree.xagg import policy, slotwork
 from inanet.wire.batch import Transmission
 from inanet.wire.drops import DROP_CODES
 from inanet.wire.endpoint import endpoint
-from inanet.wire.xagg import MAGIC_VERSION, PAYLOAD_BYTES, ROW, ROW_BYTES, Kind, checksum
+from inanet.wire.integrity import checksum
+from inanet.wire.xagg import MAGIC_VERSION, PAYLOAD_BYTES, ROW, ROW_BYTES, Kind
 
 CHILDREN = 4
 KEY = 0x1BADB002DEADBEEF
@@ -71,7 +72,7 @@ def packets(fragments: int, kind: Kind, child: int) -> NDArray[Any]:
     """
     rows = np.zeros(fragments, ROW)
     values = np.random.default_rng(child).integers(-(1 << 28), 1 << 28, PAYLOAD_BYTES // 4, np.int32)
-    rows["payload"], rows["checksum"] = values, checksum(values.tobytes())
+    rows["payload"], rows["checksum"] = values, checksum(values.tobytes(), "<")
     header = rows["header"]
     header["magic"], header["kind"], header["job"] = MAGIC_VERSION, kind, JOB
     header["host"] = 0 if kind is Kind.RESULT else 1 << child

@@ -29,7 +29,7 @@ from inanet.bench.star import total_sent
 from inanet.lab.library import topology as find_topology
 from inanet.lab.model import Topology
 from inanet.lab.namespaces import require_privileges
-from inanet.proto.netreduce.plan import Sizes
+from inanet.proto.netreduce.ring import Sizes
 
 #: Of what ``--json`` prints.
 SCHEMA = 1

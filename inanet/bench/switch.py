@@ -27,7 +27,7 @@ from inanet.proto.common.program import Verdicts
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Switch
-from inanet.switch.registration import RAW_ETHERTYPE, Registration
+from inanet.switch.programs import RAW_ETHERTYPE, Registration
 from inanet.switch.udp import UdpSwitch
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint

@@ -15,8 +15,8 @@ from inanet.phy.packet import open_packet_socket
 from inanet.phy.port import FramePort
 from inanet.phy.sockets import SO_SNDBUFFORCE
 from inanet.phy.vnet import FrameBatch
+from inanet.switch.programs import RAW_ETHERTYPE
 from inanet.switch.rebuild import Rebuilder
-from inanet.switch.registration import RAW_ETHERTYPE
 from inanet.switch.tables import Tables
 from inanet.wire.endpoint import endpoint
 

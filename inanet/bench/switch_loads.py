@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.slots.systems import SYSTEMS
-from inanet.switch.programs import Job, build
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Job, Registration, build
 
 WORKERS = 4
 JOB = 1

@@ -320,7 +320,8 @@ class Exchange:
     def _description(self, position: int, number: int) -> bytes:
         entry = self._entries[position, number % DEPTH]
         length = min(int(entry[:4].view(np.uint32)[0]), DATA_OFFSET - 4)
-        return entry[4 : 4 + length].tobytes()
+        packed: bytes = entry[4 : 4 + length].tobytes()
+        return packed
 
     def _disagreement(self, seq: int, specs: list[TensorSpec]) -> MismatchError:
         """The same error on all ranks: what the first one that differs from the first rank has."""

@@ -19,8 +19,7 @@ from inanet.phy.device import Device
 from inanet.proto.common.events import NodeEvent, Refused, RoundDone
 from inanet.proto.common.plan import TensorSpec
 from inanet.proto.netreduce.parallel import Part, RankHost
-from inanet.proto.netreduce.plan import Connection
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Connection, Member
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
 from inanet.service.exits import Failure
 from inanet.wire.batch import Transmission

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Pl
 
 from inanet import units
 from inanet.messages.names import check_name
-from inanet.proto.slots.systems import NAMES
+from inanet.proto.slots.systems import TREES, tensor_systems
 from inanet.service.addresses import HostPort, parse_host_port
 
 #: Where the coordinator listens unless told otherwise.
@@ -33,8 +33,8 @@ _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%", re.ASCII)
 
 
 def _system(text: object) -> str:
-    if text not in NAMES:
-        raise ValueError(f"{text!r} is no system; allowed: {', '.join(NAMES)}")
+    if text not in (TREES, *tensor_systems()):
+        raise ValueError(f"{text!r} is no system; allowed: {', '.join((TREES, *tensor_systems()))}")
     return str(text)
 
 

@@ -12,7 +12,7 @@ from inanet.config.control import ClientControl
 from inanet.config.fields import AbsolutePath, Bytes, DataAddress, Name, Rate, between
 from inanet.config.sections import Impair, Section
 from inanet.config.switch import Member, Members
-from inanet.messages.fields import MAX_SHARDS, MODEL
+from inanet.proto.zebra.plan import MAX_SHARDS, MODEL
 from inanet.service.addresses import HostPort
 from inanet.wire.xagg import MAX_CHILDREN
 

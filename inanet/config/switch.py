@@ -23,7 +23,8 @@ from inanet.config.fields import (
 from inanet.config.file import SeveralErrors
 from inanet.config.rings import Address, RingEntry, contradictions
 from inanet.config.sections import Impair, Log, Metrics, Section
-from inanet.proto.slots.systems import PROGRAMS
+from inanet.proto.common.plan import MAX_WORKERS
+from inanet.proto.slots.systems import SYSTEMS
 from inanet.service.addresses import HostPort, is_loopback
 
 _MAC = re.compile(r"[0-9a-fA-F]{2}(:[0-9a-fA-F]{2}){5}", re.ASCII)
@@ -31,7 +32,6 @@ _RANGE = re.compile(r"(\d{1,5})(?:\s*-\s*(\d{1,5}))?", re.ASCII)
 _SHOW = PlainSerializer(str, return_type=str)
 #: bytes of registers that switches of the papers' time have
 REGISTERS = 20_000_000
-MOST_WORKERS = 32
 
 
 def _network(text: object) -> IPv4Network:
@@ -142,9 +142,9 @@ class SwitchJob(Section):
     @field_validator("workers")
     @classmethod
     def _each_once(cls, workers: tuple[HostPort, ...]) -> tuple[HostPort, ...]:
-        if not 0 < len(workers) <= MOST_WORKERS or len(set(workers)) < len(workers):
+        if not 0 < len(workers) <= MAX_WORKERS or len(set(workers)) < len(workers):
             raise ValueError(
-                f"{len(workers)} workers, {len(set(workers))} of them different; allowed: 1 to {MOST_WORKERS}, each once"
+                f"{len(workers)} workers, {len(set(workers))} of them different; allowed: 1 to {MAX_WORKERS}, each once"
             )
         return workers
 
@@ -152,7 +152,7 @@ class SwitchJob(Section):
 class ProgramEntry(Section):
     """A program, the registers it has, and its jobs. Several may be of one system if their packets can be told apart."""
 
-    system: str = Field(description=f"one of {', '.join(PROGRAMS)}")
+    system: str = Field(description=f"one of {', '.join(SYSTEMS)}")
     #: for logs and figures; the system unless given
     name: Name | None = None
     #: bytes of registers
@@ -171,7 +171,7 @@ class ProgramEntry(Section):
     #: as many as it asks for
     job_slots: Annotated[int, Field(ge=1)] | None = None
     #: netreduce: rings of a job from the coordinator, one for each rank of a host, so many at most; they share its slots
-    rings: Annotated[int, Field(ge=1, le=32)] = 1
+    rings: Annotated[int, Field(ge=1, le=32)] | None = None
     #: whether raw frames (ethertype 0x0700) are its packets too
     raw: bool | None = None
     jobs: Annotated[tuple[SwitchJob, ...], Field(strict=False)] = ()
@@ -179,8 +179,8 @@ class ProgramEntry(Section):
     @field_validator("system")
     @classmethod
     def _known(cls, system: str) -> str:
-        if system not in PROGRAMS:
-            raise ValueError(f"{system!r} is no program; allowed: {', '.join(PROGRAMS)}")
+        if system not in SYSTEMS:
+            raise ValueError(f"{system!r} is no program; allowed: {', '.join(SYSTEMS)}")
         return system
 
     @property

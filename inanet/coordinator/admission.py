@@ -13,7 +13,6 @@ from typing import Protocol
 
 from inanet.coordinator.events import ControlEvent, JobOver, JobStarted, PeerJoined, PlanChosen
 from inanet.coordinator.fabrics import Fabrics
-from inanet.coordinator.goat.rounds import SYSTEM
 from inanet.coordinator.goat.schedules import Rescheduled
 from inanet.coordinator.job import Job
 from inanet.coordinator.job_plan import JobPlan
@@ -30,7 +29,7 @@ from inanet.messages.control import Hello, JobEnded, JobFailed, Known, Message, 
 from inanet.messages.fields import Cause
 from inanet.messages.text import clip
 from inanet.planning.topology import Arrangement, Topology
-from inanet.proto.slots.systems import SPARSE
+from inanet.proto.slots.systems import SYSTEMS, sparse_systems
 from inanet.service.refusals import Refusals, Sought
 
 #: Seconds after which a worker may ask again to join a job under the name of one that is about to end.
@@ -155,7 +154,7 @@ class Admission:
             if self._settings.any_switch:
                 refused = refused or self._fabric.refusal("switch", hello.name)
             return refused
-        if hello.role == "worker" and hello.system in SPARSE:
+        if hello.role == "worker" and hello.system in sparse_systems():
             return self.fabrics.of(hello.system).refusal(hello.role, hello.name)
         return self._fabric.refusal(hello.role, hello.name)
 
@@ -503,12 +502,13 @@ class Admission:
         def reschedule(
             hosts: Collection[str], avoided: Collection[str], only_other: bool
         ) -> Rescheduled | None:
-            assert job.plans.current.switched is not None
+            switched = job.plans.current.switched
+            fabric = None if switched is None else self.fabrics.scheduled(switched.system)
+            assert switched is not None
+            assert fabric is not None
             workers = {name: job.plans.hellos[name] for name in hosts}
             current = job.plans.topology if only_other else None
-            anew = self.fabrics.scheduled.rearrange(
-                workers, job.plans.current.switched.number, avoided, current
-            )
+            anew = fabric.rearrange(workers, switched.number, avoided, current)
             if anew is None:
                 return None
             made = plan(anew, fresh_key(), job.plans.current.ranks)
@@ -532,7 +532,7 @@ class Admission:
             pending.epoch,
             renewal if chosen.switched is None else None,
             # slots of asynchronous training have gradients that nobody sends again
-            reschedule if chosen.publish is not None and members.system != SYSTEM else None,
+            reschedule if chosen.publish is not None and not SYSTEMS[members.system].asynchronous else None,
             elastic=self._settings.elastic,
         )
         self._jobs[number] = job

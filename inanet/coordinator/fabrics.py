@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 from inanet.coordinator.goat.fabric import GoatFabric
-from inanet.coordinator.goat.rounds import SYSTEM
 from inanet.coordinator.job import Job
 from inanet.coordinator.peers import Peers
 from inanet.coordinator.settings import Settings
@@ -11,8 +10,9 @@ from inanet.coordinator.sparse.fabric import SparseFabric
 from inanet.coordinator.switches import Numbers, SwitchedFabric
 from inanet.planning.goat.computations import Works
 from inanet.planning.topology import Fabric
-from inanet.proto.common.plan import Switched
-from inanet.proto.slots.systems import SPARSE, SYSTEMS
+from inanet.proto.common.plan import SwitchedJob
+from inanet.proto.slots.systems import SYSTEMS, FabricKind
+from inanet.proto.zebra.plan import ZebraJob
 
 
 class Fabrics:
@@ -25,20 +25,28 @@ class Fabrics:
         self._jobs = jobs
         nodes, taken = peers.nodes, self._taken
         numbers = Numbers(taken)
-        #: of jobs whose parts a controller schedules over several switches
-        self.scheduled = GoatFabric("goat", settings, nodes, numbers, taken, self.works)
-        self._switched: dict[str, Fabric] = {
-            **{system: SwitchedFabric(system, settings, nodes, numbers) for system in SYSTEMS},
-            "goat": self.scheduled,
-            SYSTEM: GoatFabric(SYSTEM, settings, nodes, numbers, taken, self.works),
-            **{system: SparseFabric(system, settings, nodes, numbers, self._sparse) for system in SPARSE},
-        }
+
+        def fabric(system: str) -> Fabric:
+            match SYSTEMS[system].fabric:
+                case FabricKind.SCHEDULED:
+                    return GoatFabric(system, settings, nodes, numbers, taken, self.works)
+                case FabricKind.SHARDED:
+                    return SparseFabric(system, settings, nodes, numbers, self._sparse)
+                case FabricKind.ONE_SWITCH:
+                    return SwitchedFabric(system, settings, nodes, numbers)
+
+        self._switched = {system: fabric(system) for system in SYSTEMS}
 
     def of(self, system: str) -> Fabric:
         """The fabric of jobs that have chosen a system."""
         return self._switched.get(system, self._trees)
 
-    def _facts(self) -> list[Switched]:
+    def scheduled(self, system: str) -> GoatFabric | None:
+        """The fabric of a system, if it can schedule a running job anew."""
+        found = self._switched[system]
+        return found if isinstance(found, GoatFabric) else None
+
+    def _facts(self) -> list[SwitchedJob]:
         return [
             job.plans.current.switched
             for job in self._jobs.values()
@@ -48,5 +56,5 @@ class Fabrics:
     def _taken(self) -> set[int]:
         return {facts.number for facts in self._facts()}
 
-    def _sparse(self) -> list[Switched]:
-        return [facts for facts in self._facts() if facts.sparse is not None]
+    def _sparse(self) -> list[ZebraJob]:
+        return [job for job in self._facts() if isinstance(job, ZebraJob)]

@@ -10,7 +10,7 @@ job, or, if that is elastic, has it begin another epoch.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from inanet.coordinator.events import (
@@ -22,7 +22,7 @@ from inanet.coordinator.events import (
     RootMissed,
     RoundLost,
 )
-from inanet.coordinator.goat.rounds import SYSTEM, AsynchronousRounds
+from inanet.coordinator.goat.rounds import AsynchronousRounds
 from inanet.coordinator.goat.schedules import Reschedule, Rescheduled, Schedules
 from inanet.coordinator.job_plan import JobPlan
 from inanet.coordinator.plans import Inheritance, PlanVersions
@@ -52,7 +52,8 @@ from inanet.messages.fields import Cause
 from inanet.messages.text import clip, show_ranks
 from inanet.planning.topology import Topology
 from inanet.planning.trees import Performance
-from inanet.proto.common.plan import Switched
+from inanet.proto.slots.systems import SYSTEMS
+from inanet.proto.zebra.plan import ZebraJob
 
 _GOES_ON = "the job goes on with the others: call again"
 
@@ -182,7 +183,7 @@ class Job:
         self.outbox: list[tuple[str, Message]] = []
         self.log: list[ControlEvent] = []
         #: every host has rounds of its own
-        self.asynchronous = plan.switched is not None and plan.switched.system == SYSTEM
+        self.asynchronous = plan.switched is not None and SYSTEMS[plan.switched.system].asynchronous
         made = AsynchronousRounds if self.asynchronous else CoordinatorRounds
         self.rounds = made(name, self.hosts, plan, settings, format_of, self._send, self._guard)
         ledger = self.rounds.ledger
@@ -219,7 +220,7 @@ class Job:
         self._wanted: Topology | None = None
         self._moment = QuietMoment(ledger, settings.hold)
         facts = plan.switched
-        if facts is None or facts.sparse is None:
+        if not isinstance(facts, ZebraJob):
             return
         names = (*topology.roots, *topology.aggregators)
         servers = Servers.of(facts, names, self.plans.hellos)
@@ -277,12 +278,12 @@ class Job:
             self._hold_for_change()
 
     @property
-    def facts(self) -> Switched:
-        """What the plan of a job on switches says."""
-        assert self.plans.current.switched is not None
+    def facts(self) -> ZebraJob:
+        """What the plan of a sparse job says."""
+        assert isinstance(self.plans.current.switched, ZebraJob)
         return self.plans.current.switched
 
-    def publish(self, facts: Switched, reason: str, only: Collection[str] | None = None) -> None:
+    def publish(self, facts: ZebraJob, reason: str, only: Collection[str] | None = None) -> None:
         """Make and send the next version; see :class:`~inanet.coordinator.sparse.hot_keys.PlanOwner`."""
         self.plans.current.switched = facts
         if only is None:
@@ -363,11 +364,11 @@ class Job:
 
     def _layout_ready(self, name: str, message: LayoutReady) -> None:
         facts = self.plans.current.switched
-        if message.refused and facts is not None and facts.sparse is not None:
+        if message.refused and isinstance(facts, ZebraJob):
             if name not in self.plans.current.nodes():
                 return
             # it has no tensors: this is about the plan
-            raise JobLost("memory", f"job {self.name!r}: {message.refused}")
+            raise JobLost(message.cause, f"job {self.name!r}: {message.refused}")
         if (name, message.tensor) in self.plans.gate and self.plans.quiet and message.refused:
             self._drop_holder(name, f"{name!r} has no room for tensors in use: {message.refused}")
             return
@@ -414,10 +415,9 @@ class Job:
     def _leave(self, name: str, text: str) -> None:
         self.rounds.leave(name, text)
         facts = self.plans.current.switched
-        if self.asynchronous and facts is not None and self.hosts:
-            # the PS may wait for this one's gradient
-            gone = (*facts.departed, self.plans.members.index(name))
-            self.plans.current.switched = replace(facts, departed=gone)
+        rest = None if facts is None else facts.without(self.plans.members.index(name))
+        if rest is not None and self.hosts:
+            self.plans.current.switched = rest
             self.plans.inform(text)
 
     def holder_lost(self, name: str, why: str, now: float) -> None:

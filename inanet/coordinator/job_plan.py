@@ -20,7 +20,7 @@ from inanet.proto.common.plan import (
     Parent,
     Placement,
     Retired,
-    Switched,
+    SwitchedJob,
 )
 from inanet.wire.xagg import MAX_CHILDREN
 
@@ -66,7 +66,7 @@ class JobPlan:
         *,
         group_of: Callable[[int, str], int] | None = None,
         probe: bool = False,
-        switched: Switched | None = None,
+        switched: SwitchedJob | None = None,
         publish: "Publish | None" = None,
     ) -> None:
         self.job = job

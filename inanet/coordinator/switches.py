@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from inanet.coordinator.layouts import FormatFacts
 from inanet.coordinator.settings import FormatOf, Settings
 from inanet.messages.control import Hello
-from inanet.messages.services import EXPONENTS, Service
+from inanet.messages.services import Service
 from inanet.messages.text import listing
 from inanet.planning.topology import Arrangement, Topology, TopologyError
-from inanet.proto.common.plan import Fold, NodePlan, Switched, TensorSpec
-from inanet.proto.slots.systems import SYSTEMS
+from inanet.proto.common.plan import MAX_WORKERS, Fold, NodePlan, TensorJob, TensorSpec, Terms
+from inanet.proto.slots.systems import EXPONENTS, SYSTEMS
 
-MOST_WORKERS = 32
 #: numbers of jobs in framings
 _NUMBERS = range(1, 256)
 #: tensors of a job in all its life, because framings number them with 16 bits
@@ -81,9 +80,9 @@ class SwitchedFabric:
         """See :class:`~inanet.planning.topology.Fabric`."""
         if not (self._settings.switches or self._settings.any_switch):
             raise TopologyError([f"{self.system} needs a switch and there is none under topology.switches"])
-        if len(workers) > MOST_WORKERS:
+        if len(workers) > MAX_WORKERS:
             raise TopologyError(
-                [f"{len(workers)} hosts, and framings of switches have room for {MOST_WORKERS}"]
+                [f"{len(workers)} hosts, and framings of switches have room for {MAX_WORKERS}"]
             )
 
     def _service(self, node: str, name: str) -> Service | None:
@@ -96,7 +95,7 @@ class SwitchedFabric:
 
     def _root(self) -> str | None:
         """A parameter server for it."""
-        needs = [EXPONENTS, *([self.system] if SYSTEMS[self.system].has_server else [])]
+        needs = SYSTEMS[self.system].services(self.system)
         servers = [name for name, hello in self._nodes().items() if hello.role != "switch"]
         return next((s for s in servers if all(self._service(s, need) is not None for need in needs)), None)
 
@@ -128,22 +127,22 @@ class SwitchedFabric:
         hellos = [workers[name] for name in sorted(workers)]
         # answers to a whole window may reach a worker at once
         window = min(self._settings.switch_window, *(hello.rx_window for hello in hellos))
-        facts = Switched(
-            system=self.system,
-            number=self._numbers.next(),
-            workers=tuple(hello.endpoint for hello in hellos),
-            switch=offer.endpoint,
-            ps=0 if server is None else server.endpoint,
+        job = SYSTEMS[self.system].load_job()
+        assert issubclass(job, TensorJob)
+        terms = Terms(
             results=offer.endpoint if server is None or offer.relays else server.endpoint,
+            ps=0 if server is None else server.endpoint,
             exponents=exponents.endpoint,
+            window=window,
             slots=min(offer.slots, window) if offer.own else offer.slots,
             own=offer.own,
-            window=window,
             quota=offer.quota,
             values=offer.values,
             rings=min(offer.rings, *(max(1, len(hello.ranks)) for hello in hellos)),
         )
-        rings = f" in {facts.rings} rings" if facts.rings > 1 else ""
+        workers_at = tuple(hello.endpoint for hello in hellos)
+        facts = job.on(self.system, self._numbers.next(), workers_at, offer.endpoint, terms)
+        rings = f" in {terms.rings} rings" if terms.rings > 1 else ""
         return Arrangement(topology, f"{self.system} on switch {switch!r}{rings}", facts)
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> Topology | None:

@@ -132,7 +132,7 @@ class Tensors:
             return
         if message.refused:
             text = f"{name!r} has no room for it: {message.refused}"
-            self._cannot(tensor.layout.spec, "memory", text)
+            self._cannot(tensor.layout.spec, message.cause, text)
             self.drop(tensor)
         else:
             self._no_longer_wait(tensor, name)

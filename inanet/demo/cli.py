@@ -10,7 +10,7 @@ import click
 from inanet.demo import report
 from inanet.demo.run import Options, Outcome, run
 from inanet.launch.interrupts import Interrupted, Interrupts
-from inanet.proto.slots.systems import NAMES, TREES
+from inanet.proto.slots.systems import TREES, tensor_systems
 from inanet.service.exits import Exit, Failure, extra
 
 #: The recorded gradients of a run take 77 kB a step.
@@ -24,8 +24,10 @@ MODELS = ("lr", "fm", "ncf")
 
 def known_system(context: click.Context, parameter: click.Parameter, value: str) -> str:
     """Refuse systems that this version does not have."""
-    if value not in (*NAMES, SPARSE):
-        raise click.BadParameter(f"{value!r} is not in this version; it has: {', '.join((*NAMES, SPARSE))}.")
+    if value not in (TREES, *tensor_systems(), SPARSE):
+        raise click.BadParameter(
+            f"{value!r} is not in this version; it has: {', '.join((TREES, *tensor_systems(), SPARSE))}."
+        )
     return value
 
 
@@ -35,7 +37,7 @@ def known_system(context: click.Context, parameter: click.Parameter, value: str)
     default=TREES,
     show_default=True,
     callback=known_system,
-    help=f"Which system aggregates: {', '.join((*NAMES, SPARSE))}.",
+    help=f"Which system aggregates: {', '.join((TREES, *tensor_systems(), SPARSE))}.",
 )
 @click.option("--workers", type=click.IntRange(1, 16), default=4, show_default=True, help="Worker daemons.")
 @click.option(

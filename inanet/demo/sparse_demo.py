@@ -17,7 +17,7 @@ from inanet.data.clicks import CORPUS, BadData, Samples
 from inanet.data.datasets import load
 from inanet.demo.sparse_fabric import SYSTEM, Told, Training
 from inanet.demo.sparse_fabric import train as train_live
-from inanet.proto.common.plan import Online
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.switch import DEFAULT_BUDGET
 from inanet.sparse.group import sparse_group
 from inanet.training.sparse import Step, Trained, hot_by_sampling, train

@@ -15,7 +15,7 @@ from inanet.demo.sparse_trainer import Task, save
 from inanet.launch.fabric import Fabric
 from inanet.launch.reports import DemoError, Processes
 from inanet.launch.topology import keyed
-from inanet.proto.common.plan import Online
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.store import Adagrad, Ftrl, Uniform
 from inanet.training.sparse import Step, Trained
 from inanet.training.sparse_models import Model

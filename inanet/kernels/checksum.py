@@ -6,14 +6,17 @@ end to end. Every weight is odd, hence invertible: any single flipped bit change
 happened.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.bigendian import load32
 from inanet.kernels.jit import njit
 
 
 @njit("uint32(int32[::1], int64, int64)", cache=True, nogil=True)
-def row_checksum(words: NDArray[np.int32], start: int, count: int) -> np.uint32:
+def row_checksum(words: NDArray[np.int32], start: int, count: int) -> Any:
     """Checksum of ``words[start : start + count]``, as an unsigned 32-bit number."""
     base = np.uint64(start)
     total = np.uint32(0)
@@ -25,15 +28,19 @@ def row_checksum(words: NDArray[np.int32], start: int, count: int) -> np.uint32:
     return total
 
 
-@njit("uint32(int32[:, ::1], int64, int64, int64)", cache=True, nogil=True)
-def slot_checksum(rows: NDArray[np.int32], slot: int, head: int, body: int) -> np.uint32:
+@njit("uint32(int32[:, ::1], int64, int64, int64)", cache=True, nogil=True, _nrt=False)
+def slot_checksum(rows: NDArray[np.int32], slot: int, head: int, body: int) -> Any:
     """Checksum of ``rows[slot, head : head + body]``, as an unsigned 32-bit number."""
-    row = np.uint64(slot)
-    base = np.uint64(head)
+    return row_checksum(rows[slot], head, body)
+
+
+@njit("uint32(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False, inline="always")
+def checksum_at(arena: NDArray[np.uint8], at: int, words: int) -> Any:
+    """Checksum of ``words`` big-endian words from byte ``at`` of an arena on, as an unsigned 32-bit number."""
     total = np.uint32(0)
     weight = np.uint32(1)
-    for j in range(np.uint64(body)):
-        total = np.uint32(total + np.uint32(np.uint32(rows[row, base + j]) * weight))
+    for j in range(words):
+        total = np.uint32(total + np.uint32(load32(arena, at + 4 * j) * weight))
         weight = np.uint32(weight + np.uint32(2))
     return total
 

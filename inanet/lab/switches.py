@@ -16,7 +16,7 @@ from inanet.lab.fabric import LabFabric
 from inanet.lab.layout import ports, switch_addresses
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
-from inanet.proto.netreduce.plan import Connection, Sizes
+from inanet.proto.netreduce.ring import Connection, Sizes
 from inanet.service.exits import Exit, Failure
 from inanet.units import show_duration
 

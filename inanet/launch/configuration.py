@@ -7,8 +7,8 @@ from typing import Any
 from inanet.config.daemons import MODELS, Role
 from inanet.config.file import validate, write_toml
 from inanet.launch.topology import NodeSpec, section
-from inanet.proto.common.plan import Sparse
-from inanet.proto.slots.systems import SPARSE, TREES
+from inanet.proto.slots.systems import TREES, sparse_systems
+from inanet.proto.zebra.plan import Sparse
 
 #: How long a daemon may finish what runs after SIGTERM; the demo stops daemons that have nothing left to do.
 DRAIN_TIMEOUT = "3 s"
@@ -56,7 +56,7 @@ def configurations(
         if role == "switch":
             program = {"system": system, "udp_ports": "0", **({"memory": memory} if memory else {})}
             sections["switch"] = {"programs": [program]}
-            if system in SPARSE:
+            if system in sparse_systems():
                 # so that all pairs of a packet may be of one register
                 sections["switch"]["recirculations"] = HOT_PAIRS - 1
         if node.parent is None:

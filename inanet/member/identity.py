@@ -6,8 +6,8 @@ from typing import Protocol
 
 from inanet.messages.services import Service
 from inanet.planning.rates import Grant
-from inanet.proto.common.plan import Sparse
 from inanet.proto.slots.systems import TREES
+from inanet.proto.zebra.plan import Sparse
 
 
 @dataclass(frozen=True, slots=True)

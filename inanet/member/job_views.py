@@ -6,6 +6,9 @@ from inanet.member.identity import Identity
 from inanet.messages.control import Follows, Gathered, Kept, Layout, LayoutReady, Message, Plan
 from inanet.proto.common.machine import Follower, ModelKeeper
 from inanet.proto.common.plan import NodePlan, Part, TensorLayout, TensorSpec
+from inanet.proto.common.refusal import NoRoom, Refusal
+from inanet.proto.slots.systems import SYSTEMS
+from inanet.proto.zebra.plan import ZebraJob
 
 
 @dataclass(slots=True)
@@ -28,8 +31,8 @@ class JobViews:
         #: by the job's number
         self.views: dict[int, JobView] = {}
         self._early: list[Layout] = []
-        #: jobs this node has no room for, and the sentence that says so
-        self._no_room: dict[int, str] = {}
+        #: jobs this node does not serve, and what it says of them
+        self._refused: dict[int, LayoutReady] = {}
 
     def plans(self) -> tuple[Follows, ...]:
         """The versions that this node follows."""
@@ -57,14 +60,14 @@ class JobViews:
         return known is not None and known.plan.key != plan.key
 
     def follow(self, message: Plan, now: float) -> bool:
-        """Follow a plan; False if there is no room for it. A worker, whose job fails with that, raises ``MemoryError``."""
+        """Follow a plan; False if there is no room for it. A worker, whose job fails with that, raises :class:`~inanet.proto.common.refusal.Refusal`."""
         plan = message.plan
         try:
             self._node.apply(plan, now, attach=message.attach)
-        except MemoryError as error:
-            self._cannot_hold(plan, error)
+        except (Refusal, MemoryError) as error:
+            self._cannot_hold(plan, _refusal(error))
             return False
-        self._no_room.pop(plan.job, None)
+        self._refused.pop(plan.job, None)
         view = self.views.get(plan.job)
         if view is None:
             view = self.views[plan.job] = JobView(plan)
@@ -77,8 +80,8 @@ class JobViews:
     def _say_what_is_kept(self, plan: NodePlan, view: JobView) -> None:
         try:
             part = self._node.kept(plan.job) if isinstance(self._node, ModelKeeper) else None
-        except MemoryError as error:
-            self._cannot_hold(plan, error)
+        except (Refusal, MemoryError) as error:
+            self._cannot_hold(plan, _refusal(error))
             return
         if part is not None:
             self.say(view, Kept(job=plan.job, iteration=part.iteration, origin=part.origin))
@@ -88,16 +91,16 @@ class JobViews:
         view.unheard.append(what)
         self._out.append(what)
 
-    def _cannot_hold(self, plan: NodePlan, error: MemoryError) -> None:
+    def _cannot_hold(self, plan: NodePlan, error: Refusal) -> None:
         """There is no room for a job. An aggregator serves others and refuses the tensors of this one, or, if it has none, the
         plan.
         """
         text = f"{self._identity.name}: {error}"
         if self._identity.role == "worker":
-            raise MemoryError(text) from error
-        self._no_room[plan.job] = text
-        if plan.switched is not None and plan.switched.sparse is not None:
-            self._out.append(LayoutReady(job=plan.job, tensor=0, refused=text))
+            raise type(error)(text) from error
+        self._refused[plan.job] = LayoutReady(job=plan.job, tensor=0, refused=text, cause=error.cause)
+        if plan.switched is not None and not SYSTEMS[plan.switched.system].has_tensors:
+            self._out.append(self._refused[plan.job])
 
     # ------------------------------------------------------------ tensors
 
@@ -108,24 +111,25 @@ class JobViews:
 
     def lay_out(self, message: Layout) -> bool:
         """Be ready for a tensor, or refuse it. Whether rounds of a worker may begin with it."""
-        if message.job in self._no_room:
-            refused = self._no_room[message.job]
-            self._out.append(LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused))
+        if message.job in self._refused:
+            refused = self._refused[message.job]
+            self._out.append(refused.model_copy(update={"tensor": message.layout.tensor}))
             return False
         view = self.views.get(message.job)
         if view is None:
             # after a restart the tensors may come before the plan that tells where their slots belong
             self._early.append(message)
             return False
-        refused = ""
+        answer = LayoutReady(job=message.job, tensor=message.layout.tensor)
         try:
             self._node.add_layout(message.job, message.layout, message.last_round & 0xFFFFFFFF)
             view.layouts[message.layout.tensor] = message.layout
-        except MemoryError as error:
-            refused = f"{self._identity.name}: {error}"
-        if self._identity.role != "worker" or refused:
+        except (Refusal, MemoryError) as error:
+            text = f"{self._identity.name}: {error}"
+            answer = answer.model_copy(update={"refused": text, "cause": _refusal(error).cause})
+        if self._identity.role != "worker" or answer.refused:
             # a worker's word is not waited for, but if it has no room, then the round fails
-            self._out.append(LayoutReady(job=message.job, tensor=message.layout.tensor, refused=refused))
+            self._out.append(answer)
             return False
         return True
 
@@ -137,15 +141,20 @@ class JobViews:
 
     def forget(self, job: int) -> None:
         """Forget a job."""
-        self._no_room.pop(job, None)
+        self._refused.pop(job, None)
         self._early = [layout for layout in self._early if layout.job != job]
         if self.views.pop(job, None) is not None:
             self._node.drop_job(job)
 
 
+def _refusal(error: Refusal | MemoryError) -> Refusal:
+    """The error as an answer: a process without memory for a job refuses it, too."""
+    return error if isinstance(error, Refusal) else NoRoom(str(error))
+
+
 def _heard(said: Gathered | Kept, plan: NodePlan) -> bool:
     """Whether a plan was made of what this node has said."""
     facts = plan.switched
-    if facts is None:
+    if not isinstance(facts, ZebraJob):
         return True
     return facts.begin >= 0 if isinstance(said, Kept) else said.tally.iteration <= facts.decided

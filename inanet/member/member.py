@@ -47,6 +47,7 @@ from inanet.planning.negotiation import RateRequests, granted
 from inanet.proto.common import events
 from inanet.proto.common.machine import Follower, TallySource
 from inanet.proto.common.plan import TensorSpec
+from inanet.proto.common.refusal import Refusal
 
 
 class Member:
@@ -280,8 +281,8 @@ class Member:
         try:
             if not self._jobs.follow(message, now):
                 return
-        except MemoryError as error:
-            self.failed = Failed("memory", str(error))
+        except Refusal as error:
+            self.failed = Failed(error.cause, str(error))
             return
         for layout in self._jobs.take_early():
             self._on_layout(layout, now)

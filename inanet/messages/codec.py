@@ -31,7 +31,7 @@ def encode(message: Message | Frozen) -> bytes:
     """The frame of a message, length included. Raises :class:`ControlError` if it is over
     :data:`MAX_FRAME`.
     """
-    body: bytes = msgpack.packb(message.model_dump(), use_bin_type=True)
+    body: bytes = msgpack.packb(message.model_dump(serialize_as_any=True), use_bin_type=True)
     if len(body) > MAX_FRAME:
         raise ControlError(f"{type(message).__name__} takes {len(body)} B, a frame holds {MAX_FRAME}")
     return len(body).to_bytes(LENGTH_BYTES, "big") + body

@@ -96,7 +96,7 @@ from inanet.proto.slots.systems import TREES
 
 
 #: Version of this protocol; a node with another one is refused with a sentence naming both.
-PROTOCOL = 5
+PROTOCOL = 6
 
 
 class Resume(Frozen):
@@ -341,7 +341,7 @@ class Layout(Frozen):
 
 
 class LayoutReady(Frozen):
-    """An aggregator or parameter server made the slots of a tensor, or says why not (``refused``).
+    """An aggregator or parameter server made the slots of a tensor, or says why not (``refused``), and the cause.
 
     Workers say it only to refuse.
     """
@@ -350,6 +350,7 @@ class LayoutReady(Frozen):
     job: JobId
     tensor: Count
     refused: Text = ""
+    cause: Cause = "memory"
 
 
 class LayoutDrop(Frozen):

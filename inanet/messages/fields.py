@@ -4,7 +4,6 @@ Plan data of :mod:`inanet.proto.common.plan` is checked here too, since a node a
 is not one-hot or a window of 0 must not get past the decoder.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from enum import IntEnum
@@ -12,21 +11,21 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, create_model
 
+from inanet.proto.common.checks import in_range, need
 from inanet.proto.common.events import Tally
 from inanet.proto.common.plan import (
     ExponentMode,
     NodePlan,
-    Online,
     Placement,
     Shard,
-    Sparse,
-    Switched,
+    SwitchedJob,
     TensorLayout,
     TensorSpec,
 )
-from inanet.proto.slots.systems import NAMES, PROGRAMS, SPARSE
+from inanet.proto.slots.systems import SYSTEMS, TREES
+from inanet.proto.zebra.plan import MAX_HOT, Sparse
 from inanet.wire.xagg import MAX_CHILDREN
 
 DTYPES = ("f32", "f16", "bf16", "i32", "i64")
@@ -37,15 +36,8 @@ MAX_TREES = 256
 #: Shard ids are 16 bit on the wire; 0xFFFF stands for "the link itself" in CREDIT packets.
 SHARD_IDS = 0xFFFF
 MAX_RANKS = 1 << 16
-#: of a sparse job: PSs, hot keys (an array of the codec holds no more), ways to keep keys and to change them
-MAX_SHARDS = 16
-MAX_HOT = 1 << 16
 #: that a machine of a sparse job can count until it tells of them
 MAX_UPDATES = 1 << 48
-SHARDINGS = ("hash", "range")
-OPTIMISERS = ("sum", "sgd", "adagrad", "ftrl")
-#: name of a model: servers call files so
-MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Frozen(BaseModel):
@@ -66,12 +58,14 @@ def _exact(value: Any, hint: Any) -> Any:
         if value is None and NoneType in options:
             return value
         hint = next(option for option in options if option is not NoneType)
+    if hint is SwitchedJob:
+        return _switched(value)
     if is_dataclass(hint):
         if isinstance(value, dict):
             hints: dict[str, Any] = _hints(hint)  # type: ignore[arg-type]
-            for name, part in value.items():
-                if name in hints:
-                    _exact(part, hints[name])
+            return {
+                name: _exact(part, hints[name]) if name in hints else part for name, part in value.items()
+            }
         elif type(value) is not hint:
             raise ValueError(f"{type(value).__name__} instead of a map")
     elif get_origin(hint) is tuple:
@@ -86,6 +80,23 @@ def _exact(value: Any, hint: Any) -> Any:
     return value
 
 
+def _switched(value: Any) -> Any:
+    """What a plan says of a job on a switch, as its system's own type."""
+    if isinstance(value, SwitchedJob):
+        return value
+    system = value.get("system") if isinstance(value, dict) else None
+    if not isinstance(system, str) or system not in SYSTEMS:
+        raise ValueError(f"system {system!r} is not one of {', '.join(SYSTEMS)}")
+    job = SYSTEMS[system].load_job()
+    if system not in _MODELS:
+        _MODELS[system] = create_model("Switched", __base__=Frozen, job=(job, ...))
+    return _MODELS[system].model_validate({"job": _exact(value, job)}).job
+
+
+#: by system, a model with one field of its type: unknown fields are refused
+_MODELS: dict[str, Any] = {}
+
+
 @cache
 def _hints(data: Any) -> dict[str, Any]:
     return get_type_hints(data)
@@ -96,18 +107,8 @@ def _plan_data(data: Any, check: Callable[[Any], Any]) -> Any:
     return Annotated[data, BeforeValidator(lambda value: _exact(value, data)), AfterValidator(check)]
 
 
-def _need(condition: bool, sentence: str) -> None:
-    if not condition:
-        raise ValueError(sentence)
-
-
-def _in_range(name: str, value: int, low: int, high: int) -> None:
-    if not low <= value <= high:
-        raise ValueError(f"{name} is {value}, allowed are {low} to {high}")
-
-
 def _printable(text: str) -> str:
-    _need(text.isprintable(), "contains unprintable characters")
+    need(text.isprintable(), "contains unprintable characters")
     return text
 
 
@@ -117,177 +118,96 @@ def _is_bit(value: int) -> bool:
 
 def check_spec(spec: TensorSpec) -> TensorSpec:
     """The spec itself, or ``ValueError`` saying which field is out of range."""
-    _need(len(spec.name) <= 256 and spec.name.isprintable(), "name: at most 256 printable characters")
-    _need(spec.dtype in DTYPES, f"dtype {spec.dtype!r} is not one of {', '.join(DTYPES)}")
-    _need(spec.op in OPS, f"op {spec.op!r} is not one of {', '.join(OPS)}")
-    _need(len(spec.shape) <= MAX_DIMENSIONS, f"more than {MAX_DIMENSIONS} dimensions")
-    _need(all(0 <= extent < 1 << 48 for extent in spec.shape), "shape: extents go from 0 to 2^48 - 1")
-    _need(spec.elements < 1 << 40, "more than 2^40 elements")
+    need(len(spec.name) <= 256 and spec.name.isprintable(), "name: at most 256 printable characters")
+    need(spec.dtype in DTYPES, f"dtype {spec.dtype!r} is not one of {', '.join(DTYPES)}")
+    need(spec.op in OPS, f"op {spec.op!r} is not one of {', '.join(OPS)}")
+    need(len(spec.shape) <= MAX_DIMENSIONS, f"more than {MAX_DIMENSIONS} dimensions")
+    need(all(0 <= extent < 1 << 48 for extent in spec.shape), "shape: extents go from 0 to 2^48 - 1")
+    need(spec.elements < 1 << 40, "more than 2^40 elements")
     fixed = spec.mode is ExponentMode.FIXED
-    _need(0 < spec.factor < 1e300 if fixed else spec.factor == 0, "factor: positive with mode FIXED, else 0")
+    need(0 < spec.factor < 1e300 if fixed else spec.factor == 0, "factor: positive with mode FIXED, else 0")
     return spec
 
 
 def _check_shard(shard: Shard) -> None:
-    _in_range("shard", shard.shard, 0, SHARD_IDS - 1)
-    _in_range("tensor", shard.tensor, 0, (1 << 63) - 1)
-    _in_range("tree", shard.tree, 0, MAX_TREES - 1)
-    _in_range("first", shard.first, 0, (1 << 32) - 1)
-    _in_range("count", shard.count, 1, (1 << 32) - 1)
+    in_range("shard", shard.shard, 0, SHARD_IDS - 1)
+    in_range("tensor", shard.tensor, 0, (1 << 63) - 1)
+    in_range("tree", shard.tree, 0, MAX_TREES - 1)
+    in_range("first", shard.first, 0, (1 << 32) - 1)
+    in_range("count", shard.count, 1, (1 << 32) - 1)
 
 
 def check_layout(layout: TensorLayout) -> TensorLayout:
     """The layout itself, or ``ValueError`` saying which field is out of range."""
-    _in_range("tensor", layout.tensor, 0, (1 << 63) - 1)
+    in_range("tensor", layout.tensor, 0, (1 << 63) - 1)
     check_spec(layout.spec)
     for shard in layout.shards:
         _check_shard(shard)
-        _need(shard.tensor == layout.tensor, f"shard {shard.shard} belongs to tensor {shard.tensor}")
-    _need(len({shard.shard for shard in layout.shards}) == len(layout.shards), "two shards with one id")
+        need(shard.tensor == layout.tensor, f"shard {shard.shard} belongs to tensor {shard.tensor}")
+    need(len({shard.shard for shard in layout.shards}) == len(layout.shards), "two shards with one id")
     for part in layout.scheduled:
-        _in_range("sub-model", part.number, 0, (1 << 16) - 2)
-        _in_range("first", part.first, 0, (1 << 32) - 1)
-        _in_range("count", part.count, 1, (1 << 32) - 1)
-        _in_range("workers", len(part.nodes), 1, MAX_CHILDREN)
+        in_range("sub-model", part.number, 0, (1 << 16) - 2)
+        in_range("first", part.first, 0, (1 << 32) - 1)
+        in_range("count", part.count, 1, (1 << 32) - 1)
+        in_range("workers", len(part.nodes), 1, MAX_CHILDREN)
         for node in part.nodes:
-            _in_range("node", node, 0, len(part.bases))
-            _need(
+            in_range("node", node, 0, len(part.bases))
+            need(
                 node == 0 or part.bases[node - 1] >= 0, f"sub-model {part.number} has no slots at node {node}"
             )
         for base in part.bases:
-            _in_range("base", base, -1, (1 << 31) - 1)
+            in_range("base", base, -1, (1 << 31) - 1)
     return layout
 
 
 def check_plan(plan: NodePlan) -> NodePlan:
     """The plan itself, or ``ValueError`` saying which field is out of range."""
-    _in_range("job", plan.job, 0, 0xFFFF)
-    _in_range("version", plan.version, 1, (1 << 63) - 1)
-    _in_range("key", plan.key, 0, (1 << 64) - 1)
-    _in_range("ranks", plan.ranks, 1, MAX_RANKS)
-    _in_range("window", plan.window, 0, (1 << 31) - 1)
+    in_range("job", plan.job, 0, 0xFFFF)
+    in_range("version", plan.version, 1, (1 << 63) - 1)
+    in_range("key", plan.key, 0, (1 << 64) - 1)
+    in_range("ranks", plan.ranks, 1, MAX_RANKS)
+    in_range("window", plan.window, 0, (1 << 31) - 1)
     for place in plan.placements:
         _check_placement(place, plan.version)
-    if plan.switched is not None:
-        _check_switched(plan.switched)
-    _need(len({place.tree for place in plan.placements}) == len(plan.placements), "a tree has two placements")
+    need(len({place.tree for place in plan.placements}) == len(plan.placements), "a tree has two placements")
     return plan
-
-
-def _check_switched(facts: Switched) -> None:
-    _need(facts.system in PROGRAMS, f"system {facts.system!r} is not one of {', '.join(PROGRAMS)}")
-    _need(
-        (facts.system in SPARSE) is (facts.sparse is not None),
-        f"system {facts.system!r} and keys go together",
-    )
-    _in_range("number", facts.number, 1, 255)
-    _in_range("workers", len(set(facts.workers)), 1, MAX_CHILDREN)
-    _need(len(set(facts.workers)) == len(facts.workers), "two workers have one endpoint")
-    if facts.sparse is not None:
-        check_sparse(facts.sparse)
-        _in_range("servers", len(set(facts.servers)), facts.sparse.shards, facts.sparse.shards)
-    _in_range("hot_version", facts.hot_version, 0, 0xFFFF)
-    _in_range("decided", facts.decided, 0, (1 << 63) - 1)
-    _in_range("begin", facts.begin, -1, (1 << 63) - 1)
-    for endpoint in (
-        *facts.workers,
-        *facts.servers,
-        facts.switch,
-        facts.ps,
-        facts.results,
-        facts.exponents,
-    ):
-        _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
-    _in_range("slots", facts.slots, 1, 1 << 16)
-    _in_range("window", facts.window, 1, (1 << 31) - 1)
-    _in_range("quota", facts.quota, 0, (1 << 31) - 1)
-    _in_range("values", facts.values, 0, 1 << 10)
-    _in_range("rings", facts.rings, 1, MAX_CHILDREN)
-    _need(not facts.sites or len(facts.entries) == len(facts.workers), "a worker without a switch")
-    for site in facts.sites:
-        _need(
-            len(site.to_sites) == len(facts.sites),
-            f"switch {site.name!r}: ways to other switches are missing",
-        )
-        _need(len(site.ways) == len(facts.workers), f"switch {site.name!r}: ways to workers are missing")
-        for endpoint in (site.endpoint, site.to_ps, *site.to_sites, *site.ways):
-            _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
-    for endpoint in facts.entries:
-        _in_range("endpoint", endpoint, 0, (1 << 48) - 1)
-    for index in facts.departed:
-        _in_range("departed worker", index, 0, len(facts.workers) - 1)
-
-
-def check_sparse(sparse: Sparse) -> Sparse:
-    """The choice itself, or ``ValueError`` saying which field is out of range."""
-    _in_range("width", sparse.width, 1, 255)
-    _in_range("shards", sparse.shards, 1, MAX_SHARDS)
-    _need(sparse.sharding in SHARDINGS, f"sharding {sparse.sharding!r} is not one of {', '.join(SHARDINGS)}")
-    _need(
-        sparse.optimiser in OPTIMISERS,
-        f"optimiser {sparse.optimiser!r} is not one of {', '.join(OPTIMISERS)}",
-    )
-    _need(0 < sparse.rate < 1e30, "rate: above 0, and finite")
-    _need(0 <= sparse.beta < 1e30, "beta: from 0, and finite")
-    _need(0 <= sparse.initial < 1e30, "initial: from 0, and finite")
-    _in_range("registers", sparse.registers, 1, 1 << 16)
-    _in_range("hot_pairs", sparse.hot_pairs, 1, 255)
-    _in_range("shift", sparse.shift, -64, 64)
-    _in_range("hot keys", len(sparse.hot), 0, MAX_HOT)
-    _need(len(set(sparse.hot)) == len(sparse.hot), "a key is hot twice")
-    _need(not sparse.hot or 0 <= min(sparse.hot) <= max(sparse.hot) < 1 << 64, "keys have 64 bits")
-    _need(not sparse.model or MODEL.fullmatch(sparse.model) is not None, "model: a name, for files")
-    if sparse.online is not None:
-        _check_online(sparse.online, sparse.width)
-    return sparse
-
-
-def _check_online(online: Online, width: int) -> None:
-    _in_range("after", online.after, 1, 1 << 20)
-    _need(0 <= online.threshold < 1, "threshold: from 0 to below 1")
-    _need(0 <= online.fading < 1, "fading: from 0 to below 1")
-    _need(0 < online.c < 1, "c: between 0 and 1")
-    _in_range("memory", online.memory, 1, 1 << 30)
-    _in_range("step", online.step, 1, MAX_HOT)
-    # they go into a plan
-    _in_range(f"hot keys in {online.c:g} of {online.memory} B", online.most(width), 1, MAX_HOT)
 
 
 def check_tally(tally: Tally) -> Tally:
     """The tally itself, or ``ValueError`` saying which field is out of range."""
-    _in_range("iteration", tally.iteration, 1, (1 << 63) - 1)
-    _in_range("first", tally.first, 1, tally.iteration + 1)
-    _in_range("keys", len(tally.keys), 0, MAX_HOT)
-    _need(len(tally.counts) == len(tally.keys), "as many counts as keys")
-    _need(not tally.keys or 0 <= min(tally.keys) <= max(tally.keys) < 1 << 64, "keys have 64 bits")
-    _need(len(set(tally.keys)) == len(tally.keys), "a key is there twice")
-    _need(not tally.counts or min(tally.counts) > 0, "counts: from 1")
-    _in_range("others", tally.others, 0, MAX_UPDATES)
+    in_range("iteration", tally.iteration, 1, (1 << 63) - 1)
+    in_range("first", tally.first, 1, tally.iteration + 1)
+    in_range("keys", len(tally.keys), 0, MAX_HOT)
+    need(len(tally.counts) == len(tally.keys), "as many counts as keys")
+    need(not tally.keys or 0 <= min(tally.keys) <= max(tally.keys) < 1 << 64, "keys have 64 bits")
+    need(len(set(tally.keys)) == len(tally.keys), "a key is there twice")
+    need(not tally.counts or min(tally.counts) > 0, "counts: from 1")
+    in_range("others", tally.others, 0, MAX_UPDATES)
     # tallies are added up as integers of 64 bits, some on their way as floats
-    _in_range("all counts", sum(tally.counts) + tally.others, 0, MAX_UPDATES)
+    in_range("all counts", sum(tally.counts) + tally.others, 0, MAX_UPDATES)
     return tally
 
 
 def _check_placement(place: Placement, version: int) -> None:
-    _in_range("tree", place.tree, 0, MAX_TREES - 1)
+    in_range("tree", place.tree, 0, MAX_TREES - 1)
     bits = [child.bit for child in place.children] + [retired.bit for retired in place.retired]
-    _need(len(bits) <= MAX_CHILDREN, f"tree {place.tree} has {len(bits)} children and retired ids")
-    _need(len(set(bits)) == len(bits), f"tree {place.tree} uses a bit twice")
-    _need(all(_is_bit(bit) for bit in bits), f"tree {place.tree} has a bit that is not one-hot")
-    _need(place.parent is None or _is_bit(place.parent.bit), f"tree {place.tree}: own bit is not one-hot")
+    need(len(bits) <= MAX_CHILDREN, f"tree {place.tree} has {len(bits)} children and retired ids")
+    need(len(set(bits)) == len(bits), f"tree {place.tree} uses a bit twice")
+    need(all(_is_bit(bit) for bit in bits), f"tree {place.tree} has a bit that is not one-hot")
+    need(place.parent is None or _is_bit(place.parent.bit), f"tree {place.tree}: own bit is not one-hot")
     groups = [place.group] + ([place.parent.group] if place.parent else [])
-    _need(
+    need(
         all(group == 0 or (0 < group < 1 << 48 and group >> 44 == 0xE) for group in groups),
         f"tree {place.tree} has a group that is no IP multicast address",
     )
-    _need(place.group != 0 or not any(child.joins for child in place.children), "children join no group")
+    need(place.group != 0 or not any(child.joins for child in place.children), "children join no group")
     for hop in (*place.children, *((place.parent,) if place.parent else ())):
-        _in_range(f"endpoint of {hop.name!r}", hop.endpoint, 0, (1 << 48) - 1)
-        _in_range(f"window to {hop.name!r}", hop.window, 1, (1 << 31) - 1)
+        in_range(f"endpoint of {hop.name!r}", hop.endpoint, 0, (1 << 48) - 1)
+        in_range(f"window to {hop.name!r}", hop.window, 1, (1 << 31) - 1)
     for retired in place.retired:
-        _in_range("retired mask", retired.mask, 0, (1 << MAX_CHILDREN) - 1)
+        in_range("retired mask", retired.mask, 0, (1 << MAX_CHILDREN) - 1)
     for child in place.children:
-        _in_range(f"since of {child.name!r}", child.since, 1, version)
+        in_range(f"since of {child.name!r}", child.since, 1, version)
 
 
 # The types of fields. Strict() refuses what only looks like the type.
@@ -313,14 +233,14 @@ else:
     SpecData = _plan_data(TensorSpec, check_spec)
     LayoutData = _plan_data(TensorLayout, check_layout)
     PlanData = _plan_data(NodePlan, check_plan)
-    SparseData = _plan_data(Sparse, check_sparse)
+    SparseData = _plan_data(Sparse, lambda sparse: sparse)
     TallyData = _plan_data(Tally, check_tally)
 Role = Literal["worker", "aggregator", "ps", "switch"]
 
 
 def _known_system(name: str) -> str:
-    names = (*NAMES, *SPARSE)
-    _need(name in names, f"system {name!r} is not one of {', '.join(names)}")
+    names = (TREES, *SYSTEMS)
+    need(name in names, f"system {name!r} is not one of {', '.join(names)}")
     return name
 
 

@@ -6,8 +6,6 @@ from pydantic import Field, Strict
 
 from inanet.messages.fields import Count, Frozen, Integer
 
-#: the service that agrees on exponents of floats, whatever the system
-EXPONENTS = "exponents"
 #: rings of a job
 MOST_RINGS = 32
 

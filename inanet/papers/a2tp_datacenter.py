@@ -9,13 +9,14 @@ a round trip between racks.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from inanet.papers.a2tp_training import Model
 from inanet.papers.claims import Claim, reduction, shorter
 from inanet.papers.outcome import Outcome, Panel, Table, joined
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots import window
 from inanet.sim.cluster import RING, Cluster, Layout, Placed, scaled
 
 FEWER, SCALE, SHORTER = 24, 5, 1000
@@ -41,7 +42,7 @@ TICK = 4e-6
 WINDOW = LINE * 16e-6 / 8
 SEED = 13
 #: Iterations are so much shorter that the testbed's waits would be a part of them; these are some round trips.
-TIMING, PULL_AFTER = Timing(timeout=100e-6, silent=60.0), 50e-6
+TIMING, PULL_AFTER = replace(window.TIMING, retransmit=100e-6, silent=60.0), 50e-6
 
 
 def layout(fewer: int = FEWER) -> Layout:

@@ -17,9 +17,9 @@ from itertools import pairwise
 
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
+from inanet.proto.slots import window
 from inanet.proto.slots.a2tp.windows import PAPER
 from inanet.proto.slots.a2tp.worker import A2tpWorker
-from inanet.proto.slots.window import Timing
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import OVERHEAD, SYSTEMS, Rack
 
@@ -42,7 +42,7 @@ QUEUE, ECN = (1 << 20) // SCALE, 80_000 // SCALE
 STRAGGLER = 13.0
 #: ATP's public code repeats after 200 us; the defaults of the daemons, 10 ms and 5 ms, are hundreds of round trips here, and
 #: a round whose last fragment needs them would stand still.
-TIMING, PULL_AFTER = Timing(timeout=500e-6, silent=60.0), 200e-6
+TIMING, PULL_AFTER = replace(window.TIMING, retransmit=500e-6, silent=60.0), 200e-6
 #: int32 of a round, per worker: 4 MB of them, scaled. They travel in two halves, since their sums are exact.
 ROUND = 62 * 3200
 #: Seconds between two looks.

@@ -28,8 +28,8 @@ from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.planning.goat.publication import Memory, Publisher
 from inanet.proto.common.formats import make_format
 from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.stream import words_of
-from inanet.proto.slots.window import Timing
 from inanet.sim.collaborative import PLAIN, SLOT_BYTES, Collaborative, Tree
 from inanet.sim.link import LinkSpec
 from inanet.wire.goat import VALUES
@@ -61,9 +61,9 @@ _SCHEMES: Mapping[str, str] = {"GOAT": "goat", "ESA": "esa", "ATP": "atp", "Gery
 SCHEMES = tuple(_SCHEMES)
 _LINK = LinkSpec(rate=RATE, delay=5e-6, grain=4)
 #: nothing is lost, so nobody has to send twice because somebody else is late
-_TIMING = Timing(timeout=1.0, timeout_max=2.0, silent=60.0)
+_TIMING = Timing(retransmit=1.0, retransmit_max=2.0, silent=60.0)
 #: and with everything under way at once, not because something else has been answered
-_OPEN = replace(_TIMING, reorder=1 << 20)
+_OPEN = replace(_TIMING, gap=1 << 20)
 #: seconds after which nothing moves any more, and before anything is sent twice
 _QUIET = 0.9
 _PULL = 0.02

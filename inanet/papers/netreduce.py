@@ -7,6 +7,7 @@ packet on simulated links. Table 6 is such a run beside the workers and programs
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 
@@ -17,8 +18,8 @@ from inanet.papers.netreduce_machines import several
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.planning.patterns import Cluster, least_ratio, parallel_netreduce, ring, times
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.slots.window import Timing
+from inanet.proto.netreduce.ring import Sizes
+from inanet.proto.slots.window import TIMING
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import OVERHEAD, SYSTEMS, Rack
 from inanet.sim.ring import FRAME_OVERHEAD, SimulatedRing
@@ -188,7 +189,7 @@ _PAPER = {"atp": (50.3, 39.7), "switchml": (46.8, 32.7), "netreduce": (92.5, 86.
 
 def _peer(system: str) -> tuple[float, float]:
     """Throughput and goodput of a looping job, Gbit/s scaled up: bytes on a worker's link, and bytes of values in it."""
-    timing = Timing(timeout=500e-6, silent=60.0)
+    timing = replace(TIMING, retransmit=500e-6, silent=60.0)
     link = LinkSpec(rate=RATE, delay=DELAY, overhead=OVERHEAD, grain=GRAIN)
     rack = Rack(SYSTEMS[system], slots=SLOTS, link=link, timing=timing, pull_after=200e-6)
     rack.add_job(1, WORKERS, SLOTS, slots=SLOTS)

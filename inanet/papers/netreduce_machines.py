@@ -7,7 +7,7 @@ from inanet.papers.outcome import Table
 from inanet.planning.patterns import Cluster, times
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.parallel import Pattern
-from inanet.proto.netreduce.plan import Sizes
+from inanet.proto.netreduce.ring import Sizes
 from inanet.sim.link import LinkSpec
 from inanet.sim.machines import SimulatedMachines
 from inanet.sim.ring import FRAME_OVERHEAD

@@ -13,12 +13,11 @@ import numpy as np
 from inanet.papers.claims import Claim
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.switchml.program import SwitchMLProgram
 from inanet.proto.slots.switchml.worker import SwitchMLWorker
 from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing as SlotTiming
 from inanet.proto.slots.worker import Membership
-from inanet.proto.tree.reliability import Timing
 from inanet.sim.fabric import SimulatedFabric
 from inanet.sim.link import UDP_OVERHEAD, LinkSpec
 from inanet.sim.network import Network
@@ -138,7 +137,7 @@ def simulate_switch(pool: int = 32) -> float:
     spec = TensorSpec("gradient", "i32", (elements,), "sum", ExponentMode.NONE)
     machines = {}
     for index, (name, address) in enumerate(addresses.items()):
-        timing = SlotTiming(timeout=1.0, timeout_max=4.0, silent=60.0)
+        timing = Timing(retransmit=1.0, retransmit_max=4.0, silent=60.0)
         machine = SwitchMLWorker(
             Membership(1, index, len(WORKERS), len(WORKERS), switch), pool, timing=timing
         )

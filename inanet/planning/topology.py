@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from inanet.messages.fields import MAX_TREES, Name
 from inanet.messages.text import listing
 from inanet.planning.trees import Performance
-from inanet.proto.common.plan import NodePlan, Switched
+from inanet.proto.common.plan import NodePlan, SwitchedJob
 from inanet.wire.xagg import MAX_CHILDREN
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Arrangement:
     topology: "Topology"
     reason: str = ""
     #: for jobs whose sums are made in a switch
-    switched: Switched | None = None
+    switched: SwitchedJob | None = None
     #: for those that are made in several
     publish: "Publish | None" = None
 

@@ -95,13 +95,12 @@ def modules(name: str) -> Iterable[str]:
     role, _, system = name.partition(":")
     if not system and role != "servers":
         return MODULES[role]
-    from inanet.proto.slots.systems import PROGRAMS
+    from inanet.proto.slots.systems import SYSTEMS
 
     if role == "servers":
-        return dict.fromkeys(one for other in PROGRAMS for one in modules(f"server:{other}"))
-    parts = PROGRAMS[system]
-    server = parts.server or (parts.frame and "inanet.proto.slots.atp.ps")
-    where = {"worker": parts.worker, "program": parts.program, "server": server}[role]
+        return dict.fromkeys(one for other in SYSTEMS for one in modules(f"server:{other}"))
+    parts = SYSTEMS[system]
+    where = {"worker": parts.worker, "program": parts.program, "server": parts.server}[role]
     return [where.partition(":")[0]] if where else []
 
 

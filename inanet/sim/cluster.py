@@ -19,10 +19,11 @@ import numpy as np
 
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.program import SwitchProgram
+from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.window import TIMING
 from inanet.proto.slots.worker import Membership, Worker
 from inanet.sim.hostring import RingWorker
 from inanet.sim.link import UDP_OVERHEAD, LinkSpec
@@ -117,7 +118,7 @@ class Cluster:
         self.layout = layout
         self.system = system
         self.slots, self.window = slots, window
-        self.timing = timing or Timing(silent=60.0)
+        self.timing = timing or replace(TIMING, silent=60.0)
         self.pull_after = pull_after
         self.network = Network(seed, tick=layout.tick)
         self.jobs = {job.number: job for job in jobs}
@@ -243,12 +244,12 @@ class Cluster:
     def _add_job(self, job: Placed, share: int) -> None:
         made = SYSTEMS[self.system]
         members = self._members(job)
-        ps = endpoint(f"10.{job.number}.1.1", 5000) if made.frame_type is not None else 0
+        ps = 0 if made.static else endpoint(f"10.{job.number}.1.1", 5000)
         below = self._bind(job, members, ps, share)
         root = self._switch_at(self._root(job))
         window = share if made.static else self.window
-        if made.frame_type is not None:
-            server = ParameterServer(made.frame_type, pull_after=self.pull_after)
+        if ps:
+            server = made.server(self.pull_after)
             bits = {member.address: member.bit for member in members}
             server.add_job(PSJob(job.number, bits, [root], window, share, switches=[root, *below]))
             self._add_host(f"ps{job.number}", ps, server, job.ps)
@@ -275,7 +276,7 @@ class Cluster:
                 payload=PAYLOAD,
                 window=self.window,
                 largest=2 * self.window,
-                timeout=self.timing.timeout,
+                timeout=self.timing.retransmit,
             )
             self._add_host(member.name, member.address, machine, job.workers[index])
             self._start(job, member.name)

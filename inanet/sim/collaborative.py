@@ -13,27 +13,28 @@ only forward, workers send to the PS and it to each of them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import RoundDone
-from inanet.proto.common.plan import Scheduled, Site, Switched, TensorLayout, TensorSpec
-from inanet.proto.slots.atp.ps import ParameterServer, PSJob
-from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.common.plan import Scheduled, TensorLayout, TensorSpec
+from inanet.proto.common.recovery import Timing
+from inanet.proto.slots.atp.ps import ParameterServer
 from inanet.proto.slots.exponents import ExponentRoot
-from inanet.proto.slots.goat.program import GoatProgram
+from inanet.proto.slots.goat.job import GoatJob, below, neighbours, sites, towards
+from inanet.proto.slots.goat.program import GoatProgram, tenant_at
 from inanet.proto.slots.goat.ps import GoatServer
-from inanet.proto.slots.goat.routes import below, neighbours, sites, tenant, towards
 from inanet.proto.slots.goat.worker import GoatWorker
 from inanet.proto.slots.goat_async.program import EpochProgram
 from inanet.proto.slots.goat_async.ps import EpochServer
 from inanet.proto.slots.goat_async.worker import EpochWorker
 from inanet.proto.slots.program import SwitchProgram
+from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.registers import META_BYTES
 from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.window import TIMING
 from inanet.proto.slots.worker import Membership, Worker
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
@@ -87,7 +88,7 @@ class Collaborative:
         self.tree, self.system = tree, system
         self.slots = dict.fromkeys(tree.switches, slots) if isinstance(slots, int) else dict(slots)
         self.window = window
-        self.timing = timing or Timing(silent=60.0)
+        self.timing = timing or replace(TIMING, silent=60.0)
         self.pull_after = pull_after
         self.network = Network(seed, tick=tick)
         self.programs: dict[str, SwitchProgram] = {}
@@ -115,32 +116,22 @@ class Collaborative:
                 found[way] = found.get(way, 0) | 1 << index
         return found
 
-    def _facts(self) -> Switched:
-        its = self.tree
-        found, entries = sites(its.parents, its.switches, its.workers, self._endpoints)
-        return Switched(
-            "goat",
-            JOB,
-            tuple(self._endpoints[worker] for worker in its.workers),
-            0,
-            self._endpoints[its.ps],
-            0,
-            self._root,
-            1,
-            True,
-            self.window,
-            sites=found,
-            entries=entries,
+    def _job(self) -> GoatJob:
+        tree, endpoints = self.tree, self._endpoints
+        where, entries = sites(tree.parents, tree.switches, tree.workers, endpoints)
+        workers, ps = tuple(endpoints[worker] for worker in tree.workers), endpoints[tree.ps]
+        return GoatJob(
+            "goat", JOB, workers, 0, 0, self._root, self.window, ps=ps, sites=where, entries=entries
         )
 
     def _add_switches(self) -> None:
-        its, facts = self.tree, self._facts()
+        its, job = self.tree, self._job()
         for index, name in enumerate(its.switches):
             program: SwitchProgram | None = None
             if self.system in _COLLABORATING:
                 kind = _COLLABORATING[self.system]
                 program = kind(budget=max(1, self.slots[name]) * (SLOT_BYTES + kind.extra))
-                program.add_job(tenant(facts, index + 1, KEY))
+                program.add_job(tenant_at(job, index + 1, KEY))
             elif self.system != PLAIN:
                 program = SYSTEMS[self.system].program(self.slots[name])
             address = self._endpoints[name] if program is not None else 0
@@ -150,7 +141,7 @@ class Collaborative:
                 continue
             self.programs[name] = program
             if self.system in _COLLABORATING:
-                site: Site = facts.sites[index]
+                site = job.sites[index]
                 switch.groups[JOB] = below(site)
                 switch.peers = frozenset(neighbours(site))
             else:
@@ -174,7 +165,7 @@ class Collaborative:
             JOB, bits, downlinks, self.window, min(self.slots.values()) or 1, switches=switches, key=KEY
         )
         if self.system in SYSTEMS:
-            self.server = ParameterServer(SYSTEMS[self.system].frame_type, pull_after=self.pull_after)
+            self.server = SYSTEMS[self.system].server(self.pull_after)
         else:
             self.server = EpochServer() if self.system == "goat-async" else GoatServer()
         self.server.add_job(job)
@@ -210,15 +201,11 @@ class Collaborative:
     ) -> None:
         """Make a tensor known; ``scheduled`` are its sub-models (GOAT), ``priority`` what evicts others (ESA)."""
         for program in self.programs.values():
-            if isinstance(program, GoatProgram):
-                program.hold(JOB, scheduled)
-        if isinstance(self.server, EpochServer):
-            self.server.hold(JOB, TensorLayout(tensor, spec, (), tuple(scheduled)))
+            program.hold(JOB, scheduled)
+        self.server.hold(JOB, TensorLayout(tensor, spec, (), tuple(scheduled)))
         for worker in self.workers.values():
-            if isinstance(worker, EsaWorker):
-                worker.add_tensor(tensor, spec, priority)
-            else:
-                worker.add_tensor(tensor, spec)
+            # only tensors of one system have a priority
+            worker.add_tensor(tensor, spec, *([priority] if priority else []))
             worker.schedule(tensor, scheduled)
 
     def begin(self, tensor: int, arrays: Sequence[NDArray[Any]], delays: Sequence[float] = ()) -> None:

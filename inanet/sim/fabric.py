@@ -10,7 +10,7 @@ from typing import Any, Literal
 from numpy.typing import NDArray
 
 from inanet.proto.common.plan import TensorSpec
-from inanet.proto.tree.reliability import Timing
+from inanet.proto.common.recovery import Timing
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
 from inanet.testing.fabric import VirtualFabric

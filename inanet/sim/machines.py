@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import TensorSpec
 from inanet.proto.netreduce.parallel import Pattern, RankHost, parts
-from inanet.proto.netreduce.plan import Sizes, rack
 from inanet.proto.netreduce.program import NetReduceProgram
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Member, Sizes, rack
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.proto.roce import Attributes
 from inanet.sim.link import LinkSpec

@@ -11,29 +11,24 @@ micro-benchmark jobs of ATP and A2TP do, or after one. Values are int32, exact; 
 matter here.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from inanet.proto.common.events import RoundDone
-from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.slots.a2tp.program import A2tpProgram
-from inanet.proto.slots.a2tp.worker import A2tpWorker
-from inanet.proto.slots.atp.program import AtpProgram
-from inanet.proto.slots.atp.ps import ParameterServer, PSJob
-from inanet.proto.slots.atp.worker import AtpWorker
-from inanet.proto.slots.esa.program import EsaProgram
-from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.common.plan import ExponentMode, TensorJob, TensorSpec, Terms
+from inanet.proto.common.recovery import Timing
+from inanet.proto.slots import systems
+from inanet.proto.slots.atp.ps import ParameterServer
 from inanet.proto.slots.program import SwitchProgram
-from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.window import TIMING
 from inanet.proto.slots.worker import Membership, Worker
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
-from inanet.wire import a2tp, atp, esa
+from inanet.wire.atp import VALUES
 from inanet.wire.endpoint import endpoint
 
 SWITCH = endpoint("10.0.0.254", 0xBEE0)
@@ -43,52 +38,58 @@ _SLOT_STATE = 24
 OVERHEAD = 14 + 20 + 4 + 8 + 12
 
 
-@dataclass(frozen=True, slots=True)
-class System:
-    """How the parts of a system are made. ``worker(member, window, slots, timing)``; ``program(slots)`` with that many
-    slots in all; ``frame_type`` of the PS, ``None`` for systems without one; ``static``: every job has a share of its own.
-    """
-
-    name: str
-    program: Callable[[int], SwitchProgram]
-    worker: Callable[[Membership, int, int, Timing], Worker]
-    frame_type: np.dtype[np.void] | None
-    static: bool = False
-
-
 def budget(slots: int, values: int, sets: int = 1) -> int:
     """Register bytes of so many slots, each with ``sets`` versions of ``values`` values."""
     return slots * sets * (4 * values + _SLOT_STATE)
 
 
+@dataclass(frozen=True, slots=True)
+class System:
+    """A system as the papers' racks have it: ``values`` in a packet, so many ``sets`` of every slot."""
+
+    name: str
+    values: int = VALUES
+    sets: int = 1
+
+    @property
+    def parts(self) -> systems.System:
+        """Its record in the table of systems."""
+        return systems.SYSTEMS[self.name]
+
+    @property
+    def static(self) -> bool:
+        """Whether every job has a share of its own; then it needs no PS."""
+        return not self.parts.server
+
+    def program(self, slots: int) -> SwitchProgram:
+        """The switch's, with that many slots in all."""
+        options = {"values": self.values} if "values" in self.parts.options else {}
+        program: SwitchProgram = self.parts.make_program(
+            budget=budget(slots, self.values, self.sets), age=60.0, **options
+        )
+        return program
+
+    def worker(self, member: Membership, window: int, slots: int, timing: Timing) -> Worker:
+        """A worker of a job that has ``slots``."""
+        job = self.parts.load_job()
+        assert issubclass(job, TensorJob)
+        terms = Terms(member.results, 0, member.root, window, slots, self.static, values=self.values)
+        workers = tuple(range(1, member.workers + 1))
+        return self.parts.make_worker(
+            member, job.on(self.name, member.job, workers, member.switch, terms), timing
+        )
+
+    def server(self, pull_after: float) -> ParameterServer:
+        """The PS, which asks the switch after so many seconds for what it may hold of a fragment."""
+        server = self.parts.make_server()
+        assert isinstance(server, ParameterServer)
+        server.pull_after = pull_after
+        return server
+
+
 SYSTEMS: Mapping[str, System] = {
-    "switchml": System(
-        "switchml",
-        lambda slots: SwitchMLProgram(values=64, budget=budget(slots, 64, 2), age=60.0),
-        lambda member, window, slots, timing: SwitchMLWorker(member, slots, values=64, timing=timing),
-        None,
-        static=True,
-    ),
-    "atp": System(
-        "atp",
-        lambda slots: AtpProgram(budget=budget(slots, atp.VALUES), age=60.0),
-        lambda member, window, slots, timing: AtpWorker(member, window, slots, initial=window, timing=timing),
-        atp.FRAME,
-    ),
-    "esa": System(
-        "esa",
-        lambda slots: EsaProgram(budget=budget(slots, atp.VALUES), age=60.0),
-        lambda member, window, slots, timing: EsaWorker(member, window, slots, initial=window, timing=timing),
-        esa.FRAME,
-    ),
-    "a2tp": System(
-        "a2tp",
-        lambda slots: A2tpProgram(budget=budget(slots, atp.VALUES), age=60.0),
-        lambda member, window, slots, timing: A2tpWorker(
-            member, window, slots, initial=window, timing=timing
-        ),
-        a2tp.FRAME,
-    ),
+    "switchml": System("switchml", values=64, sets=2),
+    **{name: System(name) for name in ("atp", "esa", "a2tp")},
 }
 
 
@@ -129,7 +130,7 @@ class Rack:
         self.switch = self.network.add_switch("switch", self.program, SWITCH)
         self.link = link
         self.port = port or link
-        self.timing = timing or Timing(silent=60.0)
+        self.timing = timing or replace(TIMING, silent=60.0)
         self.pull_after = pull_after
         self.jobs: dict[int, _Job] = {}
         self._seen = 0
@@ -149,11 +150,11 @@ class Rack:
         slots = self.slots if slots is None else slots
         addresses = [endpoint(f"10.{number}.0.{index + 1}", 4000) for index in range(workers)]
         members = {address: 1 << index for index, address in enumerate(addresses)}
-        ps = endpoint(f"10.{number}.1.1", 5000) if self.system.frame_type is not None else 0
+        ps = 0 if self.system.static else endpoint(f"10.{number}.1.1", 5000)
         self.program.add_job(Tenant(number, members, number, ps, slots if self.system.static else None))
         self.switch.groups[number] = tuple(addresses)
-        if self.system.frame_type is not None:
-            server = ParameterServer(self.system.frame_type, pull_after=self.pull_after)
+        if ps:
+            server = self.system.server(self.pull_after)
             server.add_job(PSJob(number, members, [SWITCH], window, slots, switches=[SWITCH]))
             self.network.add_host(f"ps{number}", ps, server)
             self.network.connect(f"ps{number}", "switch", self.link, self.port)

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import TensorSpec
-from inanet.proto.netreduce.plan import Sizes, rack
 from inanet.proto.netreduce.program import NetReduceProgram
-from inanet.proto.netreduce.ring import Member, Mode
+from inanet.proto.netreduce.ring import Member, Mode, Sizes, rack
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.proto.roce import Attributes
 from inanet.sim.link import LinkSpec

@@ -12,7 +12,9 @@ from inanet.aio.uplink import Uplink
 from inanet.errors import InaError, JoinTimeout, error_of
 from inanet.member.identity import Identity
 from inanet.member.member import Member
-from inanet.proto.common.plan import NodePlan, Switched, TensorLayout
+from inanet.proto.common.plan import NodePlan, TensorLayout
+from inanet.proto.common.refusal import Refusal
+from inanet.proto.zebra.plan import ZebraJob
 from inanet.trust.certificates import Keys
 
 #: seconds beyond the coordinator's own deadline, after which it says who is missing
@@ -26,7 +28,7 @@ class PlanFollower:
     other hot keys, of which ``changed(facts)`` is told.
     """
 
-    def __init__(self, changed: Callable[[Switched], None] = lambda _facts: None) -> None:
+    def __init__(self, changed: Callable[[ZebraJob], None] = lambda _facts: None) -> None:
         self.plan: NodePlan | None = None
         self._changed = changed
         self._decided = 0
@@ -35,13 +37,13 @@ class PlanFollower:
         """Remember the first; tell of other hot keys."""
         self.plan = self.plan or plan
         facts = plan.switched
-        if facts is not None and facts.decided > self._decided:
+        if isinstance(facts, ZebraJob) and facts.decided > self._decided:
             self._decided = facts.decided
             self._changed(facts)
 
     def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
         """Sparse jobs have no tensors."""
-        raise MemoryError("a rank of a sparse job has no tensors")
+        raise Refusal("a rank of a sparse job has no tensors")
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
         """There is none."""
@@ -75,7 +77,7 @@ class CoordinatorConnection:
         patience: float,
         keys: Keys | None,
         over: Callable[[InaError], None],
-        changed: Callable[[Switched], None],
+        changed: Callable[[ZebraJob], None],
     ) -> None:
         self._identity = identity
         self._address = address

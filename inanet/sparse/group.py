@@ -26,7 +26,6 @@ from inanet.phy.fault import FaultInjector
 from inanet.phy.memory import MemoryNetwork
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.events import Counted
-from inanet.proto.common.plan import Online
 from inanet.proto.zebra.hot import Identification
 from inanet.proto.zebra.job import (
     DEFAULT_SHIFT,
@@ -40,6 +39,7 @@ from inanet.proto.zebra.job import (
     following,
     with_exponents,
 )
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import Initial, Optimiser, Sum, zeros
 from inanet.proto.zebra.stream import Timing

@@ -21,12 +21,12 @@ from inanet.config.file import ConfigError, Problem, find_file, read_toml, valid
 from inanet.config.sparse import FabricSparseConfig, OnlineSection
 from inanet.errors import FabricError, InaError, RoundTimeout
 from inanet.member.identity import Identity
-from inanet.messages.fields import check_sparse
 from inanet.phy.device import Device, receive_window
 from inanet.phy.fault import FaultInjector
 from inanet.phy.udp import UdpDevice
-from inanet.proto.common.plan import NodePlan, Online, Sparse, Switched
+from inanet.proto.common.plan import NodePlan
 from inanet.proto.zebra.job import EMPTY, hot_of, job_of
+from inanet.proto.zebra.plan import Online, Sparse, ZebraJob
 from inanet.proto.zebra.stream import DAEMON_TIMING
 from inanet.proto.zebra.worker import IterationDone, Pulled, Refused, Stalled, ZebraWorker
 from inanet.service.addresses import refuse_loopback_early, resolve
@@ -80,7 +80,7 @@ class SparseMember:
         if isinstance(event, Pulled | Stalled | Refused | IterationDone):
             self.job.heard(event)
 
-    def use(self, facts: Switched) -> None:
+    def use(self, facts: ZebraJob) -> None:
         """The coordinator says which keys are hot from an iteration on that shard 0 will name."""
         hot = hot_of(facts)
         self.do(lambda now: self.worker.prepare(hot))
@@ -116,7 +116,7 @@ class _Word:
         if self.member is not None:
             self.member.job.end(error)
 
-    def changed(self, facts: Switched) -> None:
+    def changed(self, facts: ZebraJob) -> None:
         """Other keys are hot: none before this rank has trained."""
         if self.member is not None:
             self.member.use(facts)
@@ -146,7 +146,7 @@ def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
     """What the file says of the job. Raises :class:`~inanet.config.file.ConfigError`."""
     section = config.job
     try:
-        sparse = Sparse(
+        return Sparse(
             width=section.width,
             shards=section.shards,
             sharding=section.sharding,
@@ -161,7 +161,6 @@ def _sparse(config: FabricSparseConfig, path: Path) -> Sparse:
             online=_online(section.online),
             model=section.model or "",
         )
-        return check_sparse(sparse)
     except ValueError as error:
         raise ConfigError(path, [Problem("job", str(error))]) from None
     except OSError as error:
@@ -213,7 +212,7 @@ def _join(config: FabricSparseConfig, sparse: Sparse, rank: int, timeout: float)
         connection.close()
         device.close()
         raise
-    began = max(0, plan.switched.begin if plan.switched is not None else 0)
+    began = max(0, plan.switched.begin if isinstance(plan.switched, ZebraJob) else 0)
     member = SparseMember(worker, device, timeout, section.name, connection, began)
     word.member = member
     if word.error is not None:
@@ -236,7 +235,7 @@ def _device(config: FabricSparseConfig, name: str, rank: int) -> Device:
 def _worker(plan: NodePlan, rank: int) -> ZebraWorker:
     """The rank's machine. Raises :class:`~inanet.errors.FabricError` for a plan that is of no sparse job."""
     facts = plan.switched
-    if facts is None:
+    if not isinstance(facts, ZebraJob):
         raise FabricError("the coordinator's plan has no switch: it is another version", rank=rank)
     worker = ZebraWorker(job_of(facts, plan.key), rank, DAEMON_TIMING, secrets.randbits(32))
     if facts.hot_version != EMPTY.version:

@@ -7,7 +7,7 @@ import numpy as np
 
 from inanet.phy.vnet import ETHERNET_BYTES, ETHERTYPE_IPV4, HEADER_BYTES, IP_BYTES, UDP
 from inanet.switch.parse import CONGESTED, FLOWS, TEMPLATE_BYTES
-from inanet.switch.registration import RAW_ETHERTYPE
+from inanet.switch.programs import RAW_ETHERTYPE
 from inanet.switch.tables import Tables
 from inanet.wire.batch import I64, U8, U64
 

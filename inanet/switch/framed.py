@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from inanet.phy.vnet import ETHERTYPE_IPV4, HEADER_BYTES, IP_BYTES, UDP_BYTES, FrameBatch, big16
+from inanet.proto.common.plan import SwitchedJob
 from inanet.proto.common.program import Action
 from inanet.switch import parse
 from inanet.switch.egress import LOST, MARKED
 from inanet.switch.flows import OWN, Flows, Way
-from inanet.switch.frame_port import FrameDevice, FramedPort, FrameSource, RingPort
+from inanet.switch.frame_ports import FrameDevice, FramedPort, FrameSource, RingPort
 from inanet.switch.local import Local, batch_of
 from inanet.switch.parse import Kind
 from inanet.switch.pipeline import Pipeline, Run
 from inanet.switch.port import PortOptions, SwitchPort
-from inanet.switch.programs import Job, admit, dismiss
+from inanet.switch.programs import Registration, dismiss, matches, serve
 from inanet.switch.rebuild import Frames, Rebuilder, mark_congestion, segments_of
-from inanet.switch.registration import Registration, matches
 from inanet.switch.tables import DROPPED, FLOOD, LOCAL, TAKEN, Tables
 from inanet.wire.batch import I64, U8, PacketBatch
 from inanet.wire.drops import Drop
@@ -94,12 +94,12 @@ class FrameSwitch:
 
     # ---------------------------------------------------------------- jobs
 
-    def serve(self, program: str, job: Job) -> None:
+    def serve(self, program: str, job: SwitchedJob, key: int) -> None:
         """See :class:`~inanet.switch.port.Switch`."""
-        admit(self._registration(program), job)
+        serve(self._registration(program), job, key, self.endpoints()[program])
         self._follow()
 
-    def dismiss(self, program: str, job: Job, leave: Callable[[SwitchPort], None]) -> None:
+    def dismiss(self, program: str, job: int, leave: Callable[[SwitchPort], None]) -> None:
         """See :class:`~inanet.switch.port.Switch`. Interfaces stay."""
         dismiss(self._registration(program), job)
         self._follow()

@@ -22,7 +22,7 @@ from inanet.phy.vnet import (
     big16,
     internet_sum,
 )
-from inanet.switch.registration import RAW_ETHERTYPE
+from inanet.switch.programs import RAW_ETHERTYPE
 from inanet.wire.batch import I64, U8, U64
 from inanet.wire.drops import Drop
 

@@ -6,8 +6,8 @@ from typing import Any, Protocol
 
 from inanet.phy.device import Device
 from inanet.phy.fault import FaultInjector
+from inanet.proto.common.plan import SwitchedJob
 from inanet.switch.egress import EgressQueue
-from inanet.switch.programs import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,15 +103,16 @@ class Switch(Protocol):
         """Where the packets of each program, by its name, can be sent to."""
         ...
 
-    def serve(self, program: str, job: Job) -> None:
-        """Have a program serve a job from now on; ports may come with it.
+    def serve(self, program: str, job: SwitchedJob, key: int) -> None:
+        """Have a program serve the job of a plan from now on; ports may come with it.
 
-        Raises ``ValueError`` for a job that it cannot serve, ``MemoryError`` for one that it has no slots for.
+        Raises ``ValueError`` for a job that it cannot serve, :class:`~inanet.proto.common.refusal.NoRoom` for one that it has no
+        slots for.
         """
         ...
 
-    def dismiss(self, program: str, job: Job, leave: Callable[[SwitchPort], None]) -> None:
-        """Have a program forget a job; ``leave`` is called with every port that is closed then, before it is."""
+    def dismiss(self, program: str, job: int, leave: Callable[[SwitchPort], None]) -> None:
+        """Have a program forget a job, by its number; ``leave`` is called with every port that is closed then, before it is."""
         ...
 
     def timer(self) -> float:

@@ -5,20 +5,96 @@ Light to import: a program brings its kernels along only when it is built.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inanet.proto.slots.systems import PROGRAMS, SPARSE
+import numpy as np
+
+from inanet.proto.common.refusal import NoRoom
+from inanet.proto.slots.systems import SYSTEMS, sparse_systems
+from inanet.wire.batch import I64, U64
+
+#: ethertype of the raw frames of A2TP's and ATP's public programs
+RAW_ETHERTYPE = 0x0700
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A program and its packets.
+
+    ``name`` is unique in the switch. Its packets are UDP datagrams to one of ``ports`` and, if ``raw``, frames with
+    ethertype :data:`RAW_ETHERTYPE`. They are taken from the endpoints in ``uplinks`` alone (bound endpoints); an uplink is where a
+    packet of that endpoint goes when the program lets it pass and the frame itself has no destination (ports over UDP),
+    or 0 if nowhere. ``groups`` are the endpoints of each group that the program may name. ``passes`` is how often its
+    packets go through the pipeline, ``share`` the most register bytes it may take.
+    """
+
+    name: str
+    #: a :class:`~inanet.proto.common.program.Program`; those of systems, :class:`~inanet.proto.common.program.SystemProgram`, are told of jobs
+    program: Any
+    ports: tuple[range, ...] = ()
+    raw: bool = False
+    uplinks: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    #: neighbours by job, where jobs may share them
+    users: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    passes: int = 1
+    share: int | None = None
+
+
+def check_ports(registrations: list[Registration]) -> None:
+    """Refuse packets that two programs claim. Raises ``ValueError`` naming both."""
+    taken: list[tuple[range, str]] = []
+    raw: str | None = None
+    for one in registrations:
+        if any(other.name == one.name for other in registrations if other is not one):
+            raise ValueError(f"two programs are named {one.name}; names are used once")
+        if one.raw and raw is not None:
+            raise ValueError(f"programs {raw} and {one.name} both claim raw frames; set raw = false for one")
+        raw = one.name if one.raw else raw
+        for ports in one.ports:
+            for other, name in taken:
+                # port 0 is whichever the kernel finds
+                if max(ports.start, other.start, 1) < min(ports.stop, other.stop):
+                    raise ValueError(
+                        f"programs {name} and {one.name} both claim UDP ports "
+                        f"{max(ports.start, other.start, 1)} to {min(ports.stop, other.stop) - 1}; give one others"
+                    )
+            taken.append((ports, one.name))
+
+
+def matches(registrations: Sequence[Registration], where: Mapping[int, int]) -> tuple[I64, int, U64]:
+    """What :func:`inanet.switch.parse.find_packets` knows of programs: UDP ports, whose raw frames are, members.
+
+    ``where`` says at which port endpoints must come in.
+    """
+    ports = [
+        (ports.start, ports.stop - 1, number)
+        for number, one in enumerate(registrations)
+        for ports in one.ports
+    ]
+    raw = next((number for number, one in enumerate(registrations) if one.raw), -1)
+    members = [
+        (number, endpoint, where.get(endpoint, -1) + 1)
+        for number, one in enumerate(registrations)
+        for endpoint in one.uplinks
+    ]
+    return (
+        np.array(ports, np.int64).reshape(len(ports), 3),
+        raw,
+        np.array(members, np.uint64).reshape(len(members), 3),
+    )
+
 
 if TYPE_CHECKING:
-    from inanet.proto.common.plan import Switched
-    from inanet.switch.registration import Registration
+    from inanet.proto.common.plan import SwitchedJob
+    from inanet.proto.common.program import Neighbours
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of a program: its number in the framing, its workers' endpoints by rank, its PS (0: none).
+    """A job of a configuration file: its number in the framing, its workers' endpoints by rank, its PS (0: none).
 
     ``slots`` is a share of its own; without one it uses the shared slots, ``quota`` of them at most.
     """
@@ -28,12 +104,6 @@ class Job:
     ps: int = 0
     slots: int | None = None
     quota: int | None = None
-    #: of a job that is summed in several switches: what its plan says, this switch's number, the job's secret
-    facts: Switched | None = None
-    node: int = 0
-    key: int = 0
-    #: rings of its own that it has
-    rings: int = 1
 
 
 def build(
@@ -52,11 +122,9 @@ def build(
     ``options`` that are ``None`` are left to the program. Raises ``ValueError`` for a system that does not exist, an option
     it does not have, or jobs that do not fit; the message says which.
     """
-    from inanet.switch.registration import Registration
-
-    if system not in PROGRAMS:
-        raise ValueError(f"there is no program {system!r}; there are {', '.join(PROGRAMS)}")
-    facts = PROGRAMS[system]
+    if system not in SYSTEMS:
+        raise ValueError(f"there is no program {system!r}; there are {', '.join(SYSTEMS)}")
+    facts = SYSTEMS[system]
     given = {key: value for key, value in options.items() if value is not None}
     for key in given:
         if key not in facts.options:
@@ -75,69 +143,55 @@ def build(
     for job in jobs:
         try:
             admit(registration, job)
-        except MemoryError as error:
+        except NoRoom as error:
             raise ValueError(f"program {registration.name}: {error}") from None
     return registration
 
 
 def admit(registration: Registration, job: Job) -> None:
-    """Have a program serve a job from now on.
+    """Have a program serve a job of a configuration file from now on.
 
-    Raises ``ValueError`` for one that it cannot serve, and ``MemoryError`` for one that it has no slots for.
+    Raises ``ValueError`` for one that it cannot serve, and :class:`~inanet.proto.common.refusal.NoRoom` for one that it has no slots
+    for.
     """
-    from inanet.proto.slots.tenants import Tenant
+    from inanet.proto.slots.tenants import Tenant, members_of
 
-    if job.facts is not None and job.facts.sparse is not None:
-        _admit_sparse(registration, job, job.facts)
-        return
-    if registration.program.name in SPARSE:
+    if registration.program.name in sparse_systems():
         raise ValueError(
             f"job {job.number} of program {registration.name}: jobs that push and pull keys come from a coordinator"
         )
-    if job.facts is not None:
-        _admit_site(registration, job, job.facts)
-        return
-    members = {worker: 1 << rank for rank, worker in enumerate(job.workers)}
+    members = members_of(job.workers)
     if len(members) < len(job.workers):
         raise ValueError(
             f"job {job.number} of program {registration.name}: two workers have the same address"
         )
-    registration.program.add_job(
-        Tenant(job.number, members, job.number, job.ps, job.slots, job.quota, job.rings)
-    )
-    registration.uplinks.update(dict.fromkeys(job.workers, job.ps))
-    if job.ps:
-        registration.uplinks.setdefault(job.ps, 0)
-    registration.users[job.number] = (*job.workers, job.ps)
-    registration.groups[job.number] = job.workers
+    tenant = Tenant(job.number, members, job.number, job.ps, job.slots, job.quota)
+    registration.program.add_job(tenant)
+    _connect(registration, job.number, tenant.neighbours)
 
 
-def _admit_site(registration: Registration, job: Job, facts: Switched) -> None:
-    """:func:`admit` at one of several switches: its neighbours are workers, other switches, perhaps the PS."""
-    from inanet.proto.slots.goat.routes import below, neighbours, tenant
-
-    site = facts.sites[job.node - 1]
-    registration.program.add_job(tenant(facts, job.node, job.key))
-    registration.users[job.number] = around = neighbours(site)
-    registration.uplinks.update(dict.fromkeys(around, 0))
-    registration.groups[job.number] = below(site)
+def serve(registration: Registration, job: SwitchedJob, key: int, here: int) -> None:
+    """Have a program at the endpoint ``here`` serve a job of a plan, whose secret is ``key``. Raises as :func:`admit`."""
+    _connect(registration, job.number, registration.program.serve(job, key, here))
 
 
-def _admit_sparse(registration: Registration, job: Job, facts: Switched) -> None:
-    """:func:`admit` of a sparse job: its neighbours are ranks and shards."""
-    if set(facts.servers) & set(facts.workers):
-        raise ValueError(f"job {job.number} of program {registration.name}: a rank has a shard's address")
-    registration.program.serve(facts, job.key)
-    registration.users[job.number] = around = (*facts.workers, *facts.servers)
-    registration.uplinks.update(dict.fromkeys(around, 0))
-    registration.groups[job.number] = facts.workers
+def _connect(registration: Registration, job: int, neighbours: Neighbours) -> None:
+    """Take packets of a job's neighbours, and send to them."""
+    for endpoint, uplink in neighbours.uplinks.items():
+        # the PS of one job may be a worker of another
+        if uplink:
+            registration.uplinks[endpoint] = uplink
+        else:
+            registration.uplinks.setdefault(endpoint, 0)
+    registration.users[job] = tuple(neighbours.uplinks)
+    registration.groups[job] = neighbours.group
 
 
-def dismiss(registration: Registration, job: Job) -> None:
+def dismiss(registration: Registration, job: int) -> None:
     """Have a program forget a job: its slots are free, and nothing is taken from its workers any more."""
-    registration.program.remove_job(job.number)
-    del registration.groups[job.number]
-    around = registration.users.pop(job.number)
+    registration.program.remove_job(job)
+    del registration.groups[job]
+    around = registration.users.pop(job)
     # other jobs have the same PS or switches beside them, or an address that was this job's before
     for neighbour in set(around).difference(*registration.users.values()):
         registration.uplinks.pop(neighbour, None)

@@ -23,8 +23,8 @@ from inanet.phy.vnet import (
     big16,
 )
 from inanet.proto.common.program import Action, Verdicts
-from inanet.proto.netreduce.plan import Connection, RingAt
 from inanet.proto.netreduce.program import NetReduceProgram
+from inanet.proto.netreduce.ring import Connection, RingAt
 from inanet.switch.local import Local, batch_of
 from inanet.switch.tables import FLOOD, Tables
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission

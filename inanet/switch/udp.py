@@ -15,12 +15,12 @@ from inanet.phy.device import Device
 from inanet.phy.pacing import OVERHEAD
 from inanet.phy.sockets import RCVBUF
 from inanet.phy.udp import UdpDevice
+from inanet.proto.common.plan import SwitchedJob
 from inanet.proto.common.program import Action
-from inanet.switch.outbox import Outbox, Packets
+from inanet.switch.egress import Outbox, Packets
 from inanet.switch.pipeline import BATCH, Pipeline, Run
 from inanet.switch.port import PortOptions, SwitchPort
-from inanet.switch.programs import Job, admit, dismiss
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Registration, dismiss, serve
 from inanet.wire.batch import U8, U64, PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import show
@@ -191,18 +191,18 @@ class UdpSwitch:
                 self._opened += 1
                 self._ports[key] = UdpPort(self, registration, peer, device, options)
 
-    def serve(self, program: str, job: Job) -> None:
+    def serve(self, program: str, job: SwitchedJob, key: int) -> None:
         """See :class:`~inanet.switch.port.Switch`."""
         registration = self._registration(program)
-        admit(registration, job)
+        serve(registration, job, key, self.endpoint(program))
         try:
             self.attach(registration)
         except OSError:
             # nobody will dismiss a job that was refused: its slots and its number would be gone for good
-            self.dismiss(program, job, lambda _port: None)
+            self.dismiss(program, job.number, lambda _port: None)
             raise
 
-    def dismiss(self, program: str, job: Job, leave: Callable[[SwitchPort], None]) -> None:
+    def dismiss(self, program: str, job: int, leave: Callable[[SwitchPort], None]) -> None:
         """See :class:`~inanet.switch.port.Switch`."""
         registration = self._registration(program)
         dismiss(registration, job)

@@ -32,8 +32,8 @@ from inanet.proto.common.plan import (
     TensorLayout,
     TensorSpec,
 )
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.node import Node
-from inanet.proto.tree.reliability import Timing
 from inanet.testing.clock import FakeClock
 from inanet.wire.endpoint import endpoint
 

@@ -16,9 +16,8 @@ from inanet.phy.memory import MemoryNetwork
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import TensorSpec
 from inanet.proto.common.program import Action, Verdicts
-from inanet.proto.netreduce.plan import Connection, RingAt, rack, racks
 from inanet.proto.netreduce.program import NetReduceProgram
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Connection, Member, RingAt, rack, racks
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.testing.clock import FakeClock
 from inanet.testing.fabric import Stuck

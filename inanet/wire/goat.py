@@ -27,10 +27,12 @@ job (0.5 TB of gradient) without being taken for a new one.
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
-from inanet.wire.xagg import MalformedPacket, header_tag
+from inanet.wire.integrity import checksum, header_tag
+from inanet.wire.xagg import MalformedPacket
 
 MAGIC_VERSION = 6 << 4 | 1
 VALUES = 64
@@ -125,11 +127,6 @@ class Head(IntEnum):
 MARKS = 32 * VALUES
 
 
-def checksum(values: tuple[int, ...]) -> int:
-    """Linear checksum of a packet's values: sum of (2j + 1) * x_j mod 2^32."""
-    return sum((2 * j + 1) * value for j, value in enumerate(values)) & 0xFFFFFFFF
-
-
 @dataclass(frozen=True, slots=True)
 class Packet:
     """A decoded packet; for tests, traces and the dissector."""
@@ -152,9 +149,13 @@ class Packet:
         for name in _FIELDS:
             frame[name] = getattr(self, name)
         frame["values"] = self.values
-        frame["checksum"] = checksum(self.values)
+        frame["checksum"] = _checksum_of(frame[0])
         frame["tag"] = _tag_of(frame.tobytes(), key)
         return frame.tobytes()
+
+
+def _checksum_of(frame: Any) -> int:
+    return checksum(frame["values"].tobytes(), ">")
 
 
 def _tag_of(data: bytes, key: int) -> int:
@@ -177,7 +178,7 @@ def decode(data: bytes, key: int) -> Packet:
     if int(frame["tag"]) != _tag_of(data, key):
         raise MalformedPacket("bad_tag", f"tag {int(frame['tag']):#010x} does not belong to this job")
     values = tuple(frame["values"].tolist())
-    if int(frame["checksum"]) != checksum(values):
+    if int(frame["checksum"]) != _checksum_of(frame):
         raise MalformedPacket("bad_checksum", f"fragment {int(frame['fragment'])}")
     fields = {name: int(frame[name]) for name in _FIELDS}
     return Packet(kind=Kind(int(frame["kind"])), values=values, **fields)

@@ -31,6 +31,8 @@ from enum import IntEnum, IntFlag
 
 import numpy as np
 
+from inanet.wire.integrity import checksum, header_tag
+
 MAGIC = 0xA
 VERSION = 2
 MAGIC_VERSION = MAGIC << 4 | VERSION
@@ -129,40 +131,6 @@ ROW = np.dtype([("header", HEADER), ("payload", "<i4", VALUES), ("checksum", "<u
 assert HEADER.itemsize == HEADER_BYTES
 assert ROW.itemsize == ROW_BYTES
 
-_MASK32 = 0xFFFFFFFF
-_MASK64 = 0xFFFFFFFFFFFFFFFF
-
-
-def header_tag(words: tuple[int, int, int, int, int], key: int) -> int:
-    """Keyed 32-bit mix of the first five header words (little-endian u32) with the job's 64-bit key (header tag).
-
-    Two rounds of a 64-bit multiply-xorshift per word and a final avalanche. It stops blind injection and finds damage;
-    it is no protection against somebody who can read the traffic.
-    """
-    h = key & _MASK64
-    for word in words:
-        h = (h ^ word) * 0x9E3779B97F4A7C15 & _MASK64
-        h ^= h >> 29
-    h = h * 0xBF58476D1CE4E5B9 & _MASK64
-    h ^= h >> 32
-    return h & _MASK32
-
-
-def checksum(payload: bytes) -> int:
-    """Linear checksum: sum of (2j + 1) * x_j mod 2^32 over the payload's little-endian 32-bit words.
-
-    The weights are odd, so a single flipped bit always changes it, and the checksum of a sum is the sum of checksums.
-    """
-    words = np.frombuffer(payload, "<u4").astype(np.uint64)
-    weights = 2 * np.arange(len(words), dtype=np.uint64) + 1
-    return int((words * weights).sum(dtype=np.uint64)) & _MASK32
-
-
-def is_newer(a: int, b: int, bits: int = 32) -> bool:
-    """Serial-number arithmetic (RFC 1982): whether ``a`` comes after ``b`` in a space of ``bits`` bits."""
-    half = 1 << (bits - 1)
-    return a != b and ((a - b) & ((1 << bits) - 1)) < half
-
 
 class MalformedPacket(ValueError):
     """Bytes that are not a packet of this framing; ``reason`` is a :class:`~inanet.wire.drops.Drop` name."""
@@ -198,7 +166,7 @@ class Packet:
             header[field] = getattr(self, field)
         words = header.view("<u4")
         header["tag"] = header_tag(tuple(int(word) for word in words[:TAG_WORD]), key)  # type: ignore[arg-type]
-        return header.tobytes() + self.payload + checksum(self.payload).to_bytes(4, "little")
+        return header.tobytes() + self.payload + checksum(self.payload, "<").to_bytes(4, "little")
 
 
 def body_bytes(kind: Kind) -> int:
@@ -229,7 +197,7 @@ def decode(data: bytes, key: int) -> Packet:
     if int(header["tag"]) != header_tag(tuple(int(word) for word in words), key):  # type: ignore[arg-type]
         raise MalformedPacket("bad_tag", f"tag {int(header['tag']):#010x} does not belong to this job")
     payload = data[HEADER_BYTES:-CHECKSUM_BYTES]
-    if int.from_bytes(data[-CHECKSUM_BYTES:], "little") != checksum(payload):
+    if int.from_bytes(data[-CHECKSUM_BYTES:], "little") != checksum(payload, "<"):
         raise MalformedPacket("bad_checksum", f"{kind.name} fragment {int(header['gradient'])}")
     return Packet(
         kind=kind,

@@ -42,7 +42,8 @@ from enum import IntEnum, IntFlag
 
 import numpy as np
 
-from inanet.wire.xagg import MalformedPacket, header_tag
+from inanet.wire.integrity import checksum, header_tag
+from inanet.wire.xagg import MalformedPacket
 
 MAGIC_VERSION = 5 << 4 | 1
 HEADER_BYTES = 24
@@ -160,13 +161,6 @@ def frame(kind: int, width: int, entries: int) -> "np.dtype[np.void]":
     return np.dtype([("header", HEADER), ("entry", np.dtype(fields), (entries,)), ("checksum", ">u4")])
 
 
-def checksum(payload: bytes) -> int:
-    """Linear checksum of big-endian words: the sum of (2 j + 1) times word j, modulo 2^32."""
-    words = np.frombuffer(payload, ">u4").astype(np.uint64)
-    weights = 2 * np.arange(len(words), dtype=np.uint64) + np.uint64(1)
-    return int((words * weights).sum() & np.uint64(0xFFFFFFFF))
-
-
 @dataclass(frozen=True, slots=True)
 class Packet:
     """A decoded packet; for tests, traces and the dissector.
@@ -212,7 +206,7 @@ class Packet:
         payload = body.tobytes()
         if self.next_version is not None:
             payload = self.next_version.to_bytes(NEXT_BYTES, "big")
-        return header.tobytes() + payload + checksum(payload).to_bytes(CHECKSUM_BYTES, "big")
+        return header.tobytes() + payload + checksum(payload, ">").to_bytes(CHECKSUM_BYTES, "big")
 
 
 def _words(header: bytes) -> tuple[int, int, int, int, int]:
@@ -240,7 +234,7 @@ def decode(data: bytes, key: int) -> Packet:
     if header_tag(_words(data[:HEADER_BYTES]), key) != int(head["tag"]):
         raise MalformedPacket("bad_tag", "the header's tag does not belong to this job's key")
     payload = data[HEADER_BYTES:-CHECKSUM_BYTES]
-    if checksum(payload) != int.from_bytes(data[-CHECKSUM_BYTES:], "big"):
+    if checksum(payload, ">") != int.from_bytes(data[-CHECKSUM_BYTES:], "big"):
         raise MalformedPacket("bad_checksum", "the entries do not match their checksum")
     names: tuple[int, ...] = ()
     words: tuple[int, ...] = ()

@@ -27,7 +27,8 @@ from inanet.proto.tree.slots import (
 from inanet.proto.tree.xagg import slotwork
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import DROP_CODES
-from inanet.wire.xagg import HEADER_BYTES, Kind, header_tag
+from inanet.wire.integrity import header_tag
+from inanet.wire.xagg import HEADER_BYTES, Kind
 from inanet.xdp.gate import Gate
 from inanet.xdp.libbpf import RingBuffer
 from inanet.xdp.memory import EVENT, KernelCount, KernelEvent, SharedMemory

@@ -13,8 +13,7 @@ from inanet.client.ringhost import RingHost, join_ring, join_rings, ring_of
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.parallel import members
-from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Member, Sizes
 from inanet.proto.roce import Attributes
 from inanet.service.exits import Failure
 from inanet.wire.batch import PacketBatch, Transmission

@@ -11,7 +11,7 @@ from inanet.aio.switch import SwitchError, open_switch
 from inanet.config.daemons import detect_role, load
 from inanet.config.file import ConfigError, write_toml
 from inanet.config.switch import Switch, SwitchConfig
-from inanet.switch.programs import PROGRAMS
+from inanet.proto.slots.systems import SYSTEMS
 
 SHIPPED = Path(__file__).parents[2] / "configs" / "switch.toml"
 
@@ -102,7 +102,7 @@ jobs = [
         "switch.hardware: '01:00:00:00:00:00' is not a host's hardware address; allowed: e.g. '02:00:00:00:00:01'",
         "switch.recirculations: 300 is not allowed; allowed: less than or equal to 254",
         "switch.ports[0].rate: '0 bit/s' lets nothing pass; allowed: any higher rate, or leave it out for no limit",
-        f"switch.programs[0].system: 'swtchml' is no program; allowed: {', '.join(PROGRAMS)}",
+        f"switch.programs[0].system: 'swtchml' is no program; allowed: {', '.join(SYSTEMS)}",
         "switch.programs[1].udp_ports: '9-7' is not a range of UDP ports; allowed: e.g. '48864-48879' or '7410'",
         "switch.programs[1].jobs[0].job: 256 is not allowed; allowed: less than or equal to 255",
         "switch.programs[1].jobs[0].workers: 2 workers, 1 of them different; allowed: 1 to 32, each once",
@@ -266,7 +266,7 @@ def test_over_udp_all_programs_run_together(tmp_path: Path) -> None:
     shared = {"switchml": "", "netreduce": ""}
     entries = ", ".join(
         f'{{ system = "{one}", memory = "1 MB", udp_ports = "0", {shared.get(one, "shared = 99,")} jobs = [{job}] }}'
-        for one in PROGRAMS
+        for one in SYSTEMS
         if one not in ("goat", "goat-async", "zebra")
     )
     # their jobs come from a coordinator
@@ -274,8 +274,8 @@ def test_over_udp_all_programs_run_together(tmp_path: Path) -> None:
         entries += f', {{ system = "{one}", memory = "1 MB", udp_ports = "0" }}'
     switch = open_switch(loaded(tmp_path, f"[switch]\nprograms = [{entries}]\n"))
     try:
-        assert switch.endpoints().keys() == PROGRAMS.keys()
-        assert len(set(switch.endpoints().values())) == len(PROGRAMS)
+        assert switch.endpoints().keys() == SYSTEMS.keys()
+        assert len(set(switch.endpoints().values())) == len(SYSTEMS)
     finally:
         switch.close()
 

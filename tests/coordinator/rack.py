@@ -11,19 +11,18 @@ from inanet.coordinator.coordinator import Coordinator
 from inanet.coordinator.settings import Settings
 from inanet.member.member import Failed, Identity, Member
 from inanet.messages.codec import decode, encode
-from inanet.messages.services import EXPONENTS, Service
+from inanet.messages.services import Service
 from inanet.planning.topology import Fabric, Topology
 from inanet.proto.common.formats import make_format
-from inanet.proto.common.plan import TensorSpec
+from inanet.proto.common.plan import SwitchedJob, TensorSpec
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.host import SwitchedHost
 from inanet.proto.slots.root import SwitchedRoot
-from inanet.proto.slots.systems import SYSTEMS
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.systems import EXPONENTS, SYSTEMS
+from inanet.proto.slots.window import TIMING
 from inanet.proto.tree.node import Node
-from inanet.switch.following import SwitchFollower, offer
-from inanet.switch.programs import Job, admit, dismiss
-from inanet.switch.registration import Registration
+from inanet.switch.follower import SwitchFollower
+from inanet.switch.programs import Registration, dismiss, serve
 from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire.endpoint import endpoint
 
@@ -41,11 +40,11 @@ class StarSwitch:
     def __init__(self, star: Star, registration: Registration) -> None:
         self._star, self._registration = star, registration
 
-    def serve(self, program: str, job: Job) -> None:
-        admit(self._registration, job)
+    def serve(self, program: str, job: SwitchedJob, key: int) -> None:
+        serve(self._registration, job, key, SWITCH)
         self._star.group(job.number, job.workers)
 
-    def dismiss(self, program: str, job: Job, leave: Callable[[Any], None]) -> None:
+    def dismiss(self, program: str, job: int, leave: Callable[[Any], None]) -> None:
         dismiss(self._registration, job)
 
 
@@ -62,7 +61,7 @@ class Rack:
         """``fabric``: a manager's, which takes whatever switch comes; else ``s0`` is configured."""
         self.system = system
         parts = SYSTEMS[system]
-        budget = SLOTS * 4 * 1024 if parts.static else SLOTS * (4 * 62 + 24)
+        budget = SLOTS * 4 * 1024 if not parts.server else SLOTS * (4 * 62 + 24)
         self.program = parts.make_program(budget=budget, age=1.0)
         self.star = Star(self.program, impairment)
         self.names = [f"w{index}" for index in range(hosts)]
@@ -115,12 +114,15 @@ class Rack:
         if server is not None:
             self.star.attach(PS, server)
             services[self.system] = Service(endpoint=PS)
-        follower = SwitchedRoot(Node("ps", 64), exponents, {} if server is None else {self.system: server})
+        follower = SwitchedRoot(
+            Node("ps", 64),
+            {EXPONENTS: exponents, **({} if server is None else {self.system: server})},
+        )
         self._connect("ps", Member(follower, Identity("ps", "ps", TOKEN, ROOT, 512, services=services)))
 
     def start_switch(self, name: str = "s0") -> None:
         registration = Registration(self.system, self.program)
-        has = offer(registration, None)
+        has = registration.program.offer(None, 9)
         service = Service(endpoint=SWITCH, slots=has.slots, own=has.own, values=has.values)
         follower = SwitchFollower(StarSwitch(self.star, registration), {self.system: self.system})  # type: ignore[arg-type]
         services = {self.system: service}
@@ -129,7 +131,7 @@ class Rack:
     def start_host(self, name: str, **changes: Any) -> None:
         index = self.names.index(name)
         address = endpoint(f"10.0.0.{index + 1}", 4000 + next(self._next_id))
-        host = self.hosts[name] = SwitchedHost(address, Timing())
+        host = self.hosts[name] = SwitchedHost(address, TIMING)
         self.star.attach(address, host)
         who = {
             "job": "train",

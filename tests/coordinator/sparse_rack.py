@@ -15,25 +15,27 @@ from inanet.coordinator.settings import Settings
 from inanet.member.member import Identity, Member
 from inanet.messages.codec import decode, encode
 from inanet.messages.control import Message
-from inanet.messages.services import EXPONENTS, Service
+from inanet.messages.services import Service
 from inanet.planning.costs import Costs
 from inanet.proto.common.formats import make_format
-from inanet.proto.common.plan import NodePlan, Sparse
+from inanet.proto.common.machine import Host
+from inanet.proto.common.plan import NodePlan, SwitchedJob
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.root import SwitchedRoot
+from inanet.proto.slots.systems import EXPONENTS
 from inanet.proto.tree.node import Node
 from inanet.proto.zebra.job import hot_of, job_of
 from inanet.proto.zebra.journal import BadState, Entry, part_of, records
+from inanet.proto.zebra.plan import Sparse, ZebraJob
 from inanet.proto.zebra.shards import ShardServer
 from inanet.proto.zebra.stream import DAEMON_TIMING
 from inanet.proto.zebra.switch import daemon_program
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sparse.connection import PlanFollower
 from inanet.switch.endpoint import SwitchEndpoint
-from inanet.switch.following import SwitchFollower, offer
+from inanet.switch.follower import SwitchFollower
 from inanet.switch.pipeline import Pipeline
-from inanet.switch.programs import Job, admit, dismiss
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Registration, dismiss, serve
 from inanet.wire.batch import PacketBatch
 from inanet.wire.endpoint import endpoint
 
@@ -120,22 +122,21 @@ class Fabric:
 
     def start_server(self, number: int, port: int | None = None) -> None:
         shards = ShardServer()
-        shards.endpoint = endpoint("10.0.1.1", 7000 + number if port is None else port)
         drawer = self.drawers.get(number)
         if drawer is not None:
             drawer.opened.clear()
-            shards.models = drawer
+        shards.settle(Host(endpoint("10.0.1.1", 7000 + number if port is None else port), drawer))
         self.shards[number] = shards
         self.machines[shards.endpoint] = shards
         keys = Service(endpoint=shards.endpoint, keeps=drawer is not None)
         services = {EXPONENTS: Service(endpoint=1), "zebra": keys}
-        root = SwitchedRoot(Node(f"ps{number}", 64), ExponentRoot(), {"zebra": shards})
+        root = SwitchedRoot(Node(f"ps{number}", 64), {EXPONENTS: ExponentRoot(), "zebra": shards})
         where = endpoint("10.0.1.1", 6000 + number)
         who = Identity(f"ps{number}", "ps", TOKEN, where, 512, services=services)
         self.connect(Member(root, who), 100 + len(self._ids))
 
     def start_switch(self, pairs: int = 9) -> None:
-        has = offer(self.registration, None)
+        has = self.registration.program.offer(None, 9)
         service = Service(endpoint=SWITCH, slots=has.slots, own=has.own, values=pairs, relays=True)
         self.machines[SWITCH] = SwitchEndpoint(self.program, self.registration.groups)
         self.machines[SWITCH].groups = self.registration.groups
@@ -143,10 +144,10 @@ class Fabric:
         who = Identity("s0", "switch", TOKEN, SWITCH, 512, services={"zebra": service})
         self.connect(Member(follower, who), 200 + len(self._ids))
 
-    def serve(self, program: str, job: Job) -> None:
-        admit(self.registration, job)
+    def serve(self, program: str, job: SwitchedJob, key: int) -> None:
+        serve(self.registration, job, key, SWITCH)
 
-    def dismiss(self, program: str, job: Job, leave: Callable[[Any], None]) -> None:
+    def dismiss(self, program: str, job: int, leave: Callable[[Any], None]) -> None:
         dismiss(self.registration, job)
 
     def start_rank(self, rank: int, world: int = 2, sparse: Sparse | None = SPARSE, **changes: Any) -> Member:
@@ -170,7 +171,7 @@ class Fabric:
         found = []
         for rank in range(world):
             plan = self.plan(f"{job}-{rank}")
-            assert plan.switched is not None
+            assert isinstance(plan.switched, ZebraJob)
             worker = ZebraWorker(job_of(plan.switched, plan.key), rank, DAEMON_TIMING, rank)
             if plan.switched.hot_version:
                 worker.prepare(hot_of(plan.switched))

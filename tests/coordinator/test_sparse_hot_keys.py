@@ -11,9 +11,9 @@ import pytest
 
 from inanet.coordinator.events import PlanChanged, PlanRepeated
 from inanet.messages.control import Gather, Gathered, Message, Plan
-from inanet.messages.fields import check_sparse, check_tally
+from inanet.messages.fields import check_tally
 from inanet.proto.common.events import Tally
-from inanet.proto.common.plan import Online
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.store import Adagrad, Uniform
 from inanet.sparse.group import sparse_group
 
@@ -172,7 +172,7 @@ def test_registers_are_set_aside_for_as_many_keys_as_can_become_hot() -> None:
 )
 def test_what_makes_no_sense_gets_past_no_decoder(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        check_sparse(replace(SPARSE, online=replace(ONLINE, **changes)))
+        replace(SPARSE, online=replace(ONLINE, **changes))
 
 
 @pytest.mark.parametrize(

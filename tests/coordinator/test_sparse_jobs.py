@@ -11,11 +11,10 @@ import pytest
 
 from inanet.config.file import validate
 from inanet.config.sparse import FabricSparseConfig, OnlineSection
-from inanet.messages import fields
 from inanet.messages.control import Gathered, Kept, LayoutReady
-from inanet.messages.fields import check_sparse
 from inanet.proto.common.events import Tally
-from inanet.proto.common.plan import Online
+from inanet.proto.zebra import plan
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.shards import ShardServer
 from inanet.proto.zebra.store import OPTIMISERS, Adagrad, Uniform
 from inanet.sparse.group import sparse_group
@@ -221,7 +220,7 @@ def test_a_job_of_more_ranks_than_a_plan_has_room_for_is_refused_with_the_first(
 def test_a_switch_that_cannot_serve_a_plan_ends_the_job_with_its_reason() -> None:
     fabric = Fabric()
     fabric.start_switch()
-    fabric.program.serve = lambda facts, key: (_ for _ in ()).throw(ValueError("no ports left"))  # type: ignore[method-assign]
+    fabric.program.serve = lambda facts, key, here: (_ for _ in ()).throw(ValueError("no ports left"))  # type: ignore[method-assign]
     for rank in range(2):
         fabric.start_rank(rank)
     failed = fabric.members["clicks-0"].failed
@@ -244,7 +243,7 @@ def test_a_switch_that_cannot_serve_a_plan_ends_the_job_with_its_reason() -> Non
 )
 def test_what_makes_no_sense_gets_past_no_decoder(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        check_sparse(replace(SPARSE, **changes))
+        replace(SPARSE, **changes)
 
 
 def test_the_file_that_comes_with_it_shows_defaults() -> None:
@@ -268,7 +267,7 @@ def test_the_file_that_comes_with_it_shows_defaults() -> None:
 
 
 def test_decoder_and_shards_know_the_same_optimisers() -> None:
-    assert set(fields.OPTIMISERS) == set(OPTIMISERS)
+    assert set(plan.OPTIMISERS) == set(OPTIMISERS)
 
 
 def test_packets_of_nobody_are_counted_and_dropped() -> None:

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from inanet.messages.control import Gather, Kept, LayoutReady, Message
-from inanet.messages.fields import check_sparse
-from inanet.proto.common.plan import Online
+from inanet.proto.zebra.plan import Online, ZebraJob
 from inanet.proto.zebra.store import Adagrad
 from inanet.sparse.group import sparse_group
 
@@ -36,7 +35,7 @@ def begin(fabric: Fabric, job: str, sparse: Any = CHOSEN, world: int = 2) -> Any
     if fabric.members[f"{job}-0"].failed is not None:
         return [], -1
     facts = fabric.plan(f"{job}-0").switched
-    assert facts is not None
+    assert isinstance(facts, ZebraJob)
     return fabric.workers(job, world), facts.begin
 
 
@@ -317,7 +316,9 @@ def test_a_plan_that_was_on_its_way_to_a_shard_that_is_no_more_changes_nothing()
     fabric.carry(lambda: bool(said))
     waits.remove(Gather)
     (job,) = fabric.coordinator.jobs.values()
-    fabric.carry(lambda: job.plans.current.switched is not None and job.plans.current.switched.decided == 3)
+    fabric.carry(
+        lambda: isinstance(job.plans.current.switched, ZebraJob) and job.plans.current.switched.decided == 3
+    )
     fabric.coordinator.receive(fabric.number("ps1"), said[0], fabric.now)
     fabric.talk()
     assert why(fabric, "one") == "job 'one': ps1: cannot keep 'clicks': No space left on device"
@@ -336,9 +337,9 @@ def test_servers_that_keep_models_are_waited_for() -> None:
 def test_names_of_models_are_good_for_files(model: str) -> None:
     if model:
         with pytest.raises(ValueError, match="model: a name, for files"):
-            check_sparse(replace(SPARSE, model=model))
+            replace(SPARSE, model=model)
     else:
-        check_sparse(replace(SPARSE, model=model))
+        replace(SPARSE, model=model)
 
 
 def test_another_job_has_other_ranks_and_other_hot_keys() -> None:

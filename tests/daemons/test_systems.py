@@ -18,7 +18,8 @@ from inanet.launch.fabric import Fabric, daemon_command
 from inanet.launch.process import python, python_environment
 from inanet.launch.topology import NodeSpec
 from inanet.proto.common.local import LocalTensor
-from inanet.proto.common.plan import ExponentMode, Online, TensorSpec
+from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.store import Adagrad
 from inanet.sparse.group import sparse_group
 from tests.client.agent import run_all

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from inanet.data.clicks import Samples
-from inanet.proto.common.plan import Online
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.stream import Timing
 from inanet.sparse.group import sparse_group
 from inanet.training.sparse import hot_by_sampling, train

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from inanet.kernels.checksum import row_checksum, seal_rows, verify_rows
+from inanet.kernels.checksum import checksum_at, row_checksum, seal_rows, verify_rows
 from inanet.kernels.layout import CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, ROW_WORDS
 from inanet.wire import xagg
+from inanet.wire.integrity import checksum
 
 
 def random_rows(count: int, seed: int) -> np.ndarray:
@@ -25,8 +26,10 @@ def test_layout_is_the_framings() -> None:
 @pytest.mark.parametrize("count", [1, 2, 32, 255, 256])
 def test_agrees_with_the_framing(count: int) -> None:
     words = random_rows(1, count)[0]
-    expected = xagg.checksum(words[3 : 3 + count].tobytes())
+    expected = checksum(words[3 : 3 + count].tobytes(), "<")
     assert row_checksum(words, 3, count) == expected
+    big = words.astype(">i4").view(np.uint8)
+    assert checksum_at(big, 4 * 3, count) == expected
 
 
 def test_checksum_of_a_sum_is_the_sum_of_checksums() -> None:

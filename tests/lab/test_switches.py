@@ -22,7 +22,7 @@ from inanet.lab.layout import (
 from inanet.lab.model import Topology
 from inanet.lab.network import network
 from inanet.lab.switches import NoSpine, configurations, ring_entry
-from inanet.proto.netreduce.plan import Sizes
+from inanet.proto.netreduce.ring import Sizes
 from tests.lab.conftest import PAIR
 
 

@@ -1,16 +1,18 @@
 """Racks under core switches: what two levels of aggregation save, shared servers, and the ring beside them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots import window
 from inanet.proto.slots.worker import Worker
 from inanet.sim.cluster import INTEGER, RING, Cluster, Layout, Placed, scaled
 from inanet.sim.hostring import RingWorker
 
-TIMING = Timing(timeout=500e-6, silent=60.0)
+TIMING = replace(window.TIMING, retransmit=500e-6, silent=60.0)
 SIZE = 248 * 300
 
 

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from inanet.errors import FabricError, RoundTimeout
-from inanet.proto.common.plan import Online
 from inanet.proto.zebra.journal import BadState
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.store import Sgd
 from inanet.proto.zebra.stream import Timing
 from inanet.sparse.group import Phy, SparseGroup, sparse_group

@@ -7,7 +7,7 @@ import numpy as np
 
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Registration
 from inanet.switch.tables import Tables
 from inanet.wire.endpoint import endpoint
 from tests.switch.adder import GROUP, Adder

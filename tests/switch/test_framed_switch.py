@@ -19,11 +19,11 @@ from pyroute2 import IPRoute
 from inanet.phy.port import FramePort
 from inanet.phy.ring import FrameRing, without
 from inanet.phy.udp import UdpDevice
+from inanet.switch.frame_ports import TunFrames
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
-from inanet.switch.registration import RAW_ETHERTYPE, Registration
+from inanet.switch.programs import RAW_ETHERTYPE, Registration
 from inanet.switch.tables import Tables
-from inanet.switch.tunport import TunFrames
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import endpoint
 from tests.phy.conftest import lacking

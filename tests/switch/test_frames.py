@@ -14,7 +14,7 @@ from inanet.switch import parse
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Faults, PortOptions
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Registration
 from inanet.wire.endpoint import endpoint
 from inanet.wire.switchml import Packet as Contribution
 from tests.switch.adder import GROUP, HEADER, Adder, packet

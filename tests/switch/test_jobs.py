@@ -6,6 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 from inanet.phy.udp import UdpDevice
+from inanet.proto.common.plan import TensorJob, Terms
+from inanet.proto.slots.systems import SYSTEMS
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.programs import Job, admit, build, dismiss
 from inanet.switch.udp import UdpSwitch
@@ -18,15 +20,15 @@ def test_an_address_that_a_later_job_has_outlives_the_earlier_job() -> None:
     """A host's kernel may give a port out again before the switch has heard that its last job is over."""
     registration = build("atp", [Job(1, (A, B), PS)], memory=10_000, age=1.0)
     admit(registration, Job(2, (B, C), PS))
-    dismiss(registration, Job(1, (A, B), PS))
+    dismiss(registration, 1)
     assert set(registration.uplinks) == {B, C, PS}
-    dismiss(registration, Job(2, (B, C), PS))
+    dismiss(registration, 2)
     assert registration.uplinks == registration.groups == registration.users == {}
 
 
 def test_a_ps_that_is_a_worker_of_another_job_stays() -> None:
     registration = build("atp", [Job(1, (A, B), PS), Job(2, (PS, C), OTHER)], memory=10_000, age=1.0)
-    dismiss(registration, Job(1, (A, B), PS))
+    dismiss(registration, 1)
     assert set(registration.uplinks) == {PS, C, OTHER}
 
 
@@ -35,8 +37,10 @@ def test_a_job_whose_ports_cannot_be_had_leaves_nothing_behind(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch, system: str
 ) -> None:
     """Its slots and its number would have been gone for good, since nobody dismisses what was refused."""
-    own = 8 if system == "switchml" else None
-    job = Job(7, (A, B, C), 0 if own else PS, own)
+    workers = (A, B, C)
+    job = SYSTEMS[system].load_job()
+    assert issubclass(job, TensorJob)
+    plan = job.on(system, 7, workers, 0, Terms(results=0, ps=PS, exponents=0, window=8, slots=8, own=False))
     registration = build(system, [], memory=100_000, age=1.0, ports=(range(1),))
     switch = UdpSwitch(Pipeline([registration]))
     stack.callback(switch.close)
@@ -51,9 +55,9 @@ def test_a_job_whose_ports_cannot_be_had_leaves_nothing_behind(
     with monkeypatch.context() as context:
         context.setattr(UdpDevice, "beside", few)
         with pytest.raises(OSError, match="Too many open files"):
-            switch.serve(system, job)
+            switch.serve(system, plan, 0)
     assert registration.program.file.free == free
     assert [port.name for port in switch.ports] == [f"{system}/others"]
     assert [device.fileno() for device in opened] == [-1, -1]
-    switch.serve(system, job)
-    assert len(switch.ports) == len({*job.workers, job.ps} - {0}) + 1
+    switch.serve(system, plan, 0)
+    assert len(switch.ports) == len(workers) + (system == "atp") + 1

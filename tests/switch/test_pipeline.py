@@ -5,12 +5,9 @@ import pytest
 
 from inanet.phy.device import aligned_offsets
 from inanet.proto.common.program import Action, Verdicts
-from inanet.switch import arrange
 from inanet.switch.egress import EgressQueue
-from inanet.switch.occupancy import Occupancy
-from inanet.switch.pipeline import BATCH, Pipeline, Run
-from inanet.switch.registers import Hardware, RegistersExceeded
-from inanet.switch.registration import Registration
+from inanet.switch.pipeline import BATCH, MOST_WAYS, Hardware, Occupancy, Pipeline, RegistersExceeded, Run
+from inanet.switch.programs import Registration
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from tests.switch.adder import GROUP, Adder, packet
@@ -128,7 +125,7 @@ def test_more_ways_than_one_call_tells_apart_and_more_packets_than_a_batch() -> 
     table = [(Action.UNICAST, i, 0, 0) for i in range(count)]
     pipeline = pipeline_of(Scripted(table))
     runs = through(pipeline, [i.to_bytes(2, "little") for i in range(count)], WORKERS[0])
-    assert len(runs) == count > arrange.MOST_WAYS
+    assert len(runs) == count > MOST_WAYS
     assert [(run.target, contents(run)) for run in runs] == [
         (i, [i.to_bytes(2, "little")]) for i in range(count)
     ]

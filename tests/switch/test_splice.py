@@ -9,8 +9,7 @@ import pytest
 
 from inanet.phy.vnet import HEADER_BYTES
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.netreduce.plan import Sizes, rack
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Member, Sizes, rack
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.proto.roce import Attributes
 from inanet.switch.framed import FrameSwitch

@@ -10,8 +10,7 @@ from inanet.aio.switch import ring_at
 from inanet.config.rings import RingEntry
 from inanet.phy.vnet import HEADER_BYTES
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Member, Sizes
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.proto.roce import Attributes
 from inanet.switch.framed import FrameSwitch

@@ -19,8 +19,7 @@ from inanet.phy.pcap import PcapWriter
 from inanet.phy.whole import RawWholeDevice
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Member, Sizes
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.proto.roce import Attributes
 from inanet.testing.netreduce import connect, connections_of

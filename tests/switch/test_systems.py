@@ -14,15 +14,15 @@ from inanet.phy.udp import UdpDevice
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.slots.a2tp.worker import A2tpWorker
-from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.slots.atp.ps import ParameterServer
 from inanet.proto.slots.atp.worker import AtpWorker
 from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.switchml.worker import SwitchMLWorker
 from inanet.proto.slots.worker import Membership
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Faults, PortOptions, Switch
-from inanet.switch.programs import Job, build
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Job, Registration, build
 from inanet.switch.udp import UdpSwitch
 from inanet.wire.endpoint import endpoint
 from tests.switch.test_framed_switch import HARDWARE, OWN, PORT, Rack, hardware_of, neighbour

@@ -11,7 +11,7 @@ import pytest
 from inanet.phy.udp import UdpDevice
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Faults, PortOptions, Switch
-from inanet.switch.registration import Registration
+from inanet.switch.programs import Registration
 from inanet.switch.udp import UdpSwitch
 from inanet.wire.batch import Transmission
 from tests.switch.adder import GROUP, Adder, packet

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 
-from inanet.proto.slots.goat.frames import inspect, seal
-from inanet.proto.slots.registers import JOBS
+from inanet.proto.slots.goat.frames import FrameChecks, seal
 from inanet.wire import goat
+from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 from inanet.wire.goat import FRAME_BYTES, Kind, Packet, decode
+from inanet.wire.integrity import checksum
 from inanet.wire.xagg import MalformedPacket
 
 KEY = 0xFEED_F00D_1234_5678
@@ -25,9 +26,10 @@ def test_bytes_are_those_of_the_table():
 
 
 def test_checksums_add_up():
-    a, b = PACKET.values, tuple(v * v for v in PACKET.values)
-    both = tuple(x + y for x, y in zip(a, b, strict=True))
-    assert goat.checksum(both) == (goat.checksum(a) + goat.checksum(b)) & 0xFFFFFFFF
+    a = np.array(PACKET.values, ">i4")
+    b = (a * a).astype(">i4")
+    both = checksum((a + b).astype(">i4").tobytes(), ">")
+    assert both == (checksum(a.tobytes(), ">") + checksum(b.tobytes(), ">")) & 0xFFFFFFFF
 
 
 @pytest.mark.parametrize("bit", range(0, 8 * FRAME_BYTES, 37))
@@ -69,9 +71,8 @@ def test_the_kernel_writes_what_the_decoder_wants():
 
 
 def _reason(data: bytes) -> Drop:
-    known, keys = np.zeros(JOBS, np.uint8), np.full(JOBS, KEY, np.uint64)
-    known[7] = 1
-    reason = np.zeros(1, np.uint8)
+    checks = FrameChecks()
+    checks.add(7, KEY)
     arena = np.frombuffer(bytearray(data), np.uint8)
-    inspect(arena, np.zeros(1, np.int64), np.array([len(data)]), known, keys, reason)
-    return Drop(int(reason[0]))
+    batch = PacketBatch(arena, np.zeros(1, np.int64), np.array([len(data)]), np.zeros(1, np.uint64))
+    return Drop(int(checks.reasons(batch, np.arange(1))[0]))

@@ -4,11 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inanet.proto.tree.engine import tables_of, tag_of
+from inanet.kernels.header import tag_of
+from inanet.proto.tree.engine import tables_of
 from inanet.proto.tree.slots import SlotMemory
 from inanet.proto.tree.xagg import policy
 from inanet.wire.drops import Drop
-from inanet.wire.xagg import Kind, MalformedPacket, Packet, body_bytes, decode, header_tag
+from inanet.wire.integrity import header_tag
+from inanet.wire.xagg import Kind, MalformedPacket, Packet, body_bytes, decode
 
 JOBS = {0: 0, 65535: 2**64 - 1, 77: 0x0123_4567_89AB_CDEF}
 

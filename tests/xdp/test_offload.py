@@ -14,7 +14,8 @@ from inanet.aio.inbox import open_receiving
 from inanet.aio.offload import Offload, open_offload
 from inanet.config.daemons import AggConfig, WorkerConfig
 from inanet.config.file import validate
-from inanet.proto.tree.reliability import Link, Timing
+from inanet.proto.common.recovery import Timing
+from inanet.proto.tree.reliability import Link
 from inanet.wire.endpoint import endpoint
 from inanet.xdp.attach import Unavailable
 from inanet.xdp.memory import COUNTS, KernelCount, Mode

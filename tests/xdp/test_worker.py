@@ -18,8 +18,8 @@ from inanet.proto.common.plan import (
     Shard,
     TensorLayout,
 )
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.node import Node
-from inanet.proto.tree.reliability import Timing
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop

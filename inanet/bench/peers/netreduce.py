@@ -14,8 +14,7 @@ from inanet.phy.device import Device
 from inanet.phy.pcap import PcapWriter
 from inanet.phy.whole import RawWholeDevice
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.netreduce.ring import Member, Mode
+from inanet.proto.netreduce.ring import Member, Mode, Sizes
 from inanet.proto.roce import Attributes
 from inanet.wire.netreduce_sizes import PACKET_BYTES
 

@@ -3,18 +3,19 @@
 from collections.abc import Callable, Collection, Mapping
 
 from inanet.coordinator.settings import Settings
-from inanet.coordinator.switches import MOST_WORKERS, Numbers, SwitchedFabric
+from inanet.coordinator.switches import Numbers, SwitchedFabric
 from inanet.messages.control import Hello
-from inanet.messages.services import EXPONENTS, Service
+from inanet.messages.services import Service
 from inanet.messages.text import listing
 from inanet.planning.extras import plan_extra
 from inanet.planning.goat.computations import Works
 from inanet.planning.goat.publication import Draft, Memory, Publish, Publisher
 from inanet.planning.topology import Arrangement, Topology, TopologyError
 from inanet.proto.common.formats import make_format
-from inanet.proto.common.plan import Switched, TensorSpec
-from inanet.proto.slots.goat.routes import sites
+from inanet.proto.common.plan import MAX_WORKERS, TensorSpec
+from inanet.proto.slots.goat.job import GoatJob, sites
 from inanet.proto.slots.stream import words_of
+from inanet.proto.slots.systems import EXPONENTS, SYSTEMS
 from inanet.wire.goat import MAX_NODES, VALUES
 
 
@@ -115,8 +116,8 @@ class GoatFabric(SwitchedFabric):
     def fits(self, workers: Collection[str]) -> None:
         """See :class:`~inanet.planning.topology.Fabric`."""
         super().fits(workers)
-        if len(workers) > MOST_WORKERS:
-            raise TopologyError([f"{len(workers)} hosts; bitmaps have room for {MOST_WORKERS}"])
+        if len(workers) > MAX_WORKERS:
+            raise TopologyError([f"{len(workers)} hosts; bitmaps have room for {MAX_WORKERS}"])
         try:
             plan_extra("scipy.optimize", "the GOAT scheduler")
             plan_extra("networkx", "a topology for the GOAT scheduler")
@@ -201,7 +202,9 @@ class GoatFabric(SwitchedFabric):
         found, entries = sites(parents, switches, names, endpoints)
         window = min(self._settings.switch_window, *(workers[name].rx_window for name in names))
         (first,) = (name for name in switches if parents[name] == root)
-        facts = Switched(
+        job = SYSTEMS[self.system].load_job()
+        assert issubclass(job, GoatJob)
+        facts = job(
             system=self.system,
             number=self._numbers.next(),
             workers=tuple(workers[name].endpoint for name in names),
@@ -209,8 +212,6 @@ class GoatFabric(SwitchedFabric):
             ps=server.endpoint,
             results=endpoints[first],
             exponents=exponents.endpoint,
-            slots=max(1, min(1 << 16, *(its.slots for its in offers.values()))),
-            own=True,
             window=window,
             sites=found,
             entries=entries,

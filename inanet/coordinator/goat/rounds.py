@@ -16,9 +16,6 @@ from inanet.messages.text import clip, show_ranks
 from inanet.proto.common.plan import TensorSpec
 from inanet.proto.slots.goat_async.tensors import suits
 
-#: the system whose jobs have such rounds
-SYSTEM = "goat-async"
-
 
 class AsynchronousRounds(CoordinatorRounds):
     """See :class:`~inanet.coordinator.rounds.CoordinatorRounds`; the ledger stays empty."""

@@ -14,9 +14,9 @@ from inanet.messages.control import Hello
 from inanet.messages.services import Service
 from inanet.messages.text import listing
 from inanet.planning.topology import Arrangement, Topology, TopologyError
-from inanet.proto.common.plan import Sparse, Switched
-from inanet.proto.slots.systems import SPARSE
+from inanet.proto.slots.systems import SYSTEMS, sparse_systems
 from inanet.proto.zebra.job import UNIT, register_bytes
+from inanet.proto.zebra.plan import Sparse, ZebraJob
 from inanet.wire.xagg import MAX_CHILDREN
 
 
@@ -24,10 +24,11 @@ def check_sparse(hello: Hello, members: Members) -> None:
     """Raise :class:`~inanet.coordinator.members.Rejection` for a rank that does not say what its sparse job is, or not what the other
     ranks say.
     """
-    if (hello.system in SPARSE) is not (hello.sparse is not None):
+    sparse = hello.system in SYSTEMS and not SYSTEMS[hello.system].has_tensors
+    if sparse is not (hello.sparse is not None):
         raise Rejection(
             f"{hello.name!r} of job {hello.job!r} has system {hello.system}: jobs that push and pull keys have "
-            f"{listing(SPARSE)}, all others have tensors; ranks join the one by inanet.join_sparse, the other by inanet.connect"
+            f"{listing(sparse_systems())}, all others have tensors; ranks join the one by inanet.join_sparse, the other by inanet.connect"
         )
     if hello.sparse is None:
         return
@@ -65,7 +66,7 @@ class SparseFabric(SwitchedFabric):
         settings: Settings,
         nodes: Callable[[], Mapping[str, Hello]],
         numbers: Numbers,
-        running: Callable[[], Collection[Switched]],
+        running: Callable[[], Collection[ZebraJob]],
     ) -> None:
         super().__init__(system, settings, nodes, numbers)
         self._running = running
@@ -92,7 +93,7 @@ class SparseFabric(SwitchedFabric):
     def _free(self, service: Service) -> int:
         """Bytes of registers that no job has."""
         taken = [job for job in self._running() if job.switch == service.endpoint]
-        return UNIT * (service.slots - sum(job.slots for job in taken))
+        return UNIT * (service.slots - sum(job.pieces for job in taken))
 
     def _able(self, sparse: Sparse, ranks: int) -> str | None:
         """The first switch that has room for as many hot keys as there can be. What it sends to everybody has its own address only over UDP."""
@@ -171,19 +172,14 @@ class SparseFabric(SwitchedFabric):
         assert offer is not None
         places = [found for name in servers if (found := self._service(name, self.system)) is not None]
         pairs = min(sparse.hot_pairs, offer.values) if offer.values else sparse.hot_pairs
-        facts = Switched(
+        facts = ZebraJob(
             system=self.system,
             number=self._numbers.next(),
             workers=tuple(one.endpoint for one in sorted(workers.values(), key=lambda one: one.ranks)),
             switch=offer.endpoint,
-            ps=places[0].endpoint,
-            results=offer.endpoint,
-            exponents=0,
-            slots=pieces(sparse, ranks),
-            own=True,
-            window=1,
             sparse=replace(sparse, hot_pairs=pairs),
             servers=tuple(place.endpoint for place in places),
+            pieces=pieces(sparse, ranks),
             hot_version=1 if sparse.hot else 0,
         )
         reason = f"{self.system} on switch {switch!r}, {listing(map(repr, servers))} as shards"

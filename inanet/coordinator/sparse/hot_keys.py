@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from inanet.messages.control import Gather, Gathered, Hello, Message
-from inanet.proto.common.plan import Switched
 from inanet.proto.zebra.hot import Identification
-from inanet.proto.zebra.job import chosen, hot_of
+from inanet.proto.zebra.job import hot_of
+from inanet.proto.zebra.plan import ZebraJob
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Servers:
     switch: str
 
     @classmethod
-    def of(cls, facts: Switched, names: Collection[str], hellos: Mapping[str, Hello]) -> "Servers":
+    def of(cls, facts: ZebraJob, names: Collection[str], hellos: Mapping[str, Hello]) -> "Servers":
         """Those among the nodes ``names`` whose services ``facts`` names."""
         services = {name: hellos[name].services.get(facts.system) for name in names}
         ends = {name: service.endpoint for name, service in services.items() if service is not None}
@@ -35,11 +35,11 @@ class PlanOwner(Protocol):
     """The job, as its parts know it."""
 
     @property
-    def facts(self) -> Switched:
+    def facts(self) -> ZebraJob:
         """What the current plan says."""
         ...
 
-    def publish(self, facts: Switched, reason: str, only: Collection[str] | None = None) -> None:
+    def publish(self, facts: ZebraJob, reason: str, only: Collection[str] | None = None) -> None:
         """Make and send the next version of the plan; ``only`` to these nodes, without an event, if it concerns nobody else."""
         ...
 
@@ -51,7 +51,7 @@ class HotKeys:
         self, number: int, servers: Servers, plan: PlanOwner, send: Callable[[str, Message], None]
     ) -> None:
         facts = plan.facts
-        sparse = chosen(facts)
+        sparse = facts.sparse
         assert sparse.online is not None
         self.identification = Identification(
             sparse.online, len(facts.servers), sparse.width, sparse.shift, hot_of(facts)
@@ -90,7 +90,7 @@ class HotKeys:
             # shards repeat themselves until they hear it
             self._plan.publish(replace(facts, decided=decided), "", self._servers.shards)
             return
-        sparse = chosen(facts)
+        sparse = facts.sparse
         hot = tuple(identification.hot.keys.tolist())
         stay = len({*hot} & {*sparse.hot})
         version = identification.hot.version

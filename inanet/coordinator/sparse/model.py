@@ -11,14 +11,13 @@ from inanet.coordinator.rounds import JobLost
 from inanet.coordinator.sparse.hot_keys import PlanOwner, Servers
 from inanet.messages.control import Kept
 from inanet.messages.text import listing
-from inanet.proto.zebra.job import chosen
 
 
 class KeptModel:
     """The model of the job called ``job``."""
 
     def __init__(self, job: str, servers: Servers, plan: PlanOwner) -> None:
-        self.name = chosen(plan.facts).model
+        self.name = plan.facts.sparse.model
         self._job = job
         self._servers = servers
         self._plan = plan

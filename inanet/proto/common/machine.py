@@ -6,9 +6,11 @@
 plane knows followers, and neither knows systems.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import ModelPart, NodeEvent, Tally
@@ -76,7 +78,8 @@ class Answering:
 
 
 class Follower(Protocol):
-    """Follows the plans of its jobs. What there is no room for raises ``MemoryError`` with a sentence."""
+    """Follows the plans of its jobs. What it cannot serve, or has no room for, raises
+    :class:`~inanet.proto.common.refusal.Refusal`."""
 
     def apply(self, plan: NodePlan, now: float, *, attach: Collection[int] = ()) -> None:
         """Follow a version of a plan; ``attach`` as in :class:`inanet.messages.control.Plan`."""
@@ -123,7 +126,7 @@ class ModelKeeper(Protocol):
     """A follower that keeps models of sparse jobs."""
 
     def kept(self, job_id: int) -> ModelPart | None:
-        """What is here of a job's model; ``None`` if it is not kept. Raises ``MemoryError``."""
+        """What is here of a job's model; ``None`` if it is not kept. Raises :class:`~inanet.proto.common.refusal.Refusal`."""
         ...
 
 
@@ -141,4 +144,48 @@ class NodeMachine(Machine, Follower, Protocol):
 
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a server is told of the process that it runs in: ``endpoint`` is where it receives, ``models`` where models can be kept
+    (:class:`inanet.proto.zebra.state.Models`, ``None``: nowhere), ``choose`` how many workers a training epoch waits for.
+    """
+
+    endpoint: int
+    models: Any = None
+    choose: Callable[[NDArray[np.float64]], int] | None = None
+
+
+class Server(Machine, Protocol):
+    """The PS of one system, for any number of jobs."""
+
+    #: whether it can be reached by whole IPv4 packets, too
+    takes_raw: bool
+    #: whether it keeps models
+    keeps: bool
+
+    def settle(self, host: Host) -> None:
+        """Where it is; called once, before the first job."""
+        ...
+
+    def serve(self, plan: NodePlan) -> None:
+        """Serve the job of a plan. Raises ``ValueError`` for one that cannot be."""
+        ...
+
+    def follow(self, plan: NodePlan, now: float) -> None:
+        """A later version of the plan. Raises ``ValueError`` if it cannot be followed."""
+        ...
+
+    def hold(self, job: int, layout: TensorLayout) -> None:
+        """A tensor of a job, by its number. Raises ``ValueError`` for one that the system cannot have."""
+        ...
+
+    def kept(self, job: int) -> ModelPart | None:
+        """What is here of a job's model; ``None`` if it is not kept. Raises ``ValueError``."""
+        ...
+
+    def remove_job(self, job: int) -> None:
+        """Forget a job, by its number."""
         ...

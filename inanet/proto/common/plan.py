@@ -5,9 +5,14 @@ one version atomically between two batches. A *tree* spans a set of nodes; a *sh
 one tree; a job may use several trees at once, one per root.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
+
+from inanet.proto.common.checks import are_endpoints, in_range, need
+
+#: bits of a bitmap
+MAX_WORKERS = 32
 
 
 class Fold(IntEnum):
@@ -95,20 +100,6 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
-    """One of several switches that sum for a job (GOAT); its number among the job's nodes is its place in the list plus 1.
-
-    Next hops are endpoints: to the PS, to every site of the list (0: to itself), to every worker.
-    """
-
-    name: str
-    endpoint: int
-    to_ps: int
-    to_sites: tuple[int, ...]
-    ways: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Scheduled:
     """A sub-model (GOAT): ``count`` fragments of a tensor from ``first`` on that are scheduled as a whole.
 
@@ -124,56 +115,12 @@ class Scheduled:
 
 
 @dataclass(frozen=True, slots=True)
-class Online:
-    """How a sparse job finds hot keys while it trains; see :class:`inanet.proto.zebra.hot.Identification`.
+class SwitchedJob:
+    """What all nodes of a job whose sums are made in a switch know of it beside its tree; the same for all of them.
 
-    After every ``after`` iterations keys are ranked by their updates. The hottest take over when their list is further than
-    ``threshold`` from the one in use, from the iteration after the next one on. Earlier counts keep ``fading`` of their weight.
-    Values of hot keys take ``c`` of ``memory`` bytes of the switch at most; how many are hot is decided ``step`` at a time.
-    """
-
-    after: int = 10
-    threshold: float = 0.1
-    fading: float = 0.0
-    c: float = 0.25
-    memory: int = 1 << 20
-    step: int = 1000
-
-    def most(self, width: int) -> int:
-        """Most keys, of ``width`` values of 4 B, that can be hot."""
-        return int(self.c * self.memory) // (4 * width)
-
-
-@dataclass(frozen=True, slots=True)
-class Sparse:
-    """What the ranks of a sparse job (Zebra) have chosen; see :class:`inanet.proto.zebra.job.Job`.
-
-    ``shards`` PSs keep the keys. ``hot`` keys, hottest first, are summed in the switch in steps of ``2**-shift``. ``optimiser`` is
-    a name of :data:`inanet.proto.zebra.store.OPTIMISERS`, ``rate`` its rate, ``beta`` FTRL's; first values are within
-    ``initial`` of zero. ``online``: other keys become hot while it trains. ``model``: PSs keep the values under this name, and
-    the job begins with those that they have; without one they are gone with the job.
-    """
-
-    width: int = 1
-    shards: int = 1
-    sharding: str = "hash"
-    optimiser: str = "sum"
-    rate: float = 0.1
-    beta: float = 1.0
-    initial: float = 0.0
-    registers: int = 32
-    hot_pairs: int = 20
-    shift: int = 20
-    hot: tuple[int, ...] = ()
-    online: Online | None = None
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Switched:
-    """What a job whose sums are made in a switch needs beside its tree; the same for all its nodes.
-
-    ``system`` is a name of :data:`inanet.proto.slots.systems.SYSTEMS`. Addresses are endpoints (:mod:`inanet.wire.endpoint`).
+    Every system has a type of its own with what else its nodes need: :attr:`inanet.proto.slots.systems.System.job`. ``system``, a
+    name of :data:`inanet.proto.slots.systems.SYSTEMS`, tells which. Addresses are endpoints (:mod:`inanet.wire.endpoint`). Raises
+    ``ValueError`` for values out of range.
     """
 
     system: str
@@ -183,36 +130,62 @@ class Switched:
     workers: tuple[int, ...]
     #: where contributions are sent to
     switch: int
-    #: the system's PS; 0 where it has none
+
+    def __post_init__(self) -> None:
+        in_range("number", self.number, 1, 255)
+        in_range("workers", len(self.workers), 1, MAX_WORKERS)
+        need(len(set(self.workers)) == len(self.workers), "two workers have one endpoint")
+        are_endpoints((*self.workers, self.switch))
+
+    def without(self, worker: int) -> "SwitchedJob | None":
+        """The job after a worker, by index, has left it; ``None``: nodes need not know."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a switch and a parameter server have for a job, and its workers with them: endpoints of answers (``results``), of the
+    system's PS (0: none) and of the root that agrees on ``exponents``; fragments of a ``window``; ``slots``, the job's
+    ``own`` or shared with at most ``quota`` at a time (0: no limit); ``values`` in a packet (0: always the same); ``rings``.
+    """
+
+    results: int
     ps: int
+    exponents: int
+    window: int
+    slots: int
+    own: bool
+    quota: int = 0
+    values: int = 0
+    rings: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorJob(SwitchedJob):
+    """A job that sums tensors, on one switch or several."""
+
     #: where answers come from
     results: int
     #: who agrees on exponents of floats
     exponents: int
-    #: slots the job may use; ``own``: nobody else does
-    slots: int
-    own: bool
     #: fragments a worker may have in flight
     window: int
-    #: slots the job may hold at a time, of those that jobs share; 0: as many as there are
-    quota: int = 0
-    #: values in a packet; 0: what the system's packets always have
-    values: int = 0
-    #: the switches, where there are several, and the one that each worker is at
-    sites: tuple[Site, ...] = ()
-    entries: tuple[int, ...] = ()
-    #: workers that have left, by index; without them only a job in asynchronous training goes on
-    departed: tuple[int, ...] = ()
-    #: a sparse job: what it has chosen, and its PSs by shard
-    sparse: Sparse | None = None
-    servers: tuple[int, ...] = ()
-    #: the number of its hot set (0: nothing is hot), and the last iteration whose counts have been decided on
-    hot_version: int = 0
-    decided: int = 0
-    #: the iteration of its model that a job with one begins after; -1: shards have to say first which they have
-    begin: int = -1
-    #: NetReduce: rings of the hosts, one for each rank of a host (:func:`inanet.proto.netreduce.tunnel.rings_of`)
-    rings: int = 1
+
+    def __post_init__(self) -> None:
+        SwitchedJob.__post_init__(self)
+        are_endpoints((self.results, self.exponents))
+        in_range("window", self.window, 1, (1 << 31) - 1)
+
+    @classmethod
+    def on(cls, system: str, number: int, workers: tuple[int, ...], switch: int, terms: Terms) -> Self:
+        """The job on one switch under these terms: fields of this type that terms have are theirs."""
+        names = {one.name for one in fields(terms)}
+        own = {one.name: getattr(terms, one.name) for one in fields(cls) if one.name in names}
+        return cls(system=system, number=number, workers=workers, switch=switch, **own)
+
+    def way(self, worker: int) -> tuple[int, int]:
+        """Where a worker, by index, sends its contributions, and where answers to it come from."""
+        return self.switch, self.results
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +203,7 @@ class NodePlan:
     #: fragments each neighbour may have in flight towards this node, so that it returns credit in time; 0: not known
     window: int = 0
     #: the job's sums are made in a switch
-    switched: Switched | None = None
+    switched: SwitchedJob | None = None
 
 
 @dataclass(frozen=True, slots=True)

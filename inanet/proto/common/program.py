@@ -6,8 +6,10 @@ packet goes. The few packets that must leave *beside* the one that came in (a pa
 aged out) are spilled into an arena of their own.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,4 +84,59 @@ class Program(Protocol):
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name; ``occupied_<job>`` is what a job holds now."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Whom a switch exchanges a job's packets with. ``uplinks``: all their endpoints, and where a packet from one goes that the
+    program lets pass (0: nowhere); ``group``: those that what is for all workers goes to.
+    """
+
+    uplinks: dict[int, int]
+    group: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """What jobs can have of a program: see :class:`inanet.messages.services.Service`."""
+
+    slots: int
+    own: bool = True
+    quota: int = 0
+    values: int = 0
+    rings: int = 1
+
+
+class SystemProgram(Program, Protocol):
+    """A system's program, whose jobs come and go. ``passes`` that a packet takes through the pipeline, as a rule."""
+
+    passes: int
+
+    def offer(self, limit: int | None, most_passes: int) -> Offer:
+        """What the next job can have. ``limit`` is what one job may have: its share where jobs have shares, its quota where
+        they share; a packet makes ``most_passes`` at most.
+        """
+        ...
+
+    def add_job(self, tenant: Any) -> None:
+        """Serve a job of a configuration file (:class:`~inanet.proto.slots.tenants.Tenant`). Raises ``ValueError`` for one that
+        cannot be, :class:`~inanet.proto.common.refusal.NoRoom` for one that there are no registers for.
+        """
+        ...
+
+    def serve(self, job: Any, key: int, here: int) -> Neighbours:
+        """Serve a job of a plan (the system's type), whose secret is ``key``, at the endpoint ``here``. Raises as :meth:`add_job`."""
+        ...
+
+    def follow(self, job: Any) -> None:
+        """A later version of a job's plan. Raises ``ValueError`` if it cannot be followed."""
+        ...
+
+    def hold(self, job: int, scheduled: Sequence[Any]) -> None:
+        """Have the next sub-models of a job, by its number, where parts of tensors have slots of their own."""
+        ...
+
+    def remove_job(self, job: int) -> None:
+        """Forget a job, by its number. Raises ``KeyError`` if it is not served."""
         ...

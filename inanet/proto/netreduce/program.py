@@ -12,18 +12,24 @@ from numpy.typing import NDArray
 
 from inanet.kernels.icrc import is_sound
 from inanet.proto.common.program import Action, Verdicts
-from inanet.proto.netreduce import connections, policy
-from inanet.proto.netreduce.connections import CONNECTIONS, NOTICE, PLACES, Kind, State, classify, new_table
-from inanet.proto.netreduce.headers import FIRST_HEAD, new_out, transmissions, virtual_headers
-from inanet.proto.netreduce.memory import (
+from inanet.proto.netreduce import policy, tables
+from inanet.proto.netreduce.policy import FIRST_HEAD, new_out, transmissions, virtual_headers
+from inanet.proto.netreduce.ring import Child, Connection, RingAt
+from inanet.proto.netreduce.tables import (
+    CONNECTIONS,
+    NOTICE,
+    PLACES,
     TEMPLATE_BYTES,
     Count,
+    Kind,
     Memory,
     Shape,
+    State,
     claim,
+    classify,
     new_memory,
+    new_table,
 )
-from inanet.proto.netreduce.plan import Child, Connection, RingAt
 from inanet.proto.slots.registers import DEFAULT_BUDGET, OutOfRegisters
 from inanet.wire.batch import I64, U8, PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
@@ -114,7 +120,7 @@ class NetReduceProgram:
         """Whether a connection brings packets of a ring here, from its ranks, from other racks or from other switches."""
         pair = np.uint64(connection.source << 32 | connection.destination)
         table = self._table
-        row = connections.find(
+        row = tables.find(
             self._places, table.addresses, table.queue_pairs, pair, np.int64(connection.queue_pair)
         )
         return int(row) >= 0 or any(
@@ -172,7 +178,7 @@ class NetReduceProgram:
         self._distant = np.array([one.source << 32 | one.destination for one in distant], np.uint64)
         self._places[:] = -1
         for row in np.flatnonzero(self._hashed).tolist():
-            at = int(connections.place_of(self._table.addresses[row], self._table.queue_pairs[row]))
+            at = int(tables.place_of(self._table.addresses[row], self._table.queue_pairs[row]))
             while self._places[at] >= 0:
                 at = (at + 1) & (PLACES - 1)
             self._places[at] = row
@@ -210,7 +216,7 @@ class NetReduceProgram:
             for number in np.unique(rings).tolist():
                 chosen = mine if (rings == number).all() else mine[rings == number]
                 self._run(self._rings[number], batch, chosen, rows, passed, reasons)
-            verdicts.action[:count][(rows != connections.FOREIGN) & (passed == 0)] = Action.DROP
+            verdicts.action[:count][(rows != tables.FOREIGN) & (passed == 0)] = Action.DROP
         refused = reasons[:count] != Drop.OK
         if refused.any():
             verdicts.action[:count][refused] = Action.DROP

@@ -9,32 +9,30 @@ every tensor each (:mod:`inanet.proto.netreduce.parallel`).
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import NodeEvent, PeerSilent
-from inanet.proto.common.plan import Scheduled, Switched
-from inanet.proto.common.program import Action, Verdicts
-from inanet.proto.netreduce.memory import stride
+from inanet.proto.common.plan import Scheduled
+from inanet.proto.common.program import Action, Neighbours, Offer, Verdicts
+from inanet.proto.common.recovery import Timing
+from inanet.proto.netreduce.job import WINDOW, NetReduceJob, rings_of
 from inanet.proto.netreduce.parallel import Part, RankHost
-from inanet.proto.netreduce.plan import Connection, RingAt, Sizes, rack
 from inanet.proto.netreduce.program import NetReduceProgram
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Connection, Member, RingAt, Sizes, rack
+from inanet.proto.netreduce.tables import stride
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
 from inanet.proto.roce import Attributes, Peer
-from inanet.proto.slots.registers import DEFAULT_BUDGET
-from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.registers import DEFAULT_BUDGET, OutOfRegisters
+from inanet.proto.slots.tenants import Tenant, members_of
 from inanet.proto.slots.worker import Layout, Membership
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.netreduce_sizes import MESSAGE_PACKETS, PACKET_BYTES
 
-#: messages in flight, of as many packets as the job's slots allow: small tensors are padded to whole messages
-WINDOW = 8
 #: contributions to a place that are reckoned with when slots are offered to jobs whose size is not known
 _RECKONED = 16
 #: code of the shortest acknowledgement timeout, 34 ms: agents and switch may have to wait for a processor for longer, and that
@@ -53,11 +51,6 @@ def sizes_of(slots: int) -> Sizes:
             f"{slots} slots: NetReduce needs {4 * WINDOW} at least; give the program more memory"
         )
     return Sizes(length, WINDOW, PACKET_BYTES)
-
-
-def rings_of(slots: int, rings: int) -> int:
-    """How many of ``rings`` there are in so many slots, which they share: each needs messages of two packets at least."""
-    return max(1, min(rings, slots // (4 * WINDOW)))
 
 
 def _ring_number(job: int, ring: int) -> int:
@@ -86,23 +79,15 @@ def _plan(job: int, ring: int, hosts: int, sizes: Sizes) -> RingAt:
     return rack(number, connections, sizes)
 
 
-@dataclass(slots=True)
-class _File:
-    """Slots as the switch offers them; one is a place of a packet, with its buffers."""
-
-    free: int
-    shared: int = 0
-    #: packets are of one size
-    width: int = 0
-
-
 class TunnelProgram:
-    """:class:`~inanet.proto.netreduce.program.NetReduceProgram` behind UDP, for ``budget`` bytes. Places do not age."""
+    """:class:`~inanet.proto.netreduce.program.NetReduceProgram` behind UDP, for ``budget`` bytes. Places do not age. A job
+    has ``rings`` at most, one for each rank of a host."""
 
     name = "netreduce"
     passes = 1
 
-    def __init__(self, *, budget: int = DEFAULT_BUDGET, age: float = 0.0) -> None:
+    def __init__(self, *, budget: int = DEFAULT_BUDGET, age: float = 0.0, rings: int = 1) -> None:
+        self._most_rings = rings
         self.inner = NetReduceProgram(budget=budget)
         self.budget = budget
         self._endpoints: dict[int, int] = {}
@@ -111,24 +96,39 @@ class TunnelProgram:
         self._rings: dict[int, list[int]] = {}
         self._strangers = 0
 
-    @property
-    def file(self) -> _File:
+    def offer(self, limit: int | None, most_passes: int) -> Offer:
         """What is left, for jobs of up to 16 hosts; what more hosts need is known when they come."""
         left = self.budget - self.inner.register_bytes()
-        return _File(left // (_RECKONED * stride(PACKET_BYTES) + 2 * PACKET_BYTES))
+        free = left // (_RECKONED * stride(PACKET_BYTES) + 2 * PACKET_BYTES)
+        return Offer(min(free, limit or free), rings=self._most_rings)
 
     def add_job(self, tenant: Tenant) -> None:
-        """Serve a job. Raises ``ValueError`` and ``MemoryError`` as the program does."""
+        """Serve a job with one ring. Raises as the program does."""
+        self._add(tenant, 1)
+
+    def serve(self, job: NetReduceJob, key: int, here: int) -> Neighbours:
+        """Serve a job of a plan. Raises as the program does."""
+        tenant = Tenant(job.number, members_of(job.workers), job.number, slots=job.slots)
+        self._add(tenant, job.rings)
+        return tenant.neighbours
+
+    def follow(self, job: NetReduceJob) -> None:
+        """Later versions of a plan have nothing that concerns rings."""
+
+    def hold(self, job: int, scheduled: Sequence[Scheduled]) -> None:
+        """Tensors have no places of their own."""
+
+    def _add(self, tenant: Tenant, rings: int) -> None:
         if tenant.slots is None:
             raise ValueError(f"job {tenant.job}: NetReduce shares no slots; the job needs some of its own")
-        rings = rings_of(tenant.slots, tenant.rings)
+        rings = rings_of(tenant.slots, rings)
         made: list[int] = []
         try:
             for ring in range(rings):
                 plan = _plan(tenant.job, ring, len(tenant.members), sizes_of(tenant.slots // rings))
                 self.inner.add_ring(plan)
                 made.append(plan.ring)
-        except (ValueError, MemoryError):
+        except (ValueError, OutOfRegisters):
             for number in made:
                 self.inner.remove_ring(number)
             raise
@@ -324,7 +324,7 @@ def _worker(member: Membership, ring: int, sizes: Sizes, timing: Timing) -> NetR
     return worker
 
 
-def join(member: Membership, facts: Switched, timing: Timing) -> TunnelWorker:
+def join(member: Membership, job: NetReduceJob, timing: Timing) -> TunnelWorker:
     """The host's part in a job as its plan describes it."""
-    rings = rings_of(facts.slots, facts.rings)
-    return TunnelWorker(member, sizes_of(facts.slots // rings), timing, facts.workers, rings=rings)
+    rings = rings_of(job.slots, job.rings)
+    return TunnelWorker(member, sizes_of(job.slots // rings), timing, job.workers, rings=rings)

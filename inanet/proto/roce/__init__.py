@@ -1,8 +1,6 @@
 """RoCEv2 in user space: reliable connections that carry RDMA WRITEs. It knows nothing of aggregation."""
 
-from inanet.proto.roce.adapter import ChannelAdapter
-from inanet.proto.roce.memory import MemoryRegion, ProtectionDomain
-from inanet.proto.roce.queue_pair import QueuePair
+from inanet.proto.roce.queue_pair import ChannelAdapter, QueuePair
 from inanet.proto.roce.verbs import (
     Access,
     AsyncError,
@@ -11,7 +9,9 @@ from inanet.proto.roce.verbs import (
     Drained,
     Event,
     Failed,
+    MemoryRegion,
     Peer,
+    ProtectionDomain,
     Received,
     State,
     Status,

@@ -3,21 +3,92 @@
 *Reliability* is go-back-N (InfiniBand 9.7.5.1, 9.7.6, 9.9.2.1): a NAK or the acknowledgement timeout sends everything from
 the first unacknowledged packet again, ``retry_cnt`` times without progress. *Flow* is bounded by a window of packets, by the
 peer's "receiver not ready", and by the rate that congestion leaves (:mod:`inanet.proto.roce.dcqcn`).
+
+*Patience*: an acknowledgement is overdue after the time of the queue pair's attributes or, adaptively, as round trips have taken.
+A fixed time that finds losses soon takes every peer for lost that waits for a processor. Adaptive ones, which network cards
+have under that name, too, follow the measured round trip as TCP's do (RFC 6298): its mean and four deviations, of packets that
+were sent once only, and twice as long after each time that nothing had come (Karn). They are never shorter than the attribute
+says, and never longer than :data:`LONGEST` times that. A peer that says that packets are missing shows that the network loses
+some: then it pays to look for losses soon, and the time is the attribute's until :data:`CALM` round trips have been clean; or
+twice the shortest time lately from a packet's first sending to its acknowledgement, before which nothing can be overdue.
 """
 
 from collections import deque
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 import numpy as np
 
-from inanet.proto.roce.build import OVERHEAD, build_writes
+from inanet.proto.common.recovery import RetransmissionTimer
 from inanet.proto.roce.dcqcn import Rate
-from inanet.proto.roce.overdue import Overdue
+from inanet.proto.roce.packets import OVERHEAD, build_writes
 from inanet.proto.roce.serve import Column
 from inanet.proto.roce.verbs import Attributes, Completion, Status
 from inanet.wire.batch import I64, U8, Transmission
-from inanet.wire.roce import RNR_SECONDS, Nak
+from inanet.wire.roce import RNR_SECONDS, Nak, timeout_seconds
+
+#: the most that an adaptive time is of the attribute's, and how often that doubles it
+LONGEST = 8
+_DOUBLINGS = 3
+#: clean round trips since the last loss after which late peers are reckoned with again
+CALM = 32
+#: how much longer the shortest time may become from one acknowledgement to the next
+FORGETTING = 1.05
+
+
+class Overdue:
+    """Of one connection; packets are counted from its first on."""
+
+    def __init__(self, attributes: Attributes) -> None:
+        self._base = timeout_seconds(attributes.timeout)
+        self._adaptive = attributes.adaptive and self._base is not None
+        #: the packet, one past it, that is being timed, and when it left
+        self._timed: tuple[int, float] | None = None
+        #: whether it has been sent again since
+        self._unsure = False
+        #: the shortest time to an acknowledgement, slowly forgotten
+        self._shortest = inf
+        self._timer = RetransmissionTimer(
+            self._base or 0.0, LONGEST * (self._base or 0.0), doublings=_DOUBLINGS
+        )
+        self._lossy = 0
+
+    def sent(self, end: int, now: float) -> None:
+        """A packet that asks for an acknowledgement, ``end - 1``, has left for the first time."""
+        if self._adaptive and self._timed is None:
+            self._timed, self._unsure = (end, now), False
+
+    def went_back(self, *, overdue: bool) -> None:
+        """Packets are sent again, because nothing has come or because the peer lacks some: what is timed is ambiguous now."""
+        self._unsure = True
+        if overdue:
+            self._timer.back_off()
+        else:
+            self._lossy = CALM
+
+    def acknowledged(self, done: int, now: float) -> None:
+        """Everything before packet ``done`` has arrived."""
+        if self._timed is None or done < self._timed[0]:
+            return
+        trip, self._timed = now - self._timed[1], None
+        self._shortest = min(trip, FORGETTING * self._shortest)
+        if self._unsure:
+            return
+        self._timer.reset()
+        self._lossy = max(self._lossy - 1, 0)
+        self._timer.measure(trip)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long to wait from now on; ``None``: for ever."""
+        if self._base is None or not self._adaptive:
+            return self._base
+        if self._lossy:
+            least = 0.0 if self._shortest == inf else 2 * self._shortest
+            return min(max(self._base, least), LONGEST * self._base)
+        return self._timer.timeout
+
 
 _ENDINGS = {
     Nak.INVALID_REQUEST: Status.REM_INV_REQ_ERR,

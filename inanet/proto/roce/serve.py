@@ -14,8 +14,8 @@ from enum import IntEnum
 import numpy as np
 
 from inanet.kernels.jit import njit
-from inanet.proto.roce.memory import ACCESS, BASE, KEY, LENGTH
-from inanet.proto.roce.parse import Field
+from inanet.proto.roce.packets import Field
+from inanet.proto.roce.verbs import ACCESS, BASE, KEY, LENGTH
 from inanet.wire.batch import I64
 from inanet.wire.drops import Drop
 from inanet.wire.roce import (

@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.machine import Answering
+from inanet.proto.common.plan import NodePlan
+from inanet.proto.slots.ps import TensorServer, drops_by_label
+from inanet.proto.slots.tenants import members_of
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
-from inanet.wire.xagg import PAYLOAD_BYTES, Kind, MalformedPacket, Packet, decode, is_newer
+from inanet.wire.serial import is_newer
+from inanet.wire.xagg import PAYLOAD_BYTES, Kind, MalformedPacket, Packet, decode
 
 #: blocks whose exponents fit a packet
 GROUP = PAYLOAD_BYTES
@@ -141,7 +144,7 @@ class _RootJob:
     tables: dict[int, dict[int, _Table]] = field(default_factory=dict)
 
 
-class ExponentRoot(Answering):
+class ExponentRoot(TensorServer):
     """The root's side, for any number of jobs. A machine of its own with an address of its own."""
 
     def __init__(self) -> None:
@@ -155,6 +158,12 @@ class ExponentRoot(Answering):
         for bit in members.values():
             full |= bit
         self._jobs[job] = _RootJob(key, dict(members), full)
+
+    def serve(self, plan: NodePlan) -> None:
+        """Serve the job of a plan."""
+        job = plan.switched
+        assert job is not None, "a plan without a switch"
+        self.add_job(job.number, plan.key, members_of(job.workers))
 
     def remove_job(self, job: int) -> None:
         """Forget a job."""
@@ -224,7 +233,7 @@ class ExponentRoot(Answering):
 
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
-        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
+        return drops_by_label(self.drops)
 
 
 def _transmission(destination: int, packets: list[bytes]) -> Transmission:

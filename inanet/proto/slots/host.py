@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import NodeEvent, PeerSilent, Refused, RoundDone
-from inanet.proto.common.plan import NodePlan, TensorLayout
+from inanet.proto.common.plan import NodePlan, TensorJob, TensorLayout
+from inanet.proto.common.recovery import Timing
+from inanet.proto.common.refusal import NoRoom
 from inanet.proto.slots.systems import SYSTEMS
-from inanet.proto.slots.window import Timing
 from inanet.proto.slots.worker import Membership, Worker
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
@@ -49,32 +50,31 @@ class SwitchedHost:
         """Become the job's worker; later versions have nothing that concerns it, but a plan that comes after the job was
         dropped does: its switches have changed, and everything is numbered anew.
         """
-        facts = plan.switched
-        assert facts is not None, "a plan without a switch"
+        job = plan.switched
+        assert isinstance(job, TensorJob), "a plan without a switch"
         if self._worker is None:
-            index = facts.workers.index(self.endpoint)
-            # with several switches, both are the one that this host is at
-            entry = facts.entries[index] if facts.entries else 0
+            index = job.workers.index(self.endpoint)
+            switch, results = job.way(index)
             member = Membership(
-                facts.number,
+                job.number,
                 index,
-                len(facts.workers),
+                len(job.workers),
                 plan.ranks,
-                entry or facts.switch,
-                entry or facts.results,
-                root=facts.exponents,
+                switch,
+                results,
+                root=job.exponents,
                 key=plan.key,
             )
-            self._worker = SYSTEMS[facts.system].make_worker(
-                member, facts, self._timing, **self._options.get(facts.system, {})
+            self._worker = SYSTEMS[job.system].make_worker(
+                member, job, self._timing, **self._options.get(job.system, {})
             )
         self._plan = plan
 
     def add_layout(self, job_id: int, layout: TensorLayout, last_round: int = 0) -> None:
-        """Know a tensor. Raises ``MemoryError`` for numbers that framings have no room for."""
+        """Know a tensor. Raises :class:`~inanet.proto.common.refusal.NoRoom` for numbers that framings have no room for."""
         assert self._worker is not None
         if layout.tensor > 0xFFFF:
-            raise MemoryError("a job on a switch has 65536 tensors in its life")
+            raise NoRoom("a job on a switch has 65536 tensors in its life")
         self._worker.add_tensor(layout.tensor, layout.spec)
         self._worker.schedule(layout.tensor, layout.scheduled)
 

@@ -5,12 +5,15 @@ that nobody has touched for too long.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.program import Verdicts
+from inanet.proto.common.plan import Scheduled
+from inanet.proto.common.program import Neighbours, Offer, Verdicts
 from inanet.proto.slots.registers import JOBS, Register, RegisterFile
 from inanet.proto.slots.tenants import Tenant, Tenants
 from inanet.wire.batch import PacketBatch, Transmission
@@ -76,6 +79,28 @@ class SwitchProgram:
                 f"job {tenant.job}: this switch shares no slots; the job needs a share of its own"
             )
         self.tenants.bind(tenant, first, count)
+
+    @abstractmethod
+    def serve(self, job: Any, key: int, here: int) -> Neighbours:
+        """Serve a job of a plan; see :class:`~inanet.proto.common.program.SystemProgram`."""
+
+    def _bind(self, tenant: Tenant) -> Neighbours:
+        """:meth:`add_job`; the job's neighbours are its workers and its PS."""
+        self.add_job(tenant)
+        return tenant.neighbours
+
+    def follow(self, job: Any) -> None:
+        """Later versions of a plan have nothing that concerns slots."""
+
+    def hold(self, job: int, scheduled: Sequence[Scheduled]) -> None:
+        """Tensors have no slots of their own."""
+
+    def offer(self, limit: int | None, most_passes: int) -> Offer:
+        """See :class:`~inanet.proto.common.program.SystemProgram`."""
+        file = self.file
+        if file.shared:
+            return Offer(file.shared, own=False, quota=limit or 0, values=file.width)
+        return Offer(min(file.free, limit or file.free), values=file.width)
 
     def remove_job(self, job: int) -> None:
         """Forget a job: its slots are free, its packets foreign. Raises ``KeyError`` if it is not served."""

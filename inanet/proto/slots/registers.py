@@ -12,6 +12,8 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from inanet.proto.common.refusal import NoRoom
+
 #: a switch's memory, as in the papers' hardware
 DEFAULT_BUDGET = 20_000_000
 #: bytes of a slot beside its values: bitmap, owner and key, counter, marks and priority, timestamp
@@ -76,7 +78,7 @@ REGISTERS: Any = types.NamedTuple(
 )
 
 
-class OutOfRegisters(MemoryError):
+class OutOfRegisters(NoRoom):
     """The register file has no room for a job's share; says how much it asks for and how much there is."""
 
 

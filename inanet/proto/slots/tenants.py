@@ -5,7 +5,7 @@ worker only when it comes from the address that the worker has, and for the PS o
 kept apart by the owner that every slot carries.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -13,9 +13,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from inanet.proto.common.plan import MAX_WORKERS
+from inanet.proto.common.program import Neighbours
 from inanet.proto.slots.registers import JOBS
-
-MAX_WORKERS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Tenant:
     ``members`` maps addresses (:mod:`inanet.wire.endpoint`) to the bits they may set: one for a worker, those of a whole
     rack for the switch below. ``group`` is the number of the group that results go to, ``ps`` the address of the PS where the
     system has one. ``slots`` is a share of the job's own; without it the job uses the shared ones, at most ``quota`` of them
-    at a time. ``rings`` is how many NetReduce's hosts form.
+    at a time.
     """
 
     job: int
@@ -34,7 +34,6 @@ class Tenant:
     ps: int = 0
     slots: int | None = None
     quota: int | None = None
-    rings: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.job < JOBS:
@@ -51,6 +50,19 @@ class Tenant:
     def full(self) -> int:
         """Bits of all workers below this switch."""
         return sum(self.members.values())
+
+    @property
+    def neighbours(self) -> Neighbours:
+        """Workers, whose packets go on to the PS if they pass, and the PS."""
+        uplinks = dict.fromkeys(self.members, self.ps)
+        if self.ps:
+            uplinks.setdefault(self.ps, 0)
+        return Neighbours(uplinks, tuple(self.members))
+
+
+def members_of(workers: Sequence[int]) -> dict[int, int]:
+    """The bit of every worker, by its endpoint."""
+    return {worker: 1 << index for index, worker in enumerate(workers)}
 
 
 class Bindings(NamedTuple):

@@ -4,7 +4,7 @@ Fragments are numbered for the life of a job. Those from ``base`` on are unanswe
 beyond ``base`` plus the window has left. Two workers are therefore less than two windows apart, which is how far back the
 slots of a switch (two sets) and the table of a PS (two windows) can answer.
 
-- *Gap*: a fragment is sent again when one at least :attr:`Timing.reorder` numbers later has been answered; and once more
+- *Gap*: a fragment is sent again when one at least :attr:`Timing.gap` numbers later has been answered; and once more
   each time one has been answered that was sent so much later than the repetition, itself a round trip or two ago.
 - *Time*: a fragment that is not answered within the retransmission timeout is sent again. The timeout follows the round
   trips seen (RFC 6298; of fragments sent once only), because answers of a job with a straggler are late without being
@@ -19,7 +19,6 @@ slots of a switch (two sets) and the table of a PS (two windows) can answer.
   waiting for the timeout, which may be hundreds of them; each time it has to wait twice as long.
 """
 
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -28,6 +27,8 @@ from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.jit import njit
+from inanet.proto.common.recovery import RetransmissionTimer, Timing
+from inanet.wire.serial import unwrapped
 
 Index = NDArray[np.int64]
 _NONE: Index = np.zeros(0, np.int64)
@@ -35,18 +36,8 @@ _NONE: Index = np.zeros(0, np.int64)
 UNCLEAR = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Waiting times in seconds, and ``reorder`` in fragments."""
-
-    #: the shortest retransmission timeout, and the first
-    timeout: float = 0.01
-    timeout_max: float = 1.0
-    #: the shortest wait for the answer that holds up the window
-    probe: float = 0.001
-    reorder: int = 8
-    #: no answer for this long is reported
-    silent: float = 5.0
+#: waiting times of workers whose host says nothing else
+TIMING = Timing(retransmit=0.01, retransmit_max=1.0)
 
 
 @njit(
@@ -123,6 +114,7 @@ class Window:
             raise ValueError(f"a window of {capacity} fragments: at least one is needed")
         self.capacity = capacity
         self.timing = timing
+        self._timer = RetransmissionTimer(timing.retransmit, timing.retransmit_max)
         self.base = self.next = first
         self._size = 1 << (2 * capacity - 1).bit_length()
         self._answered: NDArray[np.bool_] = np.zeros(self._size, np.bool_)
@@ -137,10 +129,8 @@ class Window:
         #: how many were in flight when it was sent
         self._beside: NDArray[np.int64] = np.ones(self._size, np.int64)
         self._highest = first - 1
-        self._smoothed = self._variation = 0.0
         #: the shortest round trip, and when the last answer came
         self._shortest, self._heard = inf, -inf
-        self._backoff = 0
         #: answers to repeated fragments since the last to one that was sent once
         self._unclear = 0
         #: when the timeout was doubled last: what was sent before that is no reason to double it again
@@ -170,7 +160,7 @@ class Window:
 
     def lost(self, now: float) -> Index:
         """Numbers to send again; they count as sent at ``now``."""
-        gaps = self._news and self.base + self.timing.reorder <= self._highest
+        gaps = self._news and self.base + self.timing.gap <= self._highest
         if not gaps and (self.base == self.next or self._due() > now):
             return _NONE
         self._news = False
@@ -184,7 +174,7 @@ class Window:
         if late.any():
             self.resent_by_time += int(np.count_nonzero(late))
             if (self._sent_at[places[late]] >= self._doubled).any():
-                self._backoff += 1
+                self._timer.back_off()
                 self._doubled = now
         if probed:
             self.probed += 1
@@ -202,21 +192,19 @@ class Window:
 
     def _lost_again(self, places: Index, now: float) -> NDArray[np.bool_]:
         """Which of these, repeated some round trips ago, have seen one answered that was sent well after the repetition."""
-        later: NDArray[np.bool_] = self._order[places] + self.timing.reorder <= self._furthest
+        later: NDArray[np.bool_] = self._order[places] + self.timing.gap <= self._furthest
         return later & (self._sent_at[places] + 2 * self._shortest <= now)
 
     def _overtaken(self, waiting: Index) -> NDArray[np.bool_]:
         """Which of these have seen one answered that left well after them."""
-        later: NDArray[np.bool_] = waiting + self.timing.reorder <= self._highest
+        later: NDArray[np.bool_] = waiting + self.timing.gap <= self._highest
         return later
 
     # ---------------------------------------------------------------- answers
 
     def absolute(self, low: Index, bits: int) -> Index:
         """Whole numbers from the ``bits`` of them that travel: the ones nearest to what is in flight."""
-        half = np.int64(1 << (bits - 1))
-        numbers: Index = self.base + ((low - self.base + half) & (2 * half - 1)) - half
-        return numbers
+        return unwrapped(low, self.base, bits)
 
     def accept(self, numbers: Index, now: float) -> NDArray[np.bool_]:
         """Which of these answers are new and were asked for; they are answered from now on."""
@@ -242,23 +230,15 @@ class Window:
         self._highest = max(self._highest, highest)
         self._unclear = 0 if unsure < count else self._unclear + count
         if self._unclear <= UNCLEAR * beside:
-            self._backoff = 0
+            self._timer.reset()
         total, shortest, share, furthest, longer = self._trips.tolist()
         if self._unclear > beside:
-            self._measure(longer, min(1.0, count / beside))
+            self._timer.measure(longer, min(1.0, count / beside))
         elif unsure < count:
             self._furthest = max(self._furthest, int(furthest))
             self._shortest = min(self._shortest, shortest)
-            self._measure(total / (count - unsure), min(1.0, share))
+            self._timer.measure(total / (count - unsure), min(1.0, share))
         return new
-
-    def _measure(self, trip: float, share: float) -> None:
-        """Note the mean round trip of a batch of answers, which are this ``share`` of what was in flight with them."""
-        if self._smoothed == 0.0:
-            self._smoothed, self._variation = trip, trip / 2
-            return
-        self._variation += share * (abs(trip - self._smoothed) - self._variation) / 4
-        self._smoothed += share * (trip - self._smoothed) / 8
 
     # ---------------------------------------------------------------- time
 
@@ -276,10 +256,7 @@ class Window:
     @property
     def timeout(self) -> float:
         """Seconds after which an unanswered fragment is sent again."""
-        estimate = max(self.timing.timeout, self._smoothed + 4 * self._variation)
-        if self._backoff:
-            estimate *= 1 << min(self._backoff, 16)
-        return min(estimate, self.timing.timeout_max)
+        return self._timer.timeout
 
     def timer(self) -> float | None:
         """When the oldest unanswered fragment is late, or before that; None while nothing is in flight."""

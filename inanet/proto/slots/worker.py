@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +20,11 @@ from numpy.typing import NDArray
 
 from inanet.proto.common.events import NodeEvent, PeerSilent, Refused, RoundDone
 from inanet.proto.common.plan import Scheduled, TensorSpec
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.exponents import ExponentClient
 from inanet.proto.slots.source import Arrays, Source, Tensor
 from inanet.proto.slots.stream import Stream
-from inanet.proto.slots.window import Index, Timing, Window
+from inanet.proto.slots.window import TIMING, Index, Window
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 
@@ -114,6 +116,41 @@ class FixedPace:
         """Nothing to learn."""
 
 
+class Silence:
+    """Since when a worker has heard nothing of what it awaits; reported after ``seconds``, and again each time they pass."""
+
+    __slots__ = ("_seconds", "_since")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since = inf
+
+    def begin(self, now: float) -> None:
+        """Something is awaited from now on, if nothing was."""
+        self._since = min(self._since, now)
+
+    def heard(self, now: float) -> None:
+        """Something has come."""
+        if self._since < inf:
+            self._since = now
+
+    def end(self) -> None:
+        """Nothing is awaited any more."""
+        self._since = inf
+
+    @property
+    def due(self) -> float:
+        """When silence is to be reported; infinity: nothing is awaited."""
+        return self._since + self._seconds
+
+    def report(self, job: int, name: str, now: float) -> list[NodeEvent]:
+        """What to report of a neighbour."""
+        if now < self.due:
+            return []
+        silent, self._since = now - self._since, now
+        return [PeerSilent(job, name, silent)]
+
+
 class Worker:
     """``window`` bounds what is in flight; it must be the same for all workers of the job."""
 
@@ -127,7 +164,7 @@ class Worker:
     ) -> None:
         self.member = member
         self.layout = layout
-        self.timing = timing or Timing()
+        self.timing = timing or TIMING
         self.window = Window(window, self.timing, member.first)
         self.pace: Pace = pace or FixedPace(window)
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
@@ -140,7 +177,7 @@ class Worker:
         self._streams: deque[Source] = deque()
         self._end = member.first
         self._events: list[NodeEvent] = []
-        self._heard: float | None = None
+        self._silence = Silence(self.timing.silent)
         self._sent = self._sent_again = self._bypassed = 0
 
     # ---------------------------------------------------------------- rounds
@@ -170,8 +207,7 @@ class Worker:
         Raises ``ValueError`` for arrays that do not suit the tensor, ``KeyError`` for a tensor that is not known.
         """
         self._streams.append(self._source(self._tensors[tensor], round_, arrays))
-        if self._heard is None:
-            self._heard = now
+        self._silence.begin(now)
         self._turn(now)
 
     def give_up(self, round_: int) -> None:
@@ -206,7 +242,7 @@ class Worker:
             else:
                 ahead.add(tensor)
         if not self._streams:
-            self._heard = None
+            self._silence.end()
 
     def _finish(self, stream: Source) -> None:
         self._streams.remove(stream)
@@ -255,8 +291,7 @@ class Worker:
             for i in np.flatnonzero(from_root).tolist():
                 self.drops[self._client.receive(batch, i)] += 1
             index = index[~from_root]
-        if self._streams:
-            self._heard = now
+        self._silence.heard(now)
         if len(index):
             self._results(batch, self._read(batch, index, now), now)
         self._turn(now)
@@ -345,9 +380,9 @@ class Worker:
 
     def timer(self) -> float | None:
         """When :meth:`on_timer` wants to be called next; None while no round is under way."""
-        if not self._streams or self._heard is None:
+        if not self._streams:
             return None
-        due = self._heard + self.timing.silent
+        due = self._silence.due
         if (late := self.window.timer()) is not None and late < due:
             due = late
         if self._client is not None and (repeat := self._client.timer()) is not None and repeat < due:
@@ -357,9 +392,7 @@ class Worker:
     def on_timer(self, now: float) -> None:
         """Report silence; what is due leaves with the next :meth:`transmit`."""
         self.window.look()
-        if self._streams and self._heard is not None and now - self._heard >= self.timing.silent:
-            self._events.append(PeerSilent(self.member.job, "switch", now - self._heard))
-            self._heard = now
+        self._events += self._silence.report(self.member.job, "switch", now)
 
     def events(self) -> list[NodeEvent]:
         """What happened since the last call. ``Refused`` has local rank -1 where another host holds the NaN or Inf."""

@@ -21,7 +21,8 @@ from inanet.proto.tree.xagg import slotwork
 from inanet.proto.tree.xagg.control import Header, read_header
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
-from inanet.wire.xagg import GROUP, HEADER_BYTES, LOST_BODY_BYTES, Kind, is_newer
+from inanet.wire.serial import is_newer
+from inanet.wire.xagg import GROUP, HEADER_BYTES, LOST_BODY_BYTES, Kind
 
 
 class Control:

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.fold import fold_add, fold_copy, fold_max8, fold_max32, fold_max64
+from inanet.kernels.header import tag_of
 from inanet.kernels.jit import njit
 from inanet.proto.common.encoding import LARGE
 from inanet.proto.common.plan import Fold
@@ -173,45 +174,6 @@ _LARGE = LARGE
 K_DATA = int(Kind.DATA)
 _LARGE_FLAG = int(Flag.LARGE) << FLAG_SHIFT
 _LAST_GROUP_SIZE_MASK = (1 << GROUP_SHIFT) - 1
-
-
-@njit("boolean(uint32, uint32)", cache=True, nogil=True, _nrt=False, inline="always")
-def newer32(a: int, b: int) -> Any:
-    """Serial-number arithmetic on rounds."""
-    return a != b and np.uint32(a - b) < np.uint32(0x80000000)
-
-
-@njit("boolean(uint8, uint8)", cache=True, nogil=True, _nrt=False, inline="always")
-def newer8(a: int, b: int) -> Any:
-    """Serial-number arithmetic on plan versions and attempts."""
-    return a != b and np.uint8(a - b) < np.uint8(0x80)
-
-
-@njit(
-    "uint32(uint32, uint32, uint32, uint32, uint32, uint64)",
-    cache=True,
-    nogil=True,
-    _nrt=False,
-    inline="always",
-)
-def tag_of(w0: int, w1: int, w2: int, w3: int, w4: int, key: int) -> Any:
-    """:func:`inanet.wire.xagg.header_tag` over five header words."""
-    h = np.uint64(key)
-    m = np.uint64(0x9E3779B97F4A7C15)
-    s = np.uint64(29)
-    h = (h ^ np.uint64(w0)) * m
-    h ^= h >> s
-    h = (h ^ np.uint64(w1)) * m
-    h ^= h >> s
-    h = (h ^ np.uint64(w2)) * m
-    h ^= h >> s
-    h = (h ^ np.uint64(w3)) * m
-    h ^= h >> s
-    h = (h ^ np.uint64(w4)) * m
-    h ^= h >> s
-    h = h * np.uint64(0xBF58476D1CE4E5B9)
-    h ^= h >> np.uint64(32)
-    return np.uint32(h & np.uint64(0xFFFFFFFF))
 
 
 @njit(

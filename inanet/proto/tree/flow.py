@@ -15,18 +15,9 @@ import numpy as np
 from numba import types
 from numpy.typing import NDArray
 
+from inanet.kernels.header import newer8
 from inanet.kernels.jit import njit
-from inanet.proto.tree.engine import (
-    DOWN_LOGGED,
-    FOLD,
-    MAX8,
-    TABLES,
-    UP_LOGGED,
-    Event,
-    Tables,
-    newer8,
-    report,
-)
+from inanet.proto.tree.engine import DOWN_LOGGED, FOLD, MAX8, TABLES, UP_LOGGED, Event, Tables, report
 from inanet.proto.tree.slots import (
     BURSTS,
     GROUP_LINK,

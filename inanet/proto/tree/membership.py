@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from inanet.proto.common.plan import Child, NodePlan, Parent, Part, Placement, Shard
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.collective import Collective, TensorState
 from inanet.proto.tree.multicast import Multicast
-from inanet.proto.tree.reliability import Link, Receiver, Sender, Timing
+from inanet.proto.tree.reliability import Link, Receiver, Sender
 from inanet.proto.tree.slots import GROUP_LINK, LINKS, UP_LINK, ShardColumn, SlotMemory, TreeColumn
-from inanet.wire.xagg import is_newer
+from inanet.wire.serial import is_newer
 
 #: how many plan versions back an id or a link may date: versions travel modulo 256 and compare within half of that
 _HORIZON = 100

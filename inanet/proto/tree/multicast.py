@@ -11,8 +11,9 @@ Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.groups.Groups` 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from inanet.proto.tree.reliability import Link, Timing
-from inanet.wire.xagg import is_newer
+from inanet.proto.common.recovery import Timing
+from inanet.proto.tree.reliability import Link
+from inanet.wire.serial import is_newer
 
 #: a child may be without progress for this many retransmission intervals, or round trips, before the others go on without it
 PATIENCE = 2

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from inanet.proto.common.events import NodeEvent
 from inanet.proto.common.formats import make_format
 from inanet.proto.common.plan import NodePlan, TensorLayout
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.collective import TensorState
 from inanet.proto.tree.control import Control
 from inanet.proto.tree.engine import Count, Event
 from inanet.proto.tree.groups import Groups
 from inanet.proto.tree.links import Links
 from inanet.proto.tree.membership import Job, ShardState, Tree
-from inanet.proto.tree.reliability import Link, Receiver, Timing
+from inanet.proto.tree.reliability import Link, Receiver
 from inanet.proto.tree.rounds import Rounds
 from inanet.proto.tree.slot_engine import Report, SlotEngine, UserSlots, labels
 from inanet.proto.tree.slots import (
@@ -167,7 +168,7 @@ class Node:
                     )
                     slot0 = int(self.memory.shards[row, ShardColumn.SLOT0])
                     made.append(ShardState(shard, job, tree, row, slot0, over=last_round & 0xFFFFFFFF))
-            except MemoryError:
+            except OutOfSlots:
                 for state in made:
                     self.memory.drop_shard(state.row)
                 raise

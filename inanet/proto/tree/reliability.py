@@ -20,27 +20,14 @@ Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.node.Node` does
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree import flow
 from inanet.proto.tree.slots import BURSTS, GROUP, LINKS, LinkColumn, LinkTime, SlotMemory
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Waiting times in seconds."""
-
-    #: how long a check waits for packets that were overtaken
-    reorder: float = 0.002
-    #: first interval between repetitions of SENT, LOST and READY; doubles up to ``retransmit_max``
-    retransmit: float = 0.02
-    retransmit_max: float = 0.5
-    #: a parent that answers no SENT for this long is reported as silent
-    silent: float = 5.0
 
 
 def _integer(column: LinkColumn) -> Any:

@@ -12,7 +12,8 @@ from inanet.proto.tree.collective import Collective
 from inanet.proto.tree.membership import Job, ShardState
 from inanet.proto.tree.slots import ShardColumn
 from inanet.proto.tree.state import NodeState
-from inanet.wire.xagg import Kind, is_newer
+from inanet.wire.serial import is_newer
+from inanet.wire.xagg import Kind
 
 #: failed rounds of a tensor that are remembered in case they are still on their way
 MAX_DEAD = 64

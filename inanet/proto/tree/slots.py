@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.common.refusal import NoRoom
+
 #: words of a row; the payload and its checksum are words ``HEAD`` to ``ROW - 1``
 ROW = 263
 HEAD = 6
@@ -160,7 +162,7 @@ def _zeros(_: str, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
     return np.zeros(shape, dtype)
 
 
-class OutOfSlots(MemoryError):
+class OutOfSlots(NoRoom):
     """The node's slot memory cannot hold a tensor; says how much it needs and how much there is."""
 
 

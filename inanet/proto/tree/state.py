@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import NodeEvent, Refused
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.collective import Collective
 from inanet.proto.tree.membership import Job, ShardState, Tree
-from inanet.proto.tree.reliability import Link, Timing
+from inanet.proto.tree.reliability import Link
 from inanet.proto.tree.slot_engine import SlotEngine
 from inanet.proto.tree.slots import GROUP, State
 from inanet.proto.tree.xagg.control import Outbox

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from inanet.proto.common.events import Tally
-from inanet.proto.common.plan import Online
 from inanet.proto.zebra.job import EMPTY, HotSet, fixed, following
+from inanet.proto.zebra.plan import Online
 from inanet.wire.batch import I64, U64
 
 #: Bytes of one value in a switch.

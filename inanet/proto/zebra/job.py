@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.plan import Sparse, Switched
+from inanet.proto.zebra.plan import ZebraJob
 from inanet.wire.batch import I64, U64
 from inanet.wire.zebra import MAX_WIDTH, Kind, capacity
 
@@ -164,22 +164,14 @@ def with_exponents(version: int, keys: U64, magnitudes: F32, workers: int, headr
     return HotSet(version, np.asarray(keys, np.uint64), shifts.astype(np.int16))
 
 
-def chosen(facts: Switched) -> Sparse:
-    """The options that the ranks have chosen. Raises ``ValueError`` for a job that is not sparse."""
-    if facts.sparse is None:
-        raise ValueError(f"job {facts.number} has no keys: it is not sparse")
-    return facts.sparse
+def hot_of(facts: ZebraJob) -> HotSet:
+    """The hot keys of a plan. Raises ``ValueError`` for a key that is there twice."""
+    return fixed(facts.hot_version, np.array(facts.sparse.hot, np.uint64), facts.sparse.shift)
 
 
-def hot_of(facts: Switched) -> HotSet:
-    """The hot keys of a plan. Raises as :func:`chosen`, and ``ValueError`` for a key that is there twice."""
-    sparse = chosen(facts)
-    return fixed(facts.hot_version, np.array(sparse.hot, np.uint64), sparse.shift)
-
-
-def job_of(facts: Switched, key: int) -> Job:
+def job_of(facts: ZebraJob, key: int) -> Job:
     """The job of a plan with this ``key``. Raises ``ValueError`` for one that cannot be."""
-    sparse = chosen(facts)
+    sparse = facts.sparse
     return Job(
         facts.number,
         facts.workers,

@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32, store32
+from inanet.kernels.checksum import checksum_at
+from inanet.kernels.header import tag_at
 from inanet.kernels.jit import njit
-from inanet.proto.common.seal import checksum_at, tag_at
 from inanet.wire.batch import I64, U8, U64, PacketBatch, Transmission
 from inanet.wire.drops import Drop
 from inanet.wire.zebra import (

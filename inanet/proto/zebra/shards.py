@@ -8,9 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import Broken, Counted, ModelPart, NodeEvent
-from inanet.proto.common.plan import NodePlan, Switched
-from inanet.proto.zebra.job import EMPTY, chosen, hot_of, job_of
+from inanet.proto.common.machine import Host
+from inanet.proto.common.plan import NodePlan, TensorLayout
+from inanet.proto.zebra.job import EMPTY, hot_of, job_of
 from inanet.proto.zebra.journal import Kept, Models, part_of
+from inanet.proto.zebra.plan import ZebraJob
 from inanet.proto.zebra.shard import ParameterShard
 from inanet.proto.zebra.store import OPTIMISERS, Uniform, zeros
 from inanet.proto.zebra.stream import DAEMON_TIMING
@@ -36,25 +38,40 @@ class ShardServer:
         self._broken: list[Broken] = []
         self._past: dict[str, int] = {}
 
-    def serve(self, plan: NodePlan, facts: Switched) -> None:
+    takes_raw = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether models can be kept here."""
+        return self.models is not None
+
+    def settle(self, host: Host) -> None:
+        """See :class:`~inanet.proto.common.machine.Server`."""
+        self.endpoint, self.models = host.endpoint, host.models
+
+    def hold(self, job: int, layout: TensorLayout) -> None:
+        """There are no tensors."""
+
+    def serve(self, plan: NodePlan) -> None:
         """Be a shard of the job of a plan; of one whose model is kept, when it says with which iteration it begins. Raises
         ``ValueError`` for a job that cannot be, or that has none here.
         """
-        job, model = job_of(facts, plan.key), chosen(facts).model
+        facts = _job(plan)
+        job, model = job_of(facts, plan.key), facts.sparse.model
         if self.endpoint not in job.shards:
             raise ValueError(f"job {job.number} has no shard at this server")
         if model:
             self._kept[job.number] = self._open(self._part(facts))
         self._plans[job.number] = plan
         try:
-            self.follow(facts)
+            self.follow(plan, 0.0)
         except ValueError:
             self.remove_job(job.number)
             raise
 
-    def _part(self, facts: Switched) -> str:
+    def _part(self, facts: ZebraJob) -> str:
         """What this server's part of a job's model is called."""
-        return f"{chosen(facts).model}.{facts.servers.index(self.endpoint)}of{len(facts.servers)}"
+        return f"{facts.sparse.model}.{facts.servers.index(self.endpoint)}of{len(facts.servers)}"
 
     def _open(self, part: str) -> Kept:
         if self.models is None:
@@ -69,26 +86,25 @@ class ShardServer:
         that cannot be read, and for one of which there are other parts here: as new it would be another.
         """
         kept, plan = self._kept.get(job), self._plans.get(job)
-        if kept is None or plan is None or plan.switched is None:
+        if kept is None or plan is None:
             return None
         try:
             found = part_of(kept.entries())
             others = (
-                []
-                if found.iteration or self.models is None
-                else self.models.trained(chosen(plan.switched).model)
+                [] if found.iteration or self.models is None else self.models.trained(_job(plan).sparse.model)
             )
         except OSError as error:
             raise ValueError(f"cannot read the model: {error.strerror}") from None
         if others:
             raise ValueError(
-                f"it has {', '.join(others)}, and is to begin {self._part(plan.switched)}: give the job the servers that have "
+                f"it has {', '.join(others)}, and is to begin {self._part(_job(plan))}: give the job the servers that have "
                 "trained the model, as many as they were, or the model another name"
             )
         return found
 
-    def follow(self, facts: Switched) -> None:
+    def follow(self, plan: NodePlan, now: float) -> None:
         """A job's hot keys, and what has been decided of them. Raises ``ValueError`` for a model that is another's."""
+        facts = _job(plan)
         number = facts.number
         if number not in self._plans:
             # it cannot go on here, and the coordinator is about to hear so
@@ -100,15 +116,15 @@ class ShardServer:
         self._try(number, partial(self._tell, self._shards[number], facts))
 
     @staticmethod
-    def _tell(shard: ParameterShard, facts: Switched) -> None:
+    def _tell(shard: ParameterShard, facts: ZebraJob) -> None:
         if facts.hot_version != EMPTY.version:
             shard.prepare(hot_of(facts))
             if shard.number == 0:
                 shard.announce(facts.hot_version)
         shard.settle(facts.decided)
 
-    def _shard(self, facts: Switched) -> ParameterShard:
-        job, sparse = job_of(facts, self._plans[facts.number].key), chosen(facts)
+    def _shard(self, facts: ZebraJob) -> ParameterShard:
+        job, sparse = job_of(facts, self._plans[facts.number].key), facts.sparse
         place, kept = job.shards.index(self.endpoint), self._kept.get(facts.number)
         initial = Uniform(sparse.initial) if sparse.initial else zeros
         optimiser = OPTIMISERS[sparse.optimiser](sparse.rate, sparse.beta)
@@ -131,8 +147,7 @@ class ShardServer:
             action()
         except OSError as error:
             plan = self._plans[number]
-            assert plan.switched is not None
-            model = chosen(plan.switched).model
+            model = _job(plan).sparse.model
             self._broken.append(Broken(plan.job, f"cannot keep {model!r}: {error.strerror}"))
             self.remove_job(number)
 
@@ -212,6 +227,12 @@ class ShardServer:
         """Packets dropped since the start, by the label of every reason."""
         drops = sum((shard.drops for shard in self._shards.values()), self.drops.copy())
         return {reason.label: int(drops[reason]) for reason in Drop if reason is not Drop.OK}
+
+
+def _job(plan: NodePlan) -> ZebraJob:
+    """What a sparse job's plan says."""
+    assert isinstance(plan.switched, ZebraJob)
+    return plan.switched
 
 
 def _counters(shard: ParameterShard) -> dict[str, int]:

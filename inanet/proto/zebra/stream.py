@@ -15,14 +15,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.common.recovery import RetransmissionTimer
 from inanet.proto.zebra.packets import Column, EncodedPackets, beyond
 from inanet.wire.batch import I64, Transmission
 from inanet.wire.zebra import ATTEMPTS
 
 #: A packet is taken for lost, once, when one that was sent this much after it has been answered.
 GAP = 3
-#: far enough for the longest timeout, whatever the times that were measured
-_MOST_DOUBLED = 2.0**20
 #: the longest pause between two questions, in first ones
 _MOST_PAUSES = 8.0
 
@@ -55,35 +54,25 @@ DAEMON_TIMING = Timing(first=0.05, least=0.005)
 
 
 class RoundTrips:
-    """Round-trip times towards one destination, and the timeout that follows (Jacobson's estimator, doubled after every
-    loss until an answer comes to something that was sent once).
-    """
+    """The timeout that the round trips to one destination call for, and the waiting times of its streams."""
 
     def __init__(self, timing: Timing) -> None:
         self.timing = timing
-        self._mean = self._deviation = 0.0
-        self._measured = False
-        self._doubled = 1.0
+        self._timer = RetransmissionTimer(timing.least, timing.most, first=timing.first, doublings=20)
 
     @property
     def timeout(self) -> float:
         """Seconds after which an unanswered packet is sent again."""
-        base = self._mean + 4 * self._deviation if self._measured else self.timing.first
-        return min(max(base, self.timing.least) * self._doubled, self.timing.most)
+        return self._timer.timeout
 
     def measured(self, seconds: float) -> None:
-        """An answer took this long."""
-        if self._measured:
-            error = abs(seconds - self._mean)
-            self._deviation += (error - self._deviation) / 4
-            self._mean += (seconds - self._mean) / 8
-        else:
-            self._measured, self._mean, self._deviation = True, seconds, seconds / 2
-        self._doubled = 1.0
+        """Something that was sent once has been answered after so long."""
+        self._timer.measure(seconds)
+        self._timer.reset()
 
     def lost(self) -> None:
         """An answer has not come in time."""
-        self._doubled = min(self._doubled * 2, _MOST_DOUBLED)
+        self._timer.back_off()
 
 
 class Stream:

@@ -19,14 +19,12 @@ that all shards have finished those before.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import Tally
-from inanet.proto.common.plan import Switched
-from inanet.proto.common.program import Action, Verdicts
+from inanet.proto.common.program import Action, Neighbours, Offer, Verdicts
 from inanet.proto.zebra.hot import UpdateCounts
 from inanet.proto.zebra.job import (
     EMPTY,
@@ -44,6 +42,7 @@ from inanet.proto.zebra.layout import Layout, by_heat, in_sequence
 from inanet.proto.zebra.ledger import Ledger
 from inanet.proto.zebra.logsum import TABLES
 from inanet.proto.zebra.packets import Column, EncodedPackets, Header, ParsedBatch, ahead, among, seal
+from inanet.proto.zebra.plan import ZebraJob
 from inanet.proto.zebra.registers import Registers, empty, gather
 from inanet.proto.zebra.stream import DAEMON_TIMING, Delivery, RoundTrips, Timing
 from inanet.wire.batch import I64, U64, PacketBatch, Transmission
@@ -55,15 +54,6 @@ DEFAULT_BUDGET = 1 << 20
 _CONCERNED = among(Kind.HOT, Kind.NEWS, Kind.JOIN)
 #: Places parameters: how many, in how many registers.
 Place = Callable[[int, int], Layout]
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """What jobs can have of a program's registers, in the terms of slots: ``free`` pieces of :data:`UNIT` bytes."""
-
-    free: int
-    shared: int = 0
-    width: int = 0
 
 
 class SwitchCpu:
@@ -326,13 +316,14 @@ class ZebraProgram:
 
     # ---------------------------------------------------------------- jobs
 
-    @property
-    def file(self) -> Capacity:
-        """What jobs can have in all."""
-        return Capacity(min(self.budget // UNIT, 1 << 20))
+    def offer(self, limit: int | None, most_passes: int) -> Offer:
+        """Pieces of :data:`UNIT` bytes in all; a packet has no more pairs than the passes that it may make."""
+        return Offer(min(self.budget // UNIT, 1 << 20), values=most_passes)
 
-    def serve(self, facts: Switched, key: int) -> None:
-        """Serve the job of a plan with its hot keys. Raises ``ValueError`` for one that cannot be, or that there is no room for."""
+    def serve(self, facts: ZebraJob, key: int, here: int) -> Neighbours:
+        """Serve the job of a plan with its hot keys; its neighbours are ranks and shards. Raises ``ValueError`` for one that cannot
+        be, or that there is no room for.
+        """
         job = job_of(facts, key)
         self.add_job(job, job.number)
         try:
@@ -340,8 +331,9 @@ class ZebraProgram:
         except ValueError:
             self.remove_job(job.number)
             raise
+        return Neighbours(dict.fromkeys((*facts.workers, *facts.servers), 0), facts.workers)
 
-    def follow(self, facts: Switched) -> None:
+    def follow(self, facts: ZebraJob) -> None:
         """Have the hot keys of a job's plan ready. Raises ``ValueError`` for ones that there is no room for."""
         if facts.hot_version != EMPTY.version:
             self.prepare(facts.number, hot_of(facts))

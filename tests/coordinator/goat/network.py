@@ -17,14 +17,15 @@ from inanet.member.member import Failed, Identity, Member
 from inanet.messages.services import Service
 from inanet.planning.topology import Topology
 from inanet.proto.common.formats import make_format
+from inanet.proto.common.plan import SwitchedJob
+from inanet.proto.slots.goat.job import GoatJob
 from inanet.proto.slots.goat.program import GoatProgram
 from inanet.proto.slots.registers import META_BYTES
 from inanet.sim.link import Link, LinkSpec
 from inanet.sim.network import Network
 from inanet.sim.nodes import Switch
-from inanet.switch.following import SwitchFollower, offer
-from inanet.switch.programs import Job, admit, dismiss
-from inanet.switch.registration import Registration
+from inanet.switch.follower import SwitchFollower
+from inanet.switch.programs import Registration, dismiss, serve
 from inanet.wire.endpoint import endpoint, show
 from inanet.wire.goat import WORDS
 from tests.coordinator.rack import PS, ROOT, TOKEN, WINDOW, Rack
@@ -88,11 +89,11 @@ class _Site:
     def __init__(self, node: Switch, registration: Registration) -> None:
         self._node, self._registration = node, registration
 
-    def serve(self, program: str, job: Job) -> None:
-        admit(self._registration, job)
+    def serve(self, program: str, job: SwitchedJob, key: int) -> None:
+        serve(self._registration, job, key, self._node.address)
         self._tell()
 
-    def dismiss(self, program: str, job: Job, leave: Callable[[Any], None]) -> None:
+    def dismiss(self, program: str, job: int, leave: Callable[[Any], None]) -> None:
         dismiss(self._registration, job)
         self._tell()
 
@@ -166,7 +167,7 @@ class GoatRack(Rack):
             one.links[other] = link
         self.star.network._forget_ways()  # type: ignore[attr-defined]
         registration = Registration("goat", program)
-        has = offer(registration, None)
+        has = registration.program.offer(None, 9)
         services = {
             "goat": Service(
                 endpoint=node.address, relays=True, slots=has.slots, own=has.own, values=has.values
@@ -190,7 +191,7 @@ class GoatRack(Rack):
         """Switches that the job is summed in."""
         (job,) = self.coordinator.jobs.values()
         facts = job.plans.current.switched
-        assert facts is not None
+        assert isinstance(facts, GoatJob)
         return tuple(site.name for site in facts.sites)
 
     def figures(self) -> dict[str, Any]:

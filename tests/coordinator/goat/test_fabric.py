@@ -12,24 +12,24 @@ from inanet.coordinator.coordinator import Coordinator
 from inanet.coordinator.goat.fabric import ways
 from inanet.coordinator.settings import Settings
 from inanet.member.member import Failed, Identity, Member
-from inanet.messages.services import EXPONENTS, Service
+from inanet.messages.services import Service
 from inanet.planning.goat.publication import Memory, Publisher
 from inanet.planning.goat.submodels import layers_of
 from inanet.planning.topology import Topology, TopologyError
 from inanet.proto.common.formats import make_format
 from inanet.proto.common.local import LocalTensor
-from inanet.proto.common.plan import ExponentMode, TensorSpec
+from inanet.proto.common.plan import ExponentMode, SwitchedJob, TensorSpec
 from inanet.proto.slots.exponents import ExponentRoot
+from inanet.proto.slots.goat.job import GoatJob, neighbours
 from inanet.proto.slots.goat.program import GoatProgram
 from inanet.proto.slots.goat.ps import GoatServer
-from inanet.proto.slots.goat.routes import neighbours
 from inanet.proto.slots.root import SwitchedRoot
+from inanet.proto.slots.systems import EXPONENTS
 from inanet.proto.tree.node import Node
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
-from inanet.switch.following import SwitchFollower, offer
-from inanet.switch.programs import Job, admit, dismiss
-from inanet.switch.registration import Registration
+from inanet.switch.follower import SwitchFollower
+from inanet.switch.programs import Registration, dismiss, serve
 from inanet.wire.endpoint import endpoint
 from tests.coordinator.rack import PS, ROOT, TOKEN, WINDOW, Rack
 from tests.coordinator.test_switches import arrays_of
@@ -82,13 +82,13 @@ class MeshSwitch:
     def endpoints(self) -> dict[str, int]:
         return {self.registration.name: self._address}
 
-    def serve(self, program: str, job: Job) -> None:
-        admit(self.registration, job)
-        assert job.facts is not None
+    def serve(self, program: str, job: SwitchedJob, key: int) -> None:
+        assert isinstance(job, GoatJob)
+        serve(self.registration, job, key, self._address)
         self._switch.groups[job.number] = self.registration.groups[job.number]
-        self._switch.peers = frozenset(neighbours(job.facts.sites[job.node - 1]))
+        self._switch.peers = frozenset(neighbours(job.sites[job.node_at(self._address) - 1]))
 
-    def dismiss(self, program: str, job: Job, leave: Callable[[Any], None]) -> None:
+    def dismiss(self, program: str, job: int, leave: Callable[[Any], None]) -> None:
         dismiss(self.registration, job)
 
 
@@ -136,13 +136,13 @@ class Lab(Rack):
         self.mesh.attach(ROOT, exponents)
         self.mesh.attach(PS, self.server)
         services = {EXPONENTS: Service(endpoint=ROOT), self.system: Service(endpoint=PS)}
-        follower = SwitchedRoot(Node("ps", 64), exponents, {self.system: self.server})
+        follower = SwitchedRoot(Node("ps", 64), {EXPONENTS: exponents, self.system: self.server})
         self._connect("ps", Member(follower, Identity("ps", "ps", TOKEN, ROOT, 512, services=services)))
 
     def start_switch(self, name: str = "", *, relays: bool = True) -> None:
         for one in [name] if name else SWITCHES:
             switch = self.switches[one]
-            has = offer(switch.registration, None)
+            has = switch.registration.program.offer(None, 9)
             where = switch.endpoints()[self.system]
             services = {self.system: Service(endpoint=where, slots=has.slots, own=has.own, relays=relays)}
             follower = SwitchFollower(switch, {self.system: self.system})  # type: ignore[arg-type]

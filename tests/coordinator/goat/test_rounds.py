@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from inanet.coordinator.goat.rounds import SYSTEM
 from inanet.member.member import Failed, Member
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.slots.goat_async.program import EpochProgram
@@ -22,7 +21,7 @@ class Steps(Lab):
 
     def __init__(self) -> None:
         super().__init__()
-        self.system = SYSTEM
+        self.system = "goat-async"
         self.server = EpochServer(lambda seen: 2)  # type: ignore[assignment]
         self.next: dict[str, int] = dict.fromkeys(self.names, 0)
 

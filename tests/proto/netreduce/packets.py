@@ -5,8 +5,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from inanet.proto.common.program import Action, Verdicts
-from inanet.proto.netreduce.plan import Connection
 from inanet.proto.netreduce.program import NetReduceProgram
+from inanet.proto.netreduce.ring import Connection
 from inanet.wire import roce
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop

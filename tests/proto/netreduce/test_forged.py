@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from inanet.kernels.icrc import seal
-from inanet.proto.netreduce.plan import Connection, Sizes, rack, racks
 from inanet.proto.netreduce.program import NetReduceProgram
+from inanet.proto.netreduce.ring import Connection, Sizes, rack, racks
 from inanet.wire import roce
 from inanet.wire.drops import Drop
 from inanet.wire.endpoint import endpoint

@@ -3,8 +3,8 @@
 import numpy as np
 
 from inanet.kernels.icrc import seal
-from inanet.proto.netreduce.plan import Sizes, rack, racks
 from inanet.proto.netreduce.program import NetReduceProgram
+from inanet.proto.netreduce.ring import Sizes, rack, racks
 from inanet.wire import roce
 from inanet.wire.drops import Drop
 from tests.proto.netreduce.packets import LENGTH, SIZE, Bench, connections, header, message, values_of

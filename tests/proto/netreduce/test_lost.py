@@ -5,7 +5,7 @@ import pytest
 
 from inanet.phy.fault import FaultInjector
 from inanet.proto.common.events import PeerSilent, RoundDone
-from inanet.proto.netreduce.connections import NOTICE_OPCODE
+from inanet.proto.netreduce.tables import NOTICE_OPCODE
 from inanet.proto.netreduce.worker import Broken, NetReduceWorker
 from inanet.testing.netreduce import RingFabric, host_address, switch_address
 from inanet.wire.roce import Opcode

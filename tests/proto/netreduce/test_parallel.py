@@ -7,8 +7,7 @@ from inanet.proto.common.events import Refused, RoundDone
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.netreduce.parallel import Part, RankHost, cut, members, parts
-from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Member, Sizes
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.proto.roce import Attributes
 from inanet.testing.ranks import RankFabric

@@ -4,8 +4,8 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from inanet.proto.netreduce.plan import Sizes, rack, restarted
 from inanet.proto.netreduce.program import NetReduceProgram
+from inanet.proto.netreduce.ring import Sizes, rack, restarted
 from inanet.proto.slots.registers import OutOfRegisters
 from inanet.wire import netreduce, roce
 from inanet.wire.drops import Drop

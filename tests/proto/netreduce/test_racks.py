@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.proto.netreduce.plan import Connection, Sizes, racks
+from inanet.proto.netreduce.ring import Connection, Sizes, racks
 from inanet.testing.netreduce import RingFabric, host_address, switch_address
 from tests.proto.netreduce.packets import LENGTH, SIZE, connections
 from tests.proto.netreduce.test_rings import IMPAIRED, integers, members, spec

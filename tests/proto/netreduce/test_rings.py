@@ -3,8 +3,7 @@ import pytest
 
 from inanet.proto.common.formats import make_format
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.netreduce.plan import Sizes
-from inanet.proto.netreduce.ring import Member
+from inanet.proto.netreduce.ring import Member, Sizes
 from inanet.proto.roce import Attributes
 from inanet.testing.netreduce import RingFabric
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from inanet.proto.common.local import LocalTensor
-from inanet.proto.common.plan import Switched, TensorSpec
+from inanet.proto.common.plan import TensorSpec
 from inanet.proto.common.program import Action, Verdicts
+from inanet.proto.netreduce.job import NetReduceJob
 from inanet.proto.netreduce.tunnel import (
     WINDOW,
     TunnelProgram,
@@ -17,7 +18,7 @@ from inanet.proto.netreduce.tunnel import (
 )
 from inanet.proto.slots.registers import OutOfRegisters
 from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.window import TIMING
 from inanet.proto.slots.worker import Membership
 from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire import roce
@@ -31,7 +32,7 @@ SLOTS = 64
 def tunnelled(workers: int, impairment: Impairment | None = None) -> Job:
     star = Star(TunnelProgram(), impairment)
     peers = [worker_at(1, index) for index in range(workers)]
-    job = Job(star, 1, workers, lambda member: TunnelWorker(member, sizes_of(SLOTS), Timing(), peers))
+    job = Job(star, 1, workers, lambda member: TunnelWorker(member, sizes_of(SLOTS), TIMING, peers))
     star.program.add_job(job.tenant(slots=SLOTS))
     return job
 
@@ -54,13 +55,12 @@ class Ranks:
         self.star = Star(TunnelProgram(), impairment)
         self.each, self.round = each, 0
         ends = [worker_at(1, host) for host in range(hosts)]
-        facts = Switched("netreduce", 1, tuple(ends), SWITCH, 0, SWITCH, 0, SLOTS, True, SLOTS, rings=rings)
+        facts = NetReduceJob("netreduce", 1, tuple(ends), SWITCH, SWITCH, 0, SLOTS, slots=SLOTS, rings=rings)
         members = [Membership(1, host, hosts, hosts * each, SWITCH, SWITCH, key=KEY) for host in range(hosts)]
-        self.workers = [join(member, facts, Timing()) for member in members]
+        self.workers = [join(member, facts, TIMING) for member in members]
         for end, worker in zip(ends, self.workers, strict=True):
             self.star.attach(end, worker)
-        bits = {end: 1 << host for host, end in enumerate(ends)}
-        self.star.program.add_job(Tenant(1, bits, 1, slots=SLOTS, rings=rings))
+        self.star.program.serve(facts, KEY, SWITCH)
 
     def reduce(self, what: TensorSpec, arrays: list[np.ndarray]) -> None:
         self.round += 1
@@ -98,7 +98,9 @@ def test_rings_for_the_ranks_of_a_host_give_the_bits_of_one_host(rings: int, ele
 def test_rings_that_do_not_fit_leave_nothing_behind() -> None:
     program = TunnelProgram(budget=100_000)
     with pytest.raises(OutOfRegisters):
-        program.add_job(Tenant(1, {1: 1, 2: 2}, 1, slots=SLOTS, rings=2))
+        program.serve(
+            NetReduceJob("netreduce", 1, (1, 2), SWITCH, SWITCH, 0, SLOTS, slots=SLOTS, rings=2), KEY, SWITCH
+        )
     assert program.inner.register_bytes() == 0
     with pytest.raises(KeyError):
         program.remove_job(1)
@@ -155,7 +157,7 @@ def test_slots_that_are_too_few_are_refused_with_a_sentence():
     with pytest.raises(ValueError, match="give the program more memory"):
         sizes_of(16)
     small = TunnelProgram(budget=100_000)
-    assert small.file.free < SLOTS
+    assert small.offer(None, 9).slots < SLOTS
     with pytest.raises(OutOfRegisters):
         small.add_job(Tenant(1, {1: 1, 2: 2}, 1, slots=SLOTS))
     with pytest.raises(ValueError, match="shares no slots"):

@@ -6,8 +6,9 @@ import numpy as np
 
 from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.atp.program import AtpProgram
-from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.slots.atp.ps import ParameterServer
 from inanet.proto.slots.atp.worker import AtpWorker
+from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.worker import Membership
 from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire import a2tp, atp

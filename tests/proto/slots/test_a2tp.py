@@ -5,10 +5,17 @@ import pytest
 
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
-from inanet.proto.slots.a2tp.pace import A2tpPace
 from inanet.proto.slots.a2tp.program import A2tpProgram
-from inanet.proto.slots.a2tp.straggling import PublicStraggling, Straggling
-from inanet.proto.slots.a2tp.windows import ARTIFACT, PAPER, Windows, congestion_degree, decreasing_factor
+from inanet.proto.slots.a2tp.windows import (
+    ARTIFACT,
+    PAPER,
+    A2tpPace,
+    PublicStraggling,
+    Straggling,
+    Windows,
+    congestion_degree,
+    decreasing_factor,
+)
 from inanet.proto.slots.a2tp.worker import A2tpWorker
 from inanet.testing.switched import Impairment, Star
 from inanet.wire.a2tp import FRAME, Mark

@@ -1,5 +1,7 @@
 """ESA: who is more urgent gets the slot, and nothing of the one that gives way is lost."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
 from inanet.proto.slots.esa.program import EsaProgram
 from inanet.proto.slots.esa.worker import EsaWorker
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.window import TIMING
 from inanet.testing.switched import Star
 from inanet.wire.atp import Flag, decode
 from inanet.wire.drops import Drop
@@ -103,7 +105,7 @@ def test_32_workers_of_a_job_whose_own_tensors_evict_each_other():
 
 def test_the_ps_pulls_what_is_left_after_an_eviction():
     """Worker 0's values are evicted, worker 1's lie in the slot: nobody repeats anything, the PS asks for the rest."""
-    patient = {"timing": Timing(probe=1.0)}
+    patient = {"timing": replace(TIMING, probe=1.0)}
     job = single(2, 4, 4, program=EsaProgram, make=EsaWorker, own=patient)
     star = job.star
     job.add(0, spec(50, dtype="i32", mode=ExponentMode.NONE))

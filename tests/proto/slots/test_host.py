@@ -1,23 +1,20 @@
 """A host in a job on a switch: rounds in order whatever the order of their layouts, failed ones leave arrays alone."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from inanet.proto.common.events import PeerSilent, RoundDone
-from inanet.proto.common.plan import (
-    ExponentMode,
-    NodePlan,
-    Parent,
-    Placement,
-    Switched,
-    TensorLayout,
-    TensorSpec,
-)
+from inanet.proto.common.plan import ExponentMode, NodePlan, Parent, Placement, TensorLayout, TensorSpec
+from inanet.proto.common.refusal import NoRoom
 from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.host import SwitchedHost
+from inanet.proto.slots.switchml.job import SwitchMLJob
 from inanet.proto.slots.switchml.program import SwitchMLProgram
 from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.window import TIMING
 from inanet.testing.switched import SWITCH, Star
 from inanet.wire.endpoint import endpoint
 
@@ -37,8 +34,8 @@ class Pair:
             Tenant(NUMBER, {place: 1 << index for index, place in enumerate(self.places)}, NUMBER, slots=8)
         )
         self.star.group(NUMBER, self.places)
-        facts = Switched("switchml", NUMBER, tuple(self.places), SWITCH, 0, SWITCH, 0, 8, True, 8)
-        self.hosts = [SwitchedHost(place, Timing(silent=1.0)) for place in self.places]
+        facts = SwitchMLJob("switchml", NUMBER, tuple(self.places), SWITCH, SWITCH, 0, 8, slots=8)
+        self.hosts = [SwitchedHost(place, replace(TIMING, silent=1.0)) for place in self.places]
         for index, host in enumerate(self.hosts):
             parent = Parent("s0", SWITCH, 1 << index, 8)
             host.apply(NodePlan(JOB, 1, 1, 2, (Placement(0, parent),), switched=facts), 0.0)
@@ -109,16 +106,16 @@ def test_silence_is_told_with_the_switchs_name_and_figures_outlive_the_job() -> 
     pair.hosts[0].drop_job(JOB)
     assert pair.hosts[0].stats() == before | {"jobs": 0}
     assert pair.hosts[0].timer() is None
-    with pytest.raises(MemoryError, match="65536 tensors"):
+    with pytest.raises(NoRoom, match="65536 tensors"):
         pair.hosts[1].add_layout(JOB, TensorLayout(1 << 16, SPEC))
 
 
 def test_options_of_a_host_reach_the_workers_of_their_system() -> None:
     place = endpoint("10.0.0.1", 4000)
-    facts = Switched("a2tp", NUMBER, (place,), SWITCH, place, SWITCH, 0, 8, False, 8)
+    facts = AtpJob("a2tp", NUMBER, (place,), SWITCH, SWITCH, 0, 8, ps=place, slots=8)
     plan = NodePlan(JOB, 1, 1, 1, (Placement(0, Parent("s0", SWITCH, 1, 8)),), switched=facts)
     options = {"a2tp": {"profile": "artifact", "weight": 2.0, "straggling": False}, "atp": {"unknown": 1}}
-    host = SwitchedHost(place, Timing(), options)
+    host = SwitchedHost(place, TIMING, options)
     host.apply(plan, 0.0)
     worker = host._worker
     assert isinstance(worker, A2tpWorker)

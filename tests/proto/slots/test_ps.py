@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from inanet.proto.slots.atp.ps import ParameterServer, PSJob
+from inanet.proto.slots.atp.ps import ParameterServer
+from inanet.proto.slots.ps import PSJob
 from inanet.wire import a2tp, atp
 from inanet.wire.atp import ECHO, PROBE, PULL, Flag, Packet, decode
 from inanet.wire.drops import Drop

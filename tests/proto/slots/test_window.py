@@ -1,11 +1,14 @@
 """What is in flight, what is lost, when to try again; and the switch's memory."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.registers import OutOfRegisters, RegisterFile
 from inanet.proto.slots.tenants import Tenant
-from inanet.proto.slots.window import Timing, Window
+from inanet.proto.slots.window import TIMING, Window
 
 
 def accept(window: Window, *numbers: int, now: float = 0.0) -> list[bool]:
@@ -13,7 +16,7 @@ def accept(window: Window, *numbers: int, now: float = 0.0) -> list[bool]:
 
 
 def test_the_window_moves_with_the_lowest_unanswered_number():
-    window = Window(8, Timing(), first=100)
+    window = Window(8, TIMING, first=100)
     assert window.fresh(4, 200, 0.0).tolist() == [100, 101, 102, 103]
     assert accept(window, 101, 103) == [True, True]
     assert window.fresh(4, 200, 0.0).tolist() == []
@@ -27,7 +30,7 @@ def test_the_window_moves_with_the_lowest_unanswered_number():
 
 
 def test_answers_count_once_and_only_for_what_was_sent():
-    window = Window(8, Timing(), first=10)
+    window = Window(8, TIMING, first=10)
     window.fresh(8, 14, 0.0)
     assert accept(window, 9, 11, 11, 14, 12) == [False, True, False, False, True]
     assert accept(window, 11) == [False]
@@ -36,7 +39,7 @@ def test_answers_count_once_and_only_for_what_was_sent():
 @pytest.mark.parametrize("bits", [24, 32])
 def test_r7_numbers_are_the_nearest_to_what_is_expected(bits):
     first = 3 * 2**bits - 2
-    window = Window(16, Timing(), first=first)
+    window = Window(16, TIMING, first=first)
     window.fresh(8, first + 8, 0.0)
     numbers = np.arange(first, first + 8)
     np.testing.assert_array_equal(window.absolute(numbers & (2**bits - 1), bits), numbers)
@@ -45,7 +48,7 @@ def test_r7_numbers_are_the_nearest_to_what_is_expected(bits):
 
 
 def test_a_gap_is_filled_once_and_then_by_time():
-    window = Window(32, Timing(timeout=0.01, reorder=4, probe=1.0))
+    window = Window(32, replace(TIMING, retransmit=0.01, gap=4, probe=1.0))
     window.fresh(32, 32, 0.0)
     accept(window, 3, now=0.001)
     assert window.lost(0.001).tolist() == []
@@ -59,7 +62,7 @@ def test_a_gap_is_filled_once_and_then_by_time():
 
 
 def test_a_repetition_that_was_lost_is_told_by_what_was_sent_after_it():
-    window = Window(64, Timing(timeout=0.01, reorder=4))
+    window = Window(64, replace(TIMING, retransmit=0.01, gap=4))
     window.fresh(16, 16, 0.0)
     accept(window, *range(1, 8), now=0.001)
     assert window.lost(0.001).tolist() == [0]
@@ -80,7 +83,7 @@ def test_a_repetition_that_was_lost_is_told_by_what_was_sent_after_it():
 
 def test_a_window_that_stands_still_probes_its_lowest_fragment():
     """Nothing can be sent whose answer would tell, and the timeout is many round trips away."""
-    window = Window(8, Timing(timeout=0.1, reorder=2, probe=0.001))
+    window = Window(8, replace(TIMING, retransmit=0.1, gap=2, probe=0.001))
     window.fresh(8, 100, 0.0)
     # no round trip has been measured
     assert window.timer() == 0.1
@@ -96,14 +99,14 @@ def test_a_window_that_stands_still_probes_its_lowest_fragment():
     assert window.timer() == pytest.approx(0.052)
     assert (window.resent_by_gap, window.resent_by_time, window.probed) == (2, 0, 4)
     # round trips of milliseconds: twice the shortest of them
-    window = Window(8, Timing(timeout=0.1, probe=0.001))
+    window = Window(8, replace(TIMING, retransmit=0.1, probe=0.001))
     window.fresh(8, 100, 0.0)
     accept(window, *range(1, 8), now=0.004)
     assert window.timer() == pytest.approx(0.012)
 
 
 def test_timeouts_double_until_something_is_answered_and_follow_the_round_trip():
-    timing = Timing(timeout=0.01, timeout_max=0.05)
+    timing = Timing(retransmit=0.01, retransmit_max=0.05)
     window = Window(4, timing)
     window.fresh(1, 10, 0.0)
     times = []
@@ -123,7 +126,7 @@ def test_timeouts_double_until_something_is_answered_and_follow_the_round_trip()
 
 
 def test_fragments_sent_at_different_times_double_the_timeout_once():
-    window = Window(8, Timing(timeout=0.01))
+    window = Window(8, replace(TIMING, retransmit=0.01))
     for number in range(4):
         window.fresh(number + 1, 8, number * 0.001)
     # each is late at a time of its own, and none of them was sent after the timeout had doubled
@@ -139,7 +142,7 @@ def test_fragments_sent_at_different_times_double_the_timeout_once():
 
 
 def test_round_trips_longer_than_the_timeout_are_learned_though_everything_is_repeated():
-    window, now, repeated = Window(64, Timing(timeout=0.01, timeout_max=10.0)), 0.0, []
+    window, now, repeated = Window(64, Timing(retransmit=0.01, retransmit_max=10.0)), 0.0, []
     for round_ in range(12):
         numbers, answered = window.fresh(64, 64 * (round_ + 1), now), now + 0.1
         before = window.resent_by_time
@@ -154,7 +157,7 @@ def test_round_trips_longer_than_the_timeout_are_learned_though_everything_is_re
 
 def test_a_timeout_below_the_round_trip_is_found_out_within_three_windows():
     """The first fragments' answers come at once and are measured; those behind a queue are all repeated before theirs come."""
-    window = Window(64, Timing(timeout=0.01, timeout_max=10.0))
+    window = Window(64, Timing(retransmit=0.01, retransmit_max=10.0))
     numbers = window.fresh(64, 64, 0.0)
     window.accept(numbers[:8], 0.002)
     repeated, now = [], 0.002
@@ -172,7 +175,7 @@ def test_a_timeout_below_the_round_trip_is_found_out_within_three_windows():
 
 def test_one_late_answer_of_many_does_not_stretch_the_timeout():
     """A fragment that another worker has lost is answered late by everybody's; that is no round trip of the network."""
-    window = Window(256, Timing(timeout=0.001))
+    window = Window(256, replace(TIMING, retransmit=0.001))
     for round_ in range(5):
         numbers = window.fresh(256, 256 * (round_ + 1), float(round_))
         window.accept(numbers[:-1], round_ + 0.002)

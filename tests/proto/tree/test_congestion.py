@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from inanet.proto.common.plan import ExponentMode
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.flow import AT_FIRST, FIRST_WINDOW, LEAST_WINDOW
-from inanet.proto.tree.reliability import Congestion, Link, Sender, Timing
+from inanet.proto.tree.reliability import Congestion, Link, Sender
 from inanet.sim.fabric import SimulatedFabric
 from inanet.sim.link import LinkSpec
 from inanet.testing.fabric import float_arrays

@@ -8,8 +8,9 @@ import pytest
 from inanet.phy.gather import select
 from inanet.phy.wrapper import Wrapper
 from inanet.proto.common.plan import Child, ExponentMode, NodePlan, Placement
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.multicast import LONG_AGO, LONGEST_EXCLUSION, Multicast
-from inanet.proto.tree.reliability import Link, Receiver, Timing
+from inanet.proto.tree.reliability import Link, Receiver
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import Flag, Kind

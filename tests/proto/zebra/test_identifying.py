@@ -8,9 +8,9 @@ import pytest
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import Counted, Tally
-from inanet.proto.common.plan import Online
 from inanet.proto.zebra.hot import Identification
 from inanet.proto.zebra.job import HotSet
+from inanet.proto.zebra.plan import Online
 from inanet.proto.zebra.store import Adagrad
 from inanet.testing.switched import Impairment
 

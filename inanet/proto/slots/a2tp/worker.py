@@ -3,12 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.plan import Switched
-from inanet.proto.slots.a2tp.pace import A2tpPace
-from inanet.proto.slots.a2tp.windows import PAPER, PROFILES, Windows
+from inanet.proto.common.recovery import Timing
+from inanet.proto.slots.a2tp.windows import PAPER, PROFILES, A2tpPace, Windows
 from inanet.proto.slots.atp.heads import Heads
+from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.atp.worker import AtpWorker
-from inanet.proto.slots.window import Index, Timing
+from inanet.proto.slots.window import Index
 from inanet.proto.slots.worker import Mask, Membership
 from inanet.wire.a2tp import FRAME, Mark
 from inanet.wire.atp import ECHO, FLAGS_AT, MARK_AT, PROBE, Flag
@@ -108,7 +108,7 @@ class A2tpWorker(AtpWorker):
 
 def join(
     member: Membership,
-    facts: Switched,
+    job: AtpJob,
     timing: Timing,
     *,
     profile: str = PAPER.name,
@@ -118,9 +118,9 @@ def join(
     """The worker of a job as its plan describes it; the rest is for hosts to choose, alike for all of a job."""
     return A2tpWorker(
         member,
-        facts.window,
-        facts.slots,
-        initial=facts.window,
+        job.window,
+        job.slots,
+        initial=job.window,
         profile=profile,
         weight=weight,
         straggling=straggling,

@@ -20,6 +20,7 @@ import numpy as np
 from numba import types
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out, load16, load32, store16, store32
+from inanet.kernels.header import lowest_bit
 from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
 from inanet.proto.slots.program import Count
@@ -84,15 +85,6 @@ _ARENA = types.uint8[::1]
 _INT = types.int64
 
 
-@njit(types.int64(types.uint32), **_INLINE)
-def lowest(bitmap: int) -> Any:
-    """Index of the lowest bit; 32 if there is none."""
-    index = 0
-    while index < 32 and not (bitmap >> np.uint32(index)) & np.uint32(1):
-        index += 1
-    return index
-
-
 @njit(types.int64(BINDINGS, _ARENA, _INT, _INT, _INT, _INT), **_INLINE)
 def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, head: int) -> Any:
     """The slot of a packet; or minus the reason why it has none. An answer without a slot has one beyond all."""
@@ -108,7 +100,7 @@ def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, head: in
         if t.ps[job] != source:
             return -FOREIGN_HOST
         return t.first[job] + min(index, t.share[job] - 1)
-    worker = lowest(bitmap)
+    worker = lowest_bit(bitmap)
     if worker == 32 or t.source[job, worker] != source or bitmap & ~t.allowed[job, worker]:
         return -FOREIGN_HOST
     if index >= t.share[job]:
@@ -358,7 +350,7 @@ def run(
             if verdict == GROUP:
                 target[i] = t.group[job]
             elif flags & PASSING:
-                worker = lowest(bitmap)
+                worker = lowest_bit(bitmap)
                 if worker == 32 or t.source[job, worker] < 0:
                     verdict = -FOREIGN_HOST
                 else:

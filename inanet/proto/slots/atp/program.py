@@ -3,12 +3,13 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.program import Verdicts
+from inanet.proto.common.program import Neighbours, Verdicts
 from inanet.proto.slots.atp import policy
+from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.atp.policy import Spill, Variant
 from inanet.proto.slots.program import SwitchProgram
 from inanet.proto.slots.registers import DEFAULT_BUDGET, RegisterFile
-from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.tenants import Tenant, members_of
 from inanet.wire.atp import HEADER_BYTES, TRAILER_BYTES, VALUES, VALUES_PER_PASS
 from inanet.wire.batch import PacketBatch, Transmission
 
@@ -38,6 +39,11 @@ class AtpProgram(SwitchProgram):
         if not tenant.ps:
             raise ValueError(f"job {tenant.job}: {self.name} needs the address of a PS")
         super().add_job(tenant)
+
+    def serve(self, job: AtpJob, key: int, here: int) -> Neighbours:
+        """Serve a job of a plan, in slots of its own or, as a rule, in shared ones."""
+        slots, quota = (job.slots, None) if job.own else (None, job.quota or None)
+        return self._bind(Tenant(job.number, members_of(job.workers), job.number, job.ps, slots, quota))
 
     def _spill(self, capacity: int) -> Spill:
         return Spill(

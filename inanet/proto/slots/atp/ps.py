@@ -8,20 +8,22 @@ Where part of a fragment may lie in a switch while the rest has come here (worke
 eviction), the PS *pulls*: it asks the switch for what the slot holds, with back-off.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.machine import Answering
+from inanet.proto.common.plan import NodePlan
 from inanet.proto.slots.atp.heads import Heads, read_heads, write_heads
+from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.atp.slots import SlotTable
-from inanet.proto.slots.leaves import Leaves, Sums, fold, give, make_leaves
+from inanet.proto.slots.leaves import Sums, give
+from inanet.proto.slots.ps import Fragments, PSJob, TensorServer, check_number, drops_by_label
+from inanet.proto.slots.tenants import members_of
 from inanet.wire.atp import ECHO, FRAME, MAX_JOB, PULL, SEQUENCE_BITS, VALUES, Flag, mark_of
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
+from inanet.wire.serial import unwrapped
 
 Index = NDArray[np.int64]
 _COL = 0x01
@@ -29,38 +31,13 @@ _COL = 0x01
 _ACK, _ECN, _COLLISION, _PASSING = int(Flag.ACK), int(Flag.ECN), int(Flag.COLLISION), int(Flag.OVERFLOW)
 
 
-@dataclass(frozen=True, slots=True)
-class PSJob:
-    """A job at its PS. ``members`` maps the workers' addresses to their bits; ``switches`` are addresses that sums may come
-    from as well (spilled ones); answers go to ``downlinks``: one switch, or every worker where there is none.
-
-    ``window`` is the workers', ``slots`` how many slots the job may use at the switch; ``first`` the first fragment's number.
-    ``key`` is the job's secret, for framings that have a use for it.
-    """
-
-    job: int
-    members: Mapping[int, int]
-    downlinks: Sequence[int]
-    window: int
-    slots: int
-    switches: Sequence[int] = ()
-    first: int = 0
-    key: int = 0
-
-
 class _Running:
     """What a PS knows of a job."""
 
-    def __init__(self, job: PSJob) -> None:
+    def __init__(self, job: PSJob, completed: Index) -> None:
         self.job = job
-        self.table: Leaves = make_leaves(1 << (2 * job.window - 1).bit_length(), VALUES)
+        self.fragments = Fragments(job, VALUES, completed)
         self.slots = SlotTable(job.job, job.window, job.slots)
-        self.full = 0
-        for bits in job.members.values():
-            self.full |= bits
-        #: addresses that sums may come from, in order
-        self.allowed: NDArray[np.uint64] = np.array(sorted({*job.members, *job.switches}), np.uint64)
-        self.expected = job.first
         #: places to answer, places to pull, headers of probes to echo
         self.answers: list[Index] = []
         self.pulls: Index = np.zeros(0, np.int64)
@@ -68,7 +45,7 @@ class _Running:
         self.pull_at: float | None = None
 
 
-class ParameterServer(Answering):
+class ParameterServer(TensorServer):
     """``frame_type`` is the system's framing; ``pull_after`` seconds of silence about an incomplete fragment make it pull."""
 
     def __init__(self, frame_type: np.dtype[Any] = FRAME, *, pull_after: float = 0.005) -> None:
@@ -85,11 +62,17 @@ class ParameterServer(Answering):
 
     def add_job(self, job: PSJob) -> None:
         """Serve a job. Raises ``ValueError`` for a number that the framing has no room for."""
-        if not 1 <= job.job <= MAX_JOB:
-            raise ValueError(
-                f"job {job.job}: numbers are 1 to {MAX_JOB}, 0 is 'free' to public switch programs"
-            )
-        self._jobs[job.job] = _Running(job)
+        check_number(job.job, MAX_JOB, why=", 0 is 'free' to public switch programs")
+        self._jobs[job.job] = _Running(job, self._completed)
+
+    def serve(self, plan: NodePlan) -> None:
+        """Serve the job of a plan."""
+        job = plan.switched
+        assert isinstance(job, AtpJob)
+        switch = (job.switch,)
+        self.add_job(
+            PSJob(job.number, members_of(job.workers), switch, job.window, job.slots, switch, key=plan.key)
+        )
 
     def remove_job(self, job: int) -> None:
         """Forget a job; its packets are foreign from now on."""
@@ -132,10 +115,7 @@ class ParameterServer(Answering):
         self._fold(running, batch.arena, heads, offsets + self._values_at, now)
 
     def _allowed(self, running: _Running, heads: Heads, sources: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        places = np.minimum(np.searchsorted(running.allowed, sources), len(running.allowed) - 1)
-        bitmap = heads.bitmap
-        good: NDArray[np.bool_] = running.allowed[places] == sources
-        good &= (bitmap != 0) & (bitmap & np.uint32(~running.full & 0xFFFFFFFF) == 0)
+        good = running.fragments.allows(heads.bitmap, sources)
         answers = heads.flags & _ACK != 0
         if good.all() and not answers.any():
             return good
@@ -149,10 +129,9 @@ class ParameterServer(Answering):
     ) -> None:
         if not len(ats):
             return
-        half = 1 << (SEQUENCE_BITS - 1)
-        numbers = running.expected + ((heads.low - running.expected + half) & (2 * half - 1)) - half
+        numbers = unwrapped(heads.low, running.fragments.expected, SEQUENCE_BITS)
         # nobody is two windows ahead of what has come: this is older than the horizon, and would take a live fragment's place
-        near = numbers <= running.expected + 2 * running.job.window
+        near = numbers <= running.fragments.expected + 2 * running.job.window
         if not near.all():
             self.drops[Drop.BAD_FRAGMENT] += int(np.count_nonzero(~near))
             heads, ats, numbers = heads.part(near), ats[near], numbers[near]
@@ -168,15 +147,10 @@ class ParameterServer(Answering):
             collided=(flags & _COLLISION != 0).view(np.uint8),
             slot=heads.slot,
         )
-        running.expected = max(running.expected, int(numbers.max()))
-        reason = np.zeros(len(ats), np.uint8)
-        out = np.zeros(len(ats), np.int64)
-        full = np.uint32(running.full)
-        count = fold(running.table, sums, arena, full, now, reason, out, self._completed)
-        self.drops += np.bincount(reason, minlength=DROP_CODES)
+        reason, places = running.fragments.add(sums, arena, self.drops, now)
         added = int(np.count_nonzero(reason == Drop.OK))
         self._added += added
-        running.answers.append(out[:count])
+        running.answers.append(places)
         if running.pull_at is None and added and running.job.switches:
             running.pull_at = now + self.pull_after
 
@@ -206,7 +180,7 @@ class ParameterServer(Answering):
         return out
 
     def _heads(self, running: _Running, places: Index, flags: NDArray[np.uint8]) -> NDArray[Any]:
-        table = running.table
+        table = running.fragments.table
         frames = np.zeros(len(places), self.frame_type)
         rows = frames.view(np.uint8).reshape(len(places), self.frame_type.itemsize)
         numbers, slots = table.number[places], table.slot[places]
@@ -214,7 +188,7 @@ class ParameterServer(Answering):
         return frames
 
     def _sums(self, running: _Running, places: Index) -> NDArray[Any]:
-        table = running.table
+        table = running.fragments.table
         for place in places[(table.collided[places] == 1)].tolist():
             # decided once; whoever asks again is told the same
             table.collided[place] = 2
@@ -251,8 +225,8 @@ class ParameterServer(Answering):
         for running in self._jobs.values():
             if running.pull_at is None or now < running.pull_at:
                 continue
-            table = running.table
-            waiting = np.flatnonzero((table.bitmap != 0) & (table.bitmap != running.full))
+            table = running.fragments.table
+            waiting = np.flatnonzero((table.bitmap != 0) & (table.bitmap != running.fragments.full))
             due = table.touched[waiting] + self.pull_after * (1 << np.minimum(table.pulls[waiting], 10))
             late = due <= now
             running.pulls = waiting[late]
@@ -276,4 +250,4 @@ class ParameterServer(Answering):
 
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
-        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
+        return drops_by_label(self.drops)

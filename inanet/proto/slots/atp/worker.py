@@ -7,10 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
-from inanet.proto.common.plan import Switched
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.atp.heads import Heads, read_heads, write_heads, write_tails
+from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.atp.slots import SlotTable
-from inanet.proto.slots.window import Index, Timing
+from inanet.proto.slots.window import Index
 from inanet.proto.slots.worker import Answers, Layout, Mask, Membership, Pace, Worker
 from inanet.wire.atp import FRAME, MAX_JOB, SEQUENCE_BITS, VALUES, Flag
 from inanet.wire.batch import PacketBatch
@@ -132,6 +133,6 @@ class AtpWorker(Worker):
             write_tails(frames, numbers, stream.first, stream.tensor.tensor, stream.tensor.spec.elements)
 
 
-def join(member: Membership, facts: Switched, timing: Timing) -> AtpWorker:
+def join(member: Membership, job: AtpJob, timing: Timing) -> AtpWorker:
     """The worker of a job as its plan describes it."""
-    return AtpWorker(member, facts.window, facts.slots, initial=facts.window, timing=timing)
+    return AtpWorker(member, job.window, job.slots, initial=job.window, timing=timing)

@@ -3,9 +3,11 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.plan import Switched, TensorSpec
+from inanet.proto.common.plan import TensorSpec
+from inanet.proto.common.recovery import Timing
+from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.atp.worker import AtpWorker
-from inanet.proto.slots.window import Index, Timing
+from inanet.proto.slots.window import Index
 from inanet.proto.slots.worker import Mask, Membership
 from inanet.wire.atp import MARK_AT
 from inanet.wire.esa import FRAME, MAX_PRIORITY
@@ -35,6 +37,6 @@ class EsaWorker(AtpWorker):
             frames[numbers >= stream.first, MARK_AT] = stream.tensor.priority
 
 
-def join(member: Membership, facts: Switched, timing: Timing) -> EsaWorker:
+def join(member: Membership, job: AtpJob, timing: Timing) -> EsaWorker:
     """The worker of a job as its plan describes it."""
-    return EsaWorker(member, facts.window, facts.slots, initial=facts.window, timing=timing)
+    return EsaWorker(member, job.window, job.slots, initial=job.window, timing=timing)

@@ -4,15 +4,22 @@ from typing import Any
 
 import numpy as np
 from numba import types
+from numpy.typing import NDArray
 
-from inanet.kernels.bigendian import load32, store32
+from inanet.kernels.bigendian import gather, load32, store32
+from inanet.kernels.checksum import checksum_at
+from inanet.kernels.header import tag_at
 from inanet.kernels.jit import njit
-from inanet.proto.common.seal import checksum_at, tag_at
+from inanet.proto.slots.ps import check_number
+from inanet.proto.slots.registers import JOBS
+from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
 from inanet.wire.goat import (
     CHECKSUM_AT,
+    FRAME,
     FRAME_BYTES,
     MAGIC_VERSION,
+    MAX_JOB,
     TAG_AT,
     VALUES,
     VALUES_AT,
@@ -70,11 +77,6 @@ def inspect_up_to(
         reason[k] = np.uint8(examine_up_to(arena, offsets[k], lengths[k], known, keys, last))
 
 
-def inspect(arena: Any, offsets: Any, lengths: Any, known: Any, keys: Any, reason: Any) -> None:
-    """:func:`examine` a batch; ``reason[k]`` of packet *k*."""
-    inspect_up_to(arena, offsets, lengths, known, keys, _LAST, reason)
-
-
 @njit(types.void(types.uint8[:, ::1], types.uint64), **OPTIONS)
 def seal(frames: Any, key: int) -> None:
     """Write checksums and tags of complete frames, side by side."""
@@ -91,3 +93,47 @@ def stamp(frames: Any, key: int, sound: Any) -> None:
         frame = frames[k]
         sound[k] = load32(frame, _CHECKSUM_AT) == checksum_at(frame, _VALUES_AT, _VALUES)
         store32(frame, _TAG_AT, tag_at(frame, 0, key))
+
+
+#: the fields of a packet before its values
+HEAD = np.dtype(FRAME.descr[:10])
+assert HEAD.itemsize == VALUES_AT
+
+
+class FrameChecks:
+    """What a node checks of every packet first: the jobs that it serves, with their keys, and the highest kind that it takes."""
+
+    def __init__(self, last: int = _LAST) -> None:
+        self._last = last
+        self._known: NDArray[np.uint8] = np.zeros(JOBS, np.uint8)
+        self._keys: NDArray[np.uint64] = np.zeros(JOBS, np.uint64)
+
+    def add(self, job: int, key: int) -> None:
+        """Take packets of a job. Raises ``ValueError`` for a number that the framing has no room for."""
+        check_number(job, MAX_JOB)
+        self._known[job], self._keys[job] = 1, key
+
+    def remove(self, job: int) -> None:
+        """Take them no longer."""
+        self._known[job] = 0
+
+    def reasons(self, batch: PacketBatch, index: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Why packets ``index`` of a batch are not taken, uint8[n] (:class:`~inanet.wire.drops.Drop`; 0: they are)."""
+        reasons = np.zeros(len(index), np.uint8)
+        inspect_up_to(
+            batch.arena,
+            batch.offsets[index],
+            batch.lengths[index],
+            self._known,
+            self._keys,
+            self._last,
+            reasons,
+        )
+        return reasons
+
+
+def heads_of(batch: PacketBatch, index: NDArray[np.int64]) -> NDArray[Any]:
+    """The heads of packets that have been checked, :data:`HEAD` [n]."""
+    heads = np.empty((len(index), VALUES_AT), np.uint8)
+    gather(batch.arena, batch.offsets[index], heads)
+    return heads.view(HEAD)[:, 0]

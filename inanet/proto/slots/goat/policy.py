@@ -21,9 +21,10 @@ from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out, load16, load32, store32
+from inanet.kernels.checksum import slot_checksum
+from inanet.kernels.header import newer32, only_bit, tag_at
 from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
-from inanet.proto.common.seal import tag_at
 from inanet.proto.slots.goat.frames import ARENA, INLINE, OPTIONS, examine
 from inanet.proto.slots.program import Count
 from inanet.proto.slots.registers import FREE, REGISTERS, Register, Registers
@@ -103,26 +104,10 @@ _AT, _VALUES, _PS, _NODES = VALUES_AT, VALUES, PS_NODE, MAX_NODES
 _INT = types.int64
 
 
-@njit(_INT(types.uint32), **INLINE)
-def only(bitmap: int) -> Any:
-    """Index of the bit of a bitmap that has one, else -1."""
-    if bitmap == 0 or bitmap & (bitmap - np.uint32(1)):
-        return -1
-    index = 0
-    while not (bitmap >> np.uint32(index)) & np.uint32(1):
-        index += 1
-    return index
-
-
 @njit(types.boolean(REGISTERS, _INT), **INLINE)
 def sound(r: Registers, slot: int) -> Any:
     """Whether the values of a slot suit the checksum that was added up beside them."""
-    total = np.uint32(0)
-    weight = np.uint32(1)
-    for j in range(_VALUES):
-        total = np.uint32(total + np.uint32(np.uint32(r.values[slot, j]) * weight))
-        weight = np.uint32(weight + np.uint32(2))
-    return total == np.uint32(r.values[slot, _VALUES])
+    return slot_checksum(r.values, slot, 0, _VALUES) == np.uint32(r.values[slot, _VALUES])
 
 
 @njit(types.void(REGISTERS, ROUTES, ARENA, _INT, _INT, _INT, _INT), **INLINE)
@@ -165,15 +150,14 @@ def contribute(
     number = load32(arena, at + _NUMBER)
     r.accesses[KEY] += 1
     r.accesses[BITMAP] += 1
-    ahead = np.uint32(number - r.key[slot])
-    if r.owner[slot] != job or (ahead != 0 and ahead < np.uint32(0x80000000)):
+    if r.owner[slot] != job or newer32(number, r.key[slot]):
         if r.owner[slot] != job or r.complete[slot]:
             r.occupied[job] += 1
         r.owner[slot] = job
         r.key[slot] = number
         r.bitmap[slot] = 0
         r.complete[slot] = 0
-    elif ahead:
+    elif number != r.key[slot]:
         # its round is complete, or the next one could not have begun: the PS has the result, and is asked for it
         counts[BYPASSED] += 1
         arena[at + 1] = np.uint8(_SUM)
@@ -253,7 +237,7 @@ def run(
         source = np.int64(sources[i])
         node = np.int64(load16(arena, at + _NODE))
         bitmap = load32(arena, at + _BITMAP)
-        worker = only(bitmap)
+        worker = only_bit(bitmap)
         if kind == _RESULT:
             if source != t.to_ps[job]:
                 reason[i] = FOREIGN_HOST

@@ -1,15 +1,16 @@
 """GOAT on a switch: slots of sub-models at the addresses that the controller has published."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.plan import Scheduled
-from inanet.proto.common.program import Verdicts
+from inanet.proto.common.plan import MAX_WORKERS, Scheduled
+from inanet.proto.common.program import Neighbours, Verdicts
 from inanet.proto.slots.goat import policy
+from inanet.proto.slots.goat.job import GoatJob, below, neighbours
 from inanet.proto.slots.goat.policy import Routes
-from inanet.proto.slots.goat.routes import SiteTenant
 from inanet.proto.slots.program import SwitchProgram
 from inanet.proto.slots.registers import (
     DEFAULT_BUDGET,
@@ -19,12 +20,35 @@ from inanet.proto.slots.registers import (
     OutOfRegisters,
     RegisterFile,
 )
-from inanet.proto.slots.tenants import MAX_WORKERS, Tenant
+from inanet.proto.slots.tenants import Tenant
 from inanet.wire.batch import PacketBatch
 from inanet.wire.goat import MAX_NODES, WORDS
 
 #: slots of a register file, which a fragment's 32-bit number could name
 MOST_SLOTS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SiteTenant(Tenant):
+    """A job at one of its switches. ``members`` maps neighbours to the bits of the workers behind them, the next hop to the
+    PS left out where none is; ``ps`` is that next hop.
+
+    ``node`` is this switch's number in the job, ``to_nodes`` the next hops to nodes 1, 2 and so on (0: none), ``key`` the
+    job's secret.
+    """
+
+    node: int = 0
+    to_nodes: tuple[int, ...] = ()
+    key: int = 0
+
+
+def tenant_at(job: GoatJob, node: int, key: int) -> SiteTenant:
+    """A job at its switch number ``node`` (1 for the first)."""
+    site = job.sites[node - 1]
+    members: dict[int, int] = {}
+    for worker, way in enumerate(site.ways):
+        members[way] = members.get(way, 0) | 1 << worker
+    return SiteTenant(job.number, members, job.number, site.to_ps, node=node, to_nodes=site.to_sites, key=key)
 
 
 class GoatProgram(SwitchProgram):
@@ -74,6 +98,13 @@ class GoatProgram(SwitchProgram):
         self._held[job] = []
         self._lay_out()
         self.routes.known[job] = 1
+
+    def serve(self, job: GoatJob, key: int, here: int) -> Neighbours:
+        """Serve a job at this switch: its neighbours are workers, other switches, perhaps the PS."""
+        node = job.node_at(here)
+        self.add_job(tenant_at(job, node, key))
+        site = job.sites[node - 1]
+        return Neighbours(dict.fromkeys(neighbours(site), 0), below(site))
 
     def remove_job(self, job: int) -> None:
         """Forget a job: its slots are free, its packets foreign. Raises ``KeyError`` if it is not served."""

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.kernels.bigendian import gather
-from inanet.proto.common.plan import Scheduled, Switched
-from inanet.proto.slots.goat.frames import inspect, seal
-from inanet.proto.slots.registers import JOBS
-from inanet.proto.slots.window import Index, Timing, Window
+from inanet.proto.common.plan import Scheduled
+from inanet.proto.common.recovery import Timing
+from inanet.proto.slots.goat.frames import FrameChecks, heads_of, seal
+from inanet.proto.slots.goat.job import GoatJob
+from inanet.proto.slots.window import Index, Window
 from inanet.proto.slots.worker import Answers, Layout, Mask, Membership, Worker
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import DROP_CODES, Drop
@@ -18,7 +18,6 @@ from inanet.wire.goat import (
     FRAME,
     FRAME_BYTES,
     MAGIC_VERSION,
-    MAX_JOB,
     NO_SUBMODEL,
     PS_NODE,
     SEQUENCE_BITS,
@@ -68,7 +67,7 @@ class LaneWindow(Window):
 
     def _overtaken(self, waiting: Index) -> NDArray[np.bool_]:
         furthest = self._reached[self._lane[waiting % self._size]]
-        later: NDArray[np.bool_] = waiting + self.timing.reorder <= furthest
+        later: NDArray[np.bool_] = waiting + self.timing.gap <= furthest
         return later
 
 
@@ -79,8 +78,8 @@ class GoatWorker(Worker):
     """
 
     def __init__(self, member: Membership, window: int, timing: Timing | None = None) -> None:
-        if not 1 <= member.job <= MAX_JOB:
-            raise ValueError(f"job {member.job}: numbers are 1 to {MAX_JOB}")
+        self._checks = FrameChecks()
+        self._checks.add(member.job, member.key)
         super().__init__(member, Layout(VALUES, FRAME_BYTES, VALUES_AT, SEQUENCE_BITS), window, timing=timing)
         self._lanes = LaneWindow(window, self.timing, member.first)
         self.window = self._lanes
@@ -88,9 +87,6 @@ class GoatWorker(Worker):
         #: lanes by what tells them apart; 0 is the PS's own
         self._lane_of: dict[tuple[int, ...], int] = {(PS_NODE,) * member.workers: 0}
         self._direct = 0
-        self._known: NDArray[np.uint8] = np.zeros(JOBS, np.uint8)
-        self._known[member.job] = 1
-        self._keys: NDArray[np.uint64] = np.full(JOBS, member.key, np.uint64)
 
     def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
         """Where a tensor's sub-models go; without one, a tensor goes to the PS."""
@@ -115,18 +111,15 @@ class GoatWorker(Worker):
 
     def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
         index = self._sized(batch, index)
-        offsets = batch.offsets[index]
-        reason = np.zeros(len(index), np.uint8)
-        inspect(batch.arena, offsets, batch.lengths[index], self._known, self._keys, reason)
-        heads = np.empty((len(index), VALUES_AT), np.uint8)
-        gather(batch.arena, offsets, heads)
-        reason[(reason == Drop.OK) & (heads[:, 1] != Kind.RESULT)] = Drop.BAD_TYPE
+        reason = self._checks.reasons(batch, index)
+        heads = heads_of(batch, index)
+        reason[(reason == Drop.OK) & (heads["kind"] != Kind.RESULT)] = Drop.BAD_TYPE
         good = reason == Drop.OK
         if not good.all():
             self.drops += np.bincount(reason[~good], minlength=DROP_CODES)
-        low = np.ascontiguousarray(heads[good, 12:16]).view(">u4")[:, 0].astype(np.int64)
+        low = heads["number"][good].astype(np.int64)
         none = np.zeros(len(low), np.bool_)
-        return Answers(low, offsets[good] + VALUES_AT, none, none, np.full(len(low), -1))
+        return Answers(low, batch.offsets[index[good]] + VALUES_AT, none, none, np.full(len(low), -1))
 
     def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
         view = frames.view(FRAME)[:, 0]
@@ -164,6 +157,6 @@ class GoatWorker(Worker):
         return {**super().stats(), "direct": self._direct}
 
 
-def join(member: Membership, facts: Switched, timing: Timing) -> GoatWorker:
+def join(member: Membership, job: GoatJob, timing: Timing) -> GoatWorker:
     """The worker of a job as its plan describes it."""
-    return GoatWorker(member, facts.window, timing)
+    return GoatWorker(member, job.window, timing)

@@ -21,11 +21,12 @@ from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import load16, load32
+from inanet.kernels.header import lowest_bit, newer32
 from inanet.kernels.jit import njit
 from inanet.proto.common.plan import Scheduled, TensorLayout
-from inanet.proto.slots.atp.ps import PSJob
 from inanet.proto.slots.goat.frames import ARENA, OPTIONS
 from inanet.proto.slots.goat_async.participation import Choose, Waiting
+from inanet.proto.slots.ps import PSJob
 from inanet.wire.drops import Drop
 from inanet.wire.goat import (
     BITMAP_AT,
@@ -114,8 +115,7 @@ def take(t: Table, arena: Any, offsets: Any, reason: Any) -> None:
             if node >= t.heard.shape[0]:
                 reason[k] = _BAD_FRAGMENT
                 continue
-            newer = np.uint32(number - t.heard[node, place])
-            if newer == 0 or newer >= np.uint32(0x80000000):
+            if not newer32(number, t.heard[node, place]):
                 reason[k] = _DUPLICATE
                 continue
             if bitmap & t.inside[place]:
@@ -123,9 +123,7 @@ def take(t: Table, arena: Any, offsets: Any, reason: Any) -> None:
                 continue
             t.heard[node, place] = number
         else:
-            worker = 0
-            while not bitmap >> np.uint32(worker) & np.uint32(1):
-                worker += 1
+            worker = lowest_bit(bitmap)
             if number == np.uint32(t.serial[worker] + np.uint32(1)):
                 # it has not got this one's result yet
                 reason[k] = _STALE
@@ -157,9 +155,9 @@ class Running:
     def __init__(self, job: PSJob, choose: Choose) -> None:
         self.job = job
         self.workers = len(job.members)
-        self.full = 0
-        for bits in job.members.values():
-            self.full |= bits
+        self.full = job.full
+        #: workers that have left, by index
+        self.departed: set[int] = set()
         self.waiting = Waiting(self.workers, choose)
         self.allowed: NDArray[np.uint64] = np.array(sorted({*job.switches}), np.uint64)
         self.parts: tuple[Scheduled, ...] = ()
@@ -356,6 +354,7 @@ class Running:
 
     def leave(self, worker: int, now: float) -> None:
         """A worker has left the job."""
+        self.departed.add(worker)
         self.waiting.leave(worker)
         # somebody else's gradient may count now
         self.released = False

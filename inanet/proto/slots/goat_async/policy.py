@@ -23,11 +23,11 @@ from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import add_in, copy_in, load16, load32, store32
+from inanet.kernels.header import count_bits, newer32, only_bit, tag_at
 from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
-from inanet.proto.common.seal import tag_at
-from inanet.proto.slots.goat.frames import ARENA, INLINE, LAST_OF_EPOCHS, OPTIONS, examine_up_to
-from inanet.proto.slots.goat.policy import HOLD, ROUTES, Routes, load_sum, only, resolve, sound
+from inanet.proto.slots.goat.frames import ARENA, LAST_OF_EPOCHS, OPTIONS, examine_up_to
+from inanet.proto.slots.goat.policy import HOLD, ROUTES, Routes, load_sum, resolve, sound
 from inanet.proto.slots.program import Count
 from inanet.proto.slots.registers import REGISTERS, Register, Registers
 from inanet.wire.drops import Drop
@@ -84,16 +84,6 @@ TO_PS, TO_WORKER, TO_NODE = 1, 2, 3
 _INT = types.int64
 
 
-@njit(_INT(types.uint32), **INLINE)
-def members(bitmap: Any) -> Any:
-    """Bits of a bitmap that are set."""
-    count = 0
-    while bitmap:
-        bitmap = np.uint32(bitmap & np.uint32(bitmap - np.uint32(1)))
-        count += 1
-    return count
-
-
 @njit(types.boolean(REGISTERS, CALLS, _INT, _INT), **OPTIONS)
 def due(r: Registers, c: Calls, row: int, slot: int) -> Any:
     """Whether the sum of a slot has to leave now."""
@@ -104,7 +94,7 @@ def due(r: Registers, c: Calls, row: int, slot: int) -> Any:
         return True
     if c.need[row] == 0 or c.sent[slot] == c.epoch[row]:
         return False
-    return members(bitmap) >= c.need[row]
+    return count_bits(bitmap) >= c.need[row]
 
 
 @njit(types.boolean(REGISTERS, CALLS, _i64, _INT, _INT, _INT, types.float64), **OPTIONS)
@@ -274,8 +264,7 @@ def publish(
     first = np.int64(load16(arena, at + _SUBMODEL))
     for k in range(min(_VALUES, t.many[job] - first)):
         row = t.at[job] + first + k
-        newer = np.uint32(epoch - c.epoch[row])
-        if newer >= np.uint32(0x80000000) or (newer == 0 and revision <= c.revision[row]):
+        if newer32(c.epoch[row], epoch) or (epoch == c.epoch[row] and revision <= c.revision[row]):
             continue
         c.epoch[row] = epoch
         c.revision[row] = revision
@@ -330,7 +319,7 @@ def decide(
     kind = np.int64(arena[at + 1])
     node = np.int64(load16(arena, at + _NODE))
     bitmap = load32(arena, at + _BITMAP)
-    worker = np.int64(only(bitmap))
+    worker = np.int64(only_bit(bitmap))
     refused = np.int64(-FOREIGN_HOST)
     if node >= _NODES:
         return np.int64(-NO_ROUTE), worker

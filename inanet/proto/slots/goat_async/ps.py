@@ -5,20 +5,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.kernels.bigendian import gather
-from inanet.proto.common.machine import Answering
-from inanet.proto.common.plan import TensorLayout
-from inanet.proto.slots.atp.ps import PSJob
-from inanet.proto.slots.goat.frames import LAST_OF_EPOCHS, inspect_up_to, seal
+from inanet.proto.common.machine import Host
+from inanet.proto.common.plan import NodePlan, TensorLayout
+from inanet.proto.slots.goat.frames import LAST_OF_EPOCHS, FrameChecks, heads_of, seal
+from inanet.proto.slots.goat.job import GoatAsyncJob
+from inanet.proto.slots.goat.ps import ps_job
 from inanet.proto.slots.goat_async.job import Running, beside, take
 from inanet.proto.slots.goat_async.participation import Choose, everybody
-from inanet.proto.slots.registers import JOBS
+from inanet.proto.slots.ps import PSJob, TensorServer, drops_by_label
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.goat import (
-    FRAME,
     FRAME_BYTES,
-    MAX_JOB,
     VALUES,
     VALUES_AT,
     EpochKind,
@@ -26,31 +24,43 @@ from inanet.wire.goat import (
 )
 
 I64 = NDArray[np.int64]
-_HEAD = np.dtype(FRAME.descr[:10])
 
 
-class EpochServer(Answering):
+class EpochServer(TensorServer):
     """Any number of jobs. ``choose`` says how many workers an epoch waits for: Algorithm 2, or everybody."""
 
     def __init__(self, choose: Choose = everybody) -> None:
         self.choose = choose
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self.jobs: dict[int, Running] = {}
-        self._known: NDArray[np.uint8] = np.zeros(JOBS, np.uint8)
-        self._keys: NDArray[np.uint64] = np.zeros(JOBS, np.uint64)
+        self._checks = FrameChecks(LAST_OF_EPOCHS)
         self._added = self._direct = self._results = self._published = 0
 
     def add_job(self, job: PSJob) -> None:
         """Serve a job. Raises ``ValueError`` for a number that the framing has no room for."""
-        if not 1 <= job.job <= MAX_JOB:
-            raise ValueError(f"job {job.job}: numbers are 1 to {MAX_JOB}")
+        self._checks.add(job.job, job.key)
         self.jobs[job.job] = Running(job, self.choose)
-        self._known[job.job], self._keys[job.job] = 1, job.key
+
+    def settle(self, host: Host) -> None:
+        """The host says how many workers an epoch waits for."""
+        self.choose = host.choose or self.choose
+
+    def serve(self, plan: NodePlan) -> None:
+        """Serve the job of a plan."""
+        self.add_job(ps_job(plan))
+        self.follow(plan, 0.0)
+
+    def follow(self, plan: NodePlan, now: float) -> None:
+        """Workers may have left."""
+        job = plan.switched
+        assert isinstance(job, GoatAsyncJob)
+        for worker in sorted(set(job.departed) - self.jobs[job.number].departed):
+            self.leave(job.number, worker, now)
 
     def remove_job(self, job: int) -> None:
         """Forget a job; its packets are foreign from now on."""
         self.jobs.pop(job, None)
-        self._known[job] = 0
+        self._checks.remove(job)
 
     def hold(self, job: int, layout: TensorLayout) -> None:
         """The tensor of a job. Raises ``ValueError`` for a second one."""
@@ -64,14 +74,9 @@ class EpochServer(Answering):
 
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take sums, contributions, and what workers say."""
-        reason = np.zeros(len(batch), np.uint8)
-        inspect_up_to(
-            batch.arena, batch.offsets, batch.lengths, self._known, self._keys, LAST_OF_EPOCHS, reason
-        )
+        reason = self._checks.reasons(batch, np.arange(len(batch)))
         sound = np.flatnonzero(reason == Drop.OK)
-        heads = np.empty((len(sound), VALUES_AT), np.uint8)
-        gather(batch.arena, batch.offsets[sound], heads)
-        frames = heads.view(_HEAD)[:, 0]
+        frames = heads_of(batch, sound)
         for number in np.unique(frames["job"]).tolist():
             running = self.jobs[number]
             mine = np.flatnonzero(frames["job"] == number)
@@ -153,4 +158,4 @@ class EpochServer(Answering):
 
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
-        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
+        return drops_by_label(self.drops)

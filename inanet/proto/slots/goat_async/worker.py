@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.kernels.bigendian import gather
-from inanet.proto.common.events import NodeEvent, Participation, PeerSilent, Refused, RoundDone
-from inanet.proto.common.plan import Scheduled, Switched, TensorSpec
-from inanet.proto.slots.goat.frames import LAST_OF_EPOCHS, inspect_up_to, seal
+from inanet.proto.common.events import NodeEvent, Participation, Refused, RoundDone
+from inanet.proto.common.plan import Scheduled, TensorSpec
+from inanet.proto.common.recovery import Timing
+from inanet.proto.slots.goat.frames import LAST_OF_EPOCHS, FrameChecks, heads_of, seal
+from inanet.proto.slots.goat.job import GoatAsyncJob
 from inanet.proto.slots.goat_async.job import beside, pack, unpack
 from inanet.proto.slots.goat_async.tensors import suits
-from inanet.proto.slots.registers import JOBS
-from inanet.proto.slots.window import Index, Timing, Window
-from inanet.proto.slots.worker import Layout, Membership
+from inanet.proto.slots.window import TIMING, Index, Window
+from inanet.proto.slots.worker import Layout, Membership, Silence
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.goat import (
@@ -33,7 +33,6 @@ from inanet.wire.goat import (
     FRAME_BYTES,
     MAGIC_VERSION,
     MARKS,
-    MAX_JOB,
     NO_SUBMODEL,
     PS_NODE,
     SEQUENCE_BITS,
@@ -44,7 +43,6 @@ from inanet.wire.goat import (
     Kind,
 )
 
-_HEAD = np.dtype(FRAME.descr[:10])
 #: the longest pause between two words to the PS, seconds
 PATIENCE = 0.25
 
@@ -88,13 +86,13 @@ class EpochWorker:
     """``window`` fragments at most are sent and not acknowledged, or asked for at a time."""
 
     def __init__(self, member: Membership, window: int, timing: Timing | None = None) -> None:
-        if not 1 <= member.job <= MAX_JOB:
-            raise ValueError(f"job {member.job}: numbers are 1 to {MAX_JOB}")
+        self._checks = FrameChecks(LAST_OF_EPOCHS)
+        self._checks.add(member.job, member.key)
         self.member = member
         self.layout = Layout(VALUES, FRAME_BYTES, VALUES_AT, SEQUENCE_BITS)
-        self.timing = timing or Timing()
+        self.timing = timing or TIMING
         # acknowledgements of nodes and of the PS overtake each other: only time tells what is lost
-        self.window = Window(window, replace(self.timing, reorder=1 << 40))
+        self.window = Window(window, replace(self.timing, gap=1 << 40))
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         #: what the last step took part in
         self.participation: Participation | None = None
@@ -103,17 +101,14 @@ class EpochWorker:
         self._step: _Step | None = None
         self._serial = self._epoch = 0
         self._again: Index = np.zeros(0, np.int64)
-        self._pause = self.timing.timeout
+        self._pause = self.timing.retransmit
         self._say_at = inf
         #: since when there is no answer to what is asked for of a result; how long answers took, lately or mostly
         self._asking_since: float | None = None
         self._answers_took = 0.0
-        self._heard: float | None = None
+        self._silence = Silence(self.timing.silent)
         self._events: list[NodeEvent] = []
         self._sent = self._sent_again = self._results = self._direct = 0
-        self._known: NDArray[np.uint8] = np.zeros(JOBS, np.uint8)
-        self._known[member.job] = 1
-        self._keys: NDArray[np.uint64] = np.full(JOBS, member.key, np.uint64)
 
     # ---------------------------------------------------------------- tensors
 
@@ -145,6 +140,7 @@ class EpochWorker:
         self._queue = deque(one for one in self._queue if one[0] != tensor)
         if self._step is not None and self._step.tensor == tensor:
             self._step = None
+            self._silence.end()
 
     # ---------------------------------------------------------------- steps
 
@@ -189,9 +185,9 @@ class EpochWorker:
                 np.zeros(its.fragments + 1, np.bool_),
                 self._chunk,
             )
-            self._pause, self._say_at, self._asking_since = self.timing.timeout, inf, None
+            self._pause, self._say_at, self._asking_since = self.timing.retransmit, inf, None
             self._again = self._again[:0]
-            self._heard = now
+            self._silence.begin(now)
 
     def _quantised(
         self, tensor: int, round_: int, arrays: Sequence[NDArray[Any]]
@@ -234,28 +230,23 @@ class EpochWorker:
             its.model = model
         self._events.append(RoundDone(self.member.job, step.round, step.tensor, -1, self.participation))
         self._step = None
-        self._heard = None
+        self._silence.end()
         self._next(now)
 
     # ---------------------------------------------------------------- packets in
 
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take acknowledgements, results, and what the PS asks for."""
-        reason = np.zeros(len(batch), np.uint8)
-        inspect_up_to(
-            batch.arena, batch.offsets, batch.lengths, self._known, self._keys, LAST_OF_EPOCHS, reason
-        )
+        reason = self._checks.reasons(batch, np.arange(len(batch)))
         theirs = batch.sources == np.uint64(self.member.results or self.member.switch)
         reason[(reason == Drop.OK) & ~theirs] = Drop.FOREIGN_HOST
         sound = np.flatnonzero(reason == Drop.OK)
-        heads = np.empty((len(sound), VALUES_AT), np.uint8)
-        gather(batch.arena, batch.offsets[sound], heads)
-        frames = heads.view(_HEAD)[:, 0]
+        frames = heads_of(batch, sound)
         kinds = frames["kind"]
         expected = np.isin(kinds, (Kind.RESULT, EpochKind.ACK, EpochKind.REPEAT))
         reason[sound[~expected | (frames["bitmap"] != self.member.bit)]] = Drop.BAD_TYPE
-        if self._heard is not None and len(sound):
-            self._heard = now
+        if len(sound):
+            self._silence.heard(now)
         ats = batch.offsets[sound] + VALUES_AT
         mine = reason[sound] == Drop.OK
         for kind, act in (
@@ -340,7 +331,7 @@ class EpochWorker:
     @property
     def _patience(self) -> float:
         """Seconds before a part of a result is asked for again: all workers ask at once, and each waits for its turn."""
-        return max(self.window.timeout, min(2 * self._answers_took, self.timing.timeout_max))
+        return max(self.window.timeout, min(2 * self._answers_took, self.timing.retransmit_max))
 
     def _taken(self, step: _Step, now: float) -> None:
         """There is a result: all of the gradient has come, whatever acknowledgements are lost."""
@@ -416,17 +407,16 @@ class EpochWorker:
 
     def timer(self) -> float | None:
         """When :meth:`on_timer` wants to be called next; None while no step is under way."""
-        if self._step is None or self._heard is None:
+        if self._step is None:
             return None
         late = self.window.timer()
-        return min(self._heard + self.timing.silent, self._say_at, inf if late is None else late)
+        return min(self._silence.due, self._say_at, inf if late is None else late)
 
     def on_timer(self, now: float) -> None:
         """Report silence; what is due leaves with the next :meth:`transmit`."""
         self.window.look()
-        if self._step is not None and self._heard is not None and now - self._heard >= self.timing.silent:
-            self._events.append(PeerSilent(self.member.job, "switch", now - self._heard))
-            self._heard = now
+        if self._step is not None:
+            self._events += self._silence.report(self.member.job, "switch", now)
 
     def events(self) -> list[NodeEvent]:
         """What happened since the last call."""
@@ -455,6 +445,6 @@ class EpochWorker:
         return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
 
 
-def join(member: Membership, facts: Switched, timing: Timing) -> EpochWorker:
+def join(member: Membership, job: GoatAsyncJob, timing: Timing) -> EpochWorker:
     """The worker of a job as its plan describes it."""
-    return EpochWorker(member, facts.window, timing)
+    return EpochWorker(member, job.window, timing)

@@ -12,6 +12,7 @@ import numpy as np
 from numba import types
 
 from inanet.kernels.bigendian import add_in, copy_in, copy_out, load16
+from inanet.kernels.header import newer32
 from inanet.kernels.jit import njit
 from inanet.proto.common.program import Action
 from inanet.proto.slots.program import Count
@@ -66,8 +67,7 @@ def resolve(t: Bindings, arena: Any, at: int, length: int, source: int, code: in
 @njit(types.int64(REGISTERS, types.int64, types.int64, types.uint32, types.uint32), **_INLINE)
 def admit(r: Registers, entry: int, job: int, packet: int, bit: int) -> Any:
     """What a packet is to its slot; a new fragment takes the entry over."""
-    ahead = np.uint32(packet - r.key[entry])
-    if r.owner[entry] != job or (ahead != 0 and ahead < np.uint32(0x80000000)):
+    if r.owner[entry] != job or newer32(packet, r.key[entry]):
         if r.owner[entry] != job or r.complete[entry]:
             r.occupied[job] += 1
         r.owner[entry] = job
@@ -76,7 +76,7 @@ def admit(r: Registers, entry: int, job: int, packet: int, bit: int) -> Any:
         r.complete[entry] = 0
         r.bitmap[entry ^ 1] &= ~bit
         return FIRST
-    if ahead:
+    if packet != r.key[entry]:
         return LATE
     if r.complete[entry] or r.bitmap[entry] & bit:
         return AGAIN

@@ -3,11 +3,12 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.program import Verdicts
+from inanet.proto.common.program import Neighbours, Verdicts
 from inanet.proto.slots.program import SwitchProgram
 from inanet.proto.slots.registers import DEFAULT_BUDGET, RegisterFile
 from inanet.proto.slots.switchml import policy
-from inanet.proto.slots.tenants import Tenant
+from inanet.proto.slots.switchml.job import SwitchMLJob
+from inanet.proto.slots.tenants import Tenant, members_of
 from inanet.wire.batch import PacketBatch
 from inanet.wire.switchml import MAX_SLOTS, SIZES
 
@@ -46,6 +47,10 @@ class SwitchMLProgram(SwitchProgram):
                     f"job {tenant.job}: SwitchML's packets have no bitmap; give a switch below one bit, not {bits:#x}"
                 )
         super().add_job(tenant)
+
+    def serve(self, job: SwitchMLJob, key: int, here: int) -> Neighbours:
+        """Serve a job of a plan, in a share of its own."""
+        return self._bind(Tenant(job.number, members_of(job.workers), job.number, slots=job.slots))
 
     def _run(self, batch: PacketBatch, congested: NDArray[np.uint8], verdicts: Verdicts, now: float) -> None:
         policy.run(

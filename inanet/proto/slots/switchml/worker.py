@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.bigendian import gather
-from inanet.proto.common.plan import Switched
+from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.source import Arrays, Source, Tensor
+from inanet.proto.slots.switchml.job import SwitchMLJob
 from inanet.proto.slots.switchml.packetwise import PacketwiseStream
-from inanet.proto.slots.window import Index, Timing
+from inanet.proto.slots.window import Index
 from inanet.proto.slots.worker import Answers, Layout, Mask, Membership, Worker
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
@@ -74,6 +75,6 @@ class SwitchMLWorker(Worker):
                 view["exponents"][mine] = stream.exponents(numbers[mine] - stream.first)
 
 
-def join(member: Membership, facts: Switched, timing: Timing) -> SwitchMLWorker:
+def join(member: Membership, job: SwitchMLJob, timing: Timing) -> SwitchMLWorker:
     """The worker of a job as its plan describes it."""
-    return SwitchMLWorker(member, facts.slots, values=facts.values or 256, timing=timing)
+    return SwitchMLWorker(member, job.slots, values=job.values or 256, timing=timing)

@@ -6,8 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
+from inanet.kernels.header import tag_of
 from inanet.kernels.jit import njit
-from inanet.proto.tree.engine import Tables, stamp, tag_of
+from inanet.proto.tree.engine import Tables, stamp
 from inanet.proto.tree.slots import HEAD, ROW
 from inanet.wire.batch import Transmission
 from inanet.wire.xagg import CONTROL_BYTES, LOST_BYTES, MAGIC_VERSION, PAYLOAD_BYTES, ROW_BYTES, Flag, Kind

@@ -12,6 +12,7 @@ import numpy as np
 from numba import types
 
 from inanet.kernels.checksum import row_checksum
+from inanet.kernels.header import newer8, newer32, only_bit, tag_of
 from inanet.kernels.jit import njit
 from inanet.proto.common.encoding import LARGE, MISFIT
 from inanet.proto.tree.engine import (
@@ -37,13 +38,10 @@ from inanet.proto.tree.engine import (
     emit_down,
     emit_up,
     fold,
-    newer8,
-    newer32,
     open_round,
     report,
     row_is_sound,
     seal,
-    tag_of,
 )
 from inanet.proto.tree.slots import CHECK, HEAD
 from inanet.wire.drops import Drop
@@ -151,17 +149,6 @@ def parse(t: Tables, arena: Any, offset: int, length: int) -> Any:
     return OK
 
 
-@njit(types.int64(types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
-def bit_index(host: int) -> Any:
-    """Index of the only bit of ``host``; -1 if it has none or several."""
-    if host == 0 or host & np.uint32(host - np.uint32(1)):
-        return -1
-    index = 0
-    while not (host >> np.uint32(index)) & np.uint32(1):
-        index += 1
-    return index
-
-
 @njit(types.uint32(TABLES, types.int64, types.uint32), cache=True, nogil=True, _nrt=False, inline="always")
 def effective(t: Tables, tree: int, bitmap: int) -> Any:
     """Bitmap with every retired id in it replaced by the ids it stands for (re-parenting)."""
@@ -186,7 +173,7 @@ def effective(t: Tables, tree: int, bitmap: int) -> Any:
 )
 def resolve_child(t: Tables, tree: int, job_row: int, host: int, source: int, plan: int) -> Any:
     """Child index of an uplink packet, or minus the reason why it is none of ours."""
-    child = bit_index(host)
+    child = only_bit(host)
     if child < 0:
         return -FOREIGN_HOST
     if not np.uint32(t.trees[tree, LIVE]) & host:
@@ -469,7 +456,7 @@ def take(
         child = resolve_child(t, tree, job_row, host, source, np.uint8(w4 >> np.uint32(16)))
         if child == -FUTURE_PLAN:
             # dropped, but off the wire: the sender gets its credit back and repeats it
-            t.taken[tree, bit_index(host)] += 1
+            t.taken[tree, only_bit(host)] += 1
         if child < 0:
             return -child
         t.taken[tree, child] += 1

@@ -6,6 +6,7 @@ import numba
 import numpy as np
 from numba import types
 
+from inanet.kernels.header import tag_of
 from inanet.kernels.jit import njit
 from inanet.proto.common.encoding import MISFIT
 from inanet.proto.tree.engine import (
@@ -26,7 +27,6 @@ from inanet.proto.tree.engine import (
     emit_up,
     row_is_sound,
     stamp,
-    tag_of,
 )
 from inanet.proto.tree.slots import LEFT_DOWN, LEFT_UP
 from inanet.proto.tree.xagg.policy import effective, exponent_row

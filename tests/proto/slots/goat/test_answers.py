@@ -3,8 +3,8 @@
 import sys
 from collections.abc import Callable
 
-from inanet.proto.slots.atp.ps import PSJob
 from inanet.proto.slots.goat.ps import GoatServer
+from inanet.proto.slots.ps import PSJob
 from inanet.wire.endpoint import endpoint
 from inanet.wire.goat import PS_NODE, Kind, Packet, decode
 from tests.proto.tree.rig import batch_of

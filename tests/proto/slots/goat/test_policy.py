@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from inanet.proto.common.plan import Scheduled, Switched
+from inanet.proto.common.plan import Scheduled
 from inanet.proto.common.program import Action, Verdicts
-from inanet.proto.slots.goat.program import GoatProgram
-from inanet.proto.slots.goat.routes import sites, tenant
+from inanet.proto.slots.goat.job import GoatJob, sites
+from inanet.proto.slots.goat.program import GoatProgram, tenant_at
 from inanet.proto.slots.registers import OutOfRegisters
 from inanet.proto.slots.tenants import Tenant
 from inanet.wire.drops import Drop
@@ -21,8 +21,8 @@ ENDPOINTS = {name: 1000 + index for index, name in enumerate(("ps", *TESTBED.swi
 S1, S2, S3, PS = (ENDPOINTS[name] for name in ("s1", "s2", "s3", "ps"))
 W0, W1, W4 = (ENDPOINTS[name] for name in ("w0", "w1", "w4"))
 SITES, ENTRIES = sites(TESTBED.parents, TESTBED.switches, TESTBED.workers, ENDPOINTS)
-FACTS = Switched(
-    "goat", 1, tuple(ENDPOINTS[w] for w in TESTBED.workers), 0, PS, 0, 0, 1, True, 8, sites=SITES
+FACTS = GoatJob(
+    "goat", 1, tuple(ENDPOINTS[w] for w in TESTBED.workers), 0, 0, 0, 8, ps=PS, sites=SITES, entries=ENTRIES
 )
 #: at S2: one of its own rack's two first workers, one of w0 and w4; one elsewhere
 PARTS = (
@@ -44,7 +44,7 @@ def program() -> GoatProgram:
 
 def at(name: str) -> GoatProgram:
     made = GoatProgram(budget=100 * 284)
-    made.add_job(tenant(FACTS, TESTBED.switches.index(name) + 1, KEY))
+    made.add_job(tenant_at(FACTS, TESTBED.switches.index(name) + 1, KEY))
     made.hold(1, PARTS)
     return made
 

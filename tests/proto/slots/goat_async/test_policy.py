@@ -7,7 +7,7 @@ import pytest
 
 from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.goat.frames import seal
-from inanet.proto.slots.goat.routes import tenant
+from inanet.proto.slots.goat.program import tenant_at
 from inanet.proto.slots.goat_async.program import PARITY_BYTES, EpochProgram
 from inanet.wire.drops import Drop
 from inanet.wire.goat import FRAME, MAGIC_VERSION, EpochKind, Kind
@@ -50,7 +50,7 @@ class Judge:
 
     def __init__(self) -> None:
         self.program = EpochProgram(budget=100 * (284 + PARITY_BYTES))
-        self.program.add_job(tenant(FACTS, 2, KEY))
+        self.program.add_job(tenant_at(FACTS, 2, KEY))
         self.program.hold(1, PARTS)
 
     def __call__(self, packet: bytes, source: int, now: float = 0.0) -> tuple[str, int, Any]:
@@ -180,7 +180,7 @@ def test_publications_survive_other_jobs_and_go_with_their_own(judge: Judge) -> 
     kind, _, found = judge(data(1), W1)
     assert (kind, int(found["bitmap"])) == ("SUM", 0b11)
     judge.program.remove_job(1)
-    judge.program.add_job(tenant(FACTS, 2, KEY))
+    judge.program.add_job(tenant_at(FACTS, 2, KEY))
     judge.program.hold(1, PARTS)
     assert judge.program.published(1)[0] == (0, 0, 0)
     # gradients are counted anew, and what was in the slot is gone

@@ -1,12 +1,14 @@
 """A worker of epochs alone, packet by packet: what a step that has failed leaves behind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from inanet.proto.common.plan import Scheduled
 from inanet.proto.slots.goat.frames import seal
 from inanet.proto.slots.goat_async.worker import EpochWorker
-from inanet.proto.slots.window import Timing
+from inanet.proto.slots.window import TIMING
 from inanet.proto.slots.worker import Membership
 from inanet.wire.goat import FRAME, FRAME_BYTES, MAGIC_VERSION, NO_SUBMODEL, Kind
 from tests.proto.slots.goat_async.training import spec
@@ -29,7 +31,9 @@ def result(epoch: int, value: float) -> list[tuple[bytes, int]]:
 
 @pytest.fixture
 def worker() -> EpochWorker:
-    made = EpochWorker(Membership(1, 0, 2, 2, SWITCH, SWITCH, root=0, key=KEY), 4, Timing(silent=60.0))
+    made = EpochWorker(
+        Membership(1, 0, 2, 2, SWITCH, SWITCH, root=0, key=KEY), 4, replace(TIMING, silent=60.0)
+    )
     made.add_tensor(0, spec(64))
     made.schedule(0, (Scheduled(0, 0, 1, (0, 0), (-1,)),))
     return made
