@@ -22,7 +22,8 @@ Clocked by the answers themselves the degree would always be 1, since a window i
 is counted over the *base* round trip instead, which a probe measures that the PS echoes at once: an answer's own round trip
 contains the straggler. Answers come in batches, so the time is at least eight intervals between them, and the count is scaled.
 
-*Plan.* When all fragments of an LCW are answered the windows are updated from their marks, a batch being split at that number.
+*Plan.* When all fragments of an LCW are answered the windows are updated from their marks, a batch being split at that number
+(window updates).
 Which fragments may use slots is planned by number, one window ahead: the first ACW of every LCW. Both depend on numbers and
 marks only, and all workers get the same answers, so their plans agree except where gamma differs; a fragment that uses its slot
 at one worker and bypasses it at another is completed by the PS.
