@@ -77,6 +77,7 @@ class LabFabric:
         self.roles = roles
         self.directory = directory or lab.directory
         self._configurations = configurations
+        self._stats: dict[str, dict[str, Any]] = {}
         self._nodes = lab.nodes(places or {name: name for name in roles}, self.directory, check)
         self.processes = self._nodes.processes
         self.log = self._nodes.log
@@ -108,10 +109,12 @@ class LabFabric:
         """End the daemons, workers first, so that each can finish; kill those that take too long."""
         for role in ROLES:
             self._nodes.end(name for name, its in self.roles.items() if its == role)
+        # the directory goes with the lab
+        self._stats = self._nodes.stats_of(self.roles)
 
     def stats(self) -> dict[str, dict[str, Any]]:
-        """What each daemon counted, by node; complete after :meth:`stop`, without daemons that were killed."""
-        return self._nodes.stats_of(self.roles)
+        """What each daemon counted, by node, once they have ended; without those that were killed."""
+        return self._stats
 
 
 def unix_configurations(
