@@ -11,7 +11,8 @@ from inanet.bench.sparse_live import Live, _file
 from inanet.bench.sparse_rank import take_part
 from inanet.data.key_batches import Model, generated
 from inanet.papers.zebra_live import judge
-from inanet.sparse.job_file import SparseFile, join_sparse, serve
+from inanet.sparse.job_file import SparseFile, serve
+from inanet.sparse.member import join_sparse
 
 
 class Over(BaseException):
