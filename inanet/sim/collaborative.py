@@ -204,8 +204,7 @@ class Collaborative:
             program.hold(JOB, scheduled)
         self.server.hold(JOB, TensorLayout(tensor, spec, (), tuple(scheduled)))
         for worker in self.workers.values():
-            # only tensors of one system have a priority
-            worker.add_tensor(tensor, spec, *([priority] if priority else []))
+            worker.add_tensor(tensor, spec, priority)
             worker.schedule(tensor, scheduled)
 
     def begin(self, tensor: int, arrays: Sequence[NDArray[Any]], delays: Sequence[float] = ()) -> None:

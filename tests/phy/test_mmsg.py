@@ -127,7 +127,7 @@ def test_aim_writes_address_and_segment_size() -> None:
     table = SendTable(2, 4)
     table.aim(endpoint("10.1.2.3", 0x1234), 1052)
     assert table.words[:, 5].tolist() == [24, 24]
-    assert table._name[2:8].tolist() == [0x12, 0x34, 10, 1, 2, 3]
+    assert table.name[2:8].tolist() == [0x12, 0x34, 10, 1, 2, 3]
     assert struct.unpack("=QiiH", table._control.tobytes()[:18]) == (18, SOL_UDP, 103, 1052)
     table.aim(endpoint("10.1.2.3", 1), 0)
     assert table.words[:, 5].tolist() == [0, 0]

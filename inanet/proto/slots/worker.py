@@ -182,8 +182,9 @@ class Worker:
 
     # ---------------------------------------------------------------- rounds
 
-    def add_tensor(self, tensor: int, spec: TensorSpec) -> None:
-        """Make a tensor known under a number, 0 to 65535, the same on all workers.
+    def add_tensor(self, tensor: int, spec: TensorSpec, priority: int = 0) -> None:
+        """Make a tensor known under a number, 0 to 65535, the same on all workers. ``priority`` is for systems in which tensors evict
+        others (ESA).
 
         Raises ``ValueError`` for what switches cannot sum, and for floats without a root that agrees on exponents.
         """

@@ -112,7 +112,7 @@ class EpochWorker:
 
     # ---------------------------------------------------------------- tensors
 
-    def add_tensor(self, tensor: int, spec: TensorSpec) -> None:
+    def add_tensor(self, tensor: int, spec: TensorSpec, priority: int = 0) -> None:
         """Make a tensor known. Raises ``ValueError`` for what epochs cannot have (:func:`suits`)."""
         suits(spec)
         nothing = np.zeros(0, np.int64)
