@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from daemons._chassis import command
@@ -28,9 +29,10 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     loop = asyncio.get_running_loop()
     device = await open_device(config, loop.time)
     station = Station("worker", config, device, lambda: backend.flush())
+    coordinator = config.control.coordinator
     backend = FabricBackend(
         station,
-        str(config.control.coordinator),
+        None if coordinator is None else str(coordinator),
         join=config.control.join_timeout,
         lost=lambda job, error: server.lost(job, error),
         keys=config.control.tls_keys(),
@@ -48,8 +50,11 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
     try:
         await server.start()
         context.ready(f"serving {config.local.socket}")
-        coordinator = str(config.control.coordinator)
-        async with registered_node(station, "worker", config, coordinator, context.measure):
+        async with AsyncExitStack() as registered:
+            if coordinator is not None:
+                await registered.enter_async_context(
+                    registered_node(station, "worker", config, str(coordinator), context.measure)
+                )
             await context.stopping.wait()
             while server.busy and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
                 await asyncio.sleep(0.05)

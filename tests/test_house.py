@@ -15,7 +15,7 @@ PACKAGES = ("inanet", "daemons")
 #: modules that only tests import
 UNUSED = {"inanet.phy.trace"}
 #: modules that import each other, if only for their types
-CIRCLES = {("inanet.torch.cuda", "inanet.torch.transport")}
+CIRCLES: set[tuple[str, ...]] = set()
 #: classes with one heir that nothing else names
 INHERITED_ONCE: set[str] = set()
 #: where commands and other programs' entry points are named

@@ -55,7 +55,7 @@ class FabricBackend:
     def __init__(
         self,
         station: Station,
-        coordinator: str,
+        coordinator: str | None,
         *,
         join: float,
         lost: Callable[[str, InaError], None],
@@ -86,6 +86,12 @@ class FabricBackend:
                 )
             mine.sums = LocalSums(ranks, self._threads)
             return
+        if self._coordinator is None:
+            del self._jobs[job]
+            raise JoinRefused(
+                f"{len(ranks)} of {world} ranks are on this host, whose ina-worker has no coordinator to find the others "
+                "through: set coordinator in the [control] section of its configuration"
+            )
         station = self._station
         if system in SYSTEMS:
             try:

@@ -11,7 +11,7 @@ import structlog
 from numpy.typing import NDArray
 
 from inanet.agent.session import Session
-from inanet.errors import FabricError, InaError, JoinRefused, MismatchError, WorkerLostError
+from inanet.errors import FabricError, InaError, JoinRefused, MismatchError, RoundTimeout, WorkerLostError
 from inanet.messages import segments
 from inanet.proto.common.events import Participation
 from inanet.proto.common.plan import TensorSpec, difference
@@ -118,6 +118,8 @@ class Group:
         self._refused = refused
         self._error: InaError | None = None
         self._departed: set[int] = set()
+        #: by rank: the last round that it has waited too long for
+        self._timeouts: dict[int, RoundTimeout] = {}
         self._rounds: dict[int, _Round] = {}
         #: those under way when the job ended, whose arrays may still be written to
         self._given_up: dict[int, _Round] = {}
@@ -269,14 +271,33 @@ class Group:
         self.tell_missing()
         for number, round_ in self._rounds.items():
             if round_.since <= before:
-                late = set(self.sessions) - set(round_.calls)
-                text = (
-                    f"{_show(late)} of this host did not call it yet"
-                    if late
-                    else self._backend.awaited(self.job)
-                )
+                text, late = self._awaited(round_)
                 for rank in round_.calls:
-                    self.sessions[rank].waiting(number, text, tuple(sorted(late)))
+                    self.sessions[rank].waiting(number, text, late)
+
+    def late(self, session: "Session", number: int, text: str, ranks: tuple[int, ...]) -> None:
+        """A local rank's time for a round is up; 0: it has the result after all. It hears for whom it waited, unless ``text`` says that it knows; if it leaves
+        next, all others hear that, too: who was late is why the job ends, and not who left because of it.
+        """
+        if number == 0:
+            self._timeouts.pop(session.rank, None)
+            return
+        round_ = self._rounds.get(number)
+        if round_ is not None and not text:
+            text, ranks = self._awaited(round_)
+        self._timeouts[session.rank] = RoundTimeout(
+            f"rank {session.rank} waited too long for round {number} and left: {text or 'it is not known for whom'}",
+            round=number,
+            ranks=ranks,
+        )
+        session.waiting(number, text, ranks)
+
+    def _awaited(self, round_: _Round) -> tuple[str, tuple[int, ...]]:
+        """In words, and the local ranks among them."""
+        late = set(self.sessions) - set(round_.calls)
+        if late:
+            return f"{_show(late)} of this host did not call it yet", tuple(sorted(late))
+        return self._backend.awaited(self.job), ()
 
     def tell_missing(self) -> None:
         """Tell the local ranks what joining waits for: how many are there and who is missing, which is known only if all ranks
@@ -310,7 +331,10 @@ class Group:
             # before joining, somebody else may take its place
             return
         self._departed.add(rank)
-        if why or self._rounds or self.state is State.JOINING:
+        timeout = self._timeouts.get(rank)
+        if timeout is not None:
+            self.end(timeout, timeout.reason)
+        elif why or self._rounds or self.state is State.JOINING:
             text = f"rank {rank} is gone: {why or 'it left while others were in a collective with it'}"
             self.end(WorkerLostError(text, ranks=(rank,)), text)
         elif not self.sessions:

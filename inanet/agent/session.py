@@ -66,6 +66,10 @@ class LocalRanks(Protocol):
         """One rank's part in its next round."""
         ...
 
+    def late(self, session: "Session", number: int, text: str, ranks: tuple[int, ...]) -> None:
+        """One rank has waited too long for a round; see :class:`~inanet.agent.group.Group`."""
+        ...
+
     def end(self, error: InaError, reason: str) -> None:
         """The job is over for all of them."""
         ...
@@ -147,6 +151,8 @@ class Session:
             self._reduce(message)
         elif kind == "memory":
             self._adopt(message)
+        elif kind == "late":
+            self._wait_too_long(message)
         elif kind == "release":
             self._release(get(message, "id", int))
         elif kind == "fail":
@@ -211,18 +217,20 @@ class Session:
         assert self._ranks is not None
         if not self._ranks.shares:
             raise SessionError("fail of ranks that share no memory")
-        ranks = get(message, "ranks", list)
-        if len(ranks) > _RANKS_LIMIT or any(type(rank) is not int for rank in ranks):
-            raise SessionError(f"fail.ranks are not at most {_RANKS_LIMIT} numbers")
         error = error_of(
             get(message, "cause", str),
             get(message, "message", str)[:_TEXT_LIMIT],
             job="",
             rank=-1,
             round=get(message, "round", int, low=0),
-            ranks=tuple(ranks),
+            ranks=_ranks_of(message),
         )
         self._ranks.end(error, error.reason)
+
+    def _wait_too_long(self, message: dict[str, Any]) -> None:
+        assert self._ranks is not None
+        text = get(message, "text", str)[:_TEXT_LIMIT]
+        self._ranks.late(self, get(message, "seq", int, low=0), text, _ranks_of(message))
 
     def _view(self, message: dict[str, Any], spec: TensorSpec) -> NDArray[Any]:
         """The 1-D view of shared memory that a reduce message speaks of."""
@@ -337,6 +345,13 @@ def _fields(error: InaError) -> dict[str, Any]:
         "ranks": list(error.ranks[:_RANKS_LIMIT]),
         "details": error.details(),
     }
+
+
+def _ranks_of(message: dict[str, Any]) -> tuple[int, ...]:
+    ranks = get(message, "ranks", list)
+    if len(ranks) > _RANKS_LIMIT or any(type(rank) is not int for rank in ranks):
+        raise SessionError(f"{message['t']}.ranks are not at most {_RANKS_LIMIT} numbers")
+    return tuple(ranks)
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:

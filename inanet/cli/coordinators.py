@@ -187,7 +187,7 @@ def _of_file(config: str) -> Target:
     elif isinstance(daemon, WorkerConfig | AggConfig | SwitchConfig) and daemon.control.coordinator:
         where = daemon.control.coordinator
     else:
-        raise NoCoordinator(f"{config} is the file of a switch without control.coordinator: give --address")
+        raise NoCoordinator(f"{config} has no control.coordinator: give --address")
     address = str(where).replace("0.0.0.0:", "127.0.0.1:")
     name, listen = (daemon.node.name, "") if isinstance(daemon, SwitchConfig) else ("", "")
     if isinstance(daemon, WorkerConfig | AggConfig | PsConfig):

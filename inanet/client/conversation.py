@@ -39,6 +39,8 @@ _LOG_SECONDS = 5.0
 #: seconds after which a rank is late, where the agent does not say so
 _LATE_SECONDS = 1.0
 _BYE_SECONDS = 1.0
+#: seconds in which the agent may say for whom a late collective waits
+_NAMES_SECONDS = 0.5
 _log = logging.getLogger("inanet")
 
 
@@ -54,6 +56,10 @@ class Outcome:
     #: who is waited for, as far as the agent has said
     awaited: str = ""
     awaited_ranks: tuple[int, ...] = ()
+    #: how often it has said so
+    reports: int = 0
+    #: the agent was told that this rank has waited too long
+    late: bool = False
     #: the epoch that it took part in (asynchronous training)
     part: "Participation | None" = None
     #: 1-D, until it is copied to where it belongs, if the agent does not write it there
@@ -185,7 +191,7 @@ class Conversation:
         with self._turn:
             oldest = next(iter(self._pending.values()), None)
         if oldest is not None and not self.wait_for(lambda: oldest.finished, seconds):
-            raise self.late(oldest, seconds)
+            raise self.timed_out(oldest, seconds)
 
     def _send(self, frame: bytes, fd: int | None) -> None:
         self.check()
@@ -251,7 +257,26 @@ class Conversation:
             self._end(self._gone(failure))
 
     def late(self, outcome: Outcome, seconds: float) -> RoundTimeout:
-        """The error for a collective that is not finished after ``seconds``."""
+        """The error for a collective that is not finished after ``seconds``. The agent is asked for whom it waits, and knows
+        from then on why this rank leaves, if it does.
+        """
+        before = outcome.reports
+        outcome.late = True
+        # an error: the conversation is over, and whoever calls next hears why
+        with suppress(InaError):
+            self.say("late", seq=outcome.seq, text=outcome.awaited, ranks=list(outcome.awaited_ranks))
+            if not outcome.awaited_ranks:
+                self.wait_for(lambda: outcome.reports > before or outcome.finished, _NAMES_SECONDS)
+        return self.timed_out(outcome, seconds)
+
+    def forget_late(self, outcome: Outcome) -> None:
+        """A collective that was late is finished all the same."""
+        outcome.late = False
+        with suppress(InaError):
+            self.say("late", seq=0, text="", ranks=[])
+
+    def timed_out(self, outcome: Outcome, seconds: float) -> RoundTimeout:
+        """The error alone."""
         text = f"no result after {seconds:g} s"
         if outcome.awaited:
             text += f"; {outcome.awaited}"
@@ -297,6 +322,7 @@ class Conversation:
         outcome = self._pending.get(seq)
         if outcome is not None:
             outcome.awaited, outcome.awaited_ranks = text, ranks
+            outcome.reports += 1
         elif seq == 0:
             self.awaited, self.awaited_ranks = text, ranks
         self._log_late(seq, text)

@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 
 from inanet.client.conversation import Conversation, Outcome
 from inanet.client.memory import Memory, Piece
-from inanet.errors import InaError
+from inanet.errors import InaError, WorkerLostError
 
 if TYPE_CHECKING:
     from inanet.client.exchange import Exchange
     from inanet.proto.common.events import Participation
+
+#: seconds in which the agent may say why a rank has left
+_REASON_SECONDS = 0.5
 
 
 class Handle:
@@ -83,6 +86,8 @@ class Handle:
         if not outcome.finished and not self._settle(seconds):
             self._conversation.check()
             raise self._conversation.late(outcome, seconds)
+        if outcome.late:
+            self._conversation.forget_late(outcome)
         with self._lock:
             if outcome.result is not None:
                 np.copyto(self._view, outcome.result.reshape(self._view.shape))
@@ -111,6 +116,9 @@ class Handle:
         except TimeoutError:
             return False
         except InaError as error:
+            # the agent may know why a rank has left
+            if isinstance(error, WorkerLostError):
+                self._conversation.wait_for(lambda: False, _REASON_SECONDS)
             # ranks that have lost each other here cannot find each other again
             self._conversation.fail(error)
             return False

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 OPS = ("sum", "mean", "max", "min")
 MODES = ("prologue", "carried", "fixed")
 NAN = ("refuse", "propagate")
+OVERFLOW = ("refuse", "wrap")
 _FLOATS = ("f32", "f16", "bf16")
 #: seconds in which the agent must accept a connection
 _ACCEPT_SECONDS = 10.0
@@ -144,10 +145,11 @@ class Job:
         mode: str = "prologue",
         factor: float = 1e8,
         nan: str = "refuse",
+        overflow: str = "refuse",
         timeout: float | None = None,
     ) -> Any:
         """Reduce ``array`` over all ranks, in place, and return it: :meth:`all_reduce_async` and wait."""
-        handle = self.all_reduce_async(array, op, name, mode=mode, factor=factor, nan=nan)
+        handle = self.all_reduce_async(array, op, name, mode=mode, factor=factor, nan=nan, overflow=overflow)
         return handle.wait(timeout)
 
     def all_reduce_async(
@@ -159,6 +161,7 @@ class Job:
         mode: str = "prologue",
         factor: float = 1e8,
         nan: str = "refuse",
+        overflow: str = "refuse",
     ) -> Handle:
         """Start reducing ``array`` over all ranks; it must not be touched until the handle's wait returns.
 
@@ -169,7 +172,8 @@ class Job:
         keeps the exponents of one tensor from serving another of the same shape. ``mode`` (floats, sum and
         mean) is how exponents are agreed: carried, prologue, or fixed with ``factor``. ``nan="propagate"``
         lets NaN and infinity through, spoiling their block of 256 elements; by default they are refused on
-        all ranks.
+        all ranks. ``overflow="wrap"`` lets integer sums wrap round, modulo 2**32 or 2**64; by default a sum that does not
+        fit is :class:`~inanet.errors.OverflowRefused` on all ranks.
 
         Under the system "goat-async", asynchronous training, every call is a step of this rank's own: it needs op mean and
         mode fixed, returns when the gradient has counted, and leaves in ``array`` the sum of the mean gradients of all epochs
@@ -178,9 +182,14 @@ class Job:
         Raises ``TypeError`` or ``ValueError`` for arguments that cannot be reduced, before anything is sent,
         and :class:`~inanet.errors.InaError` if the job is over.
         """
-        for what, value, allowed in (("op", op, OPS), ("mode", mode, MODES), ("nan", nan, NAN)):
+        for option, value, allowed in (
+            ("op", op, OPS),
+            ("mode", mode, MODES),
+            ("nan", nan, NAN),
+            ("overflow", overflow, OVERFLOW),
+        ):
             if value not in allowed:
-                raise ValueError(f"{what} {value!r} is none of {', '.join(allowed)}")
+                raise ValueError(f"{option} {value!r} is none of {', '.join(allowed)}")
         if len(name) > 256 or not name.isprintable():
             raise ValueError("name must have at most 256 printable characters")
         if not (isfinite(factor) and factor > 0):
@@ -189,7 +198,8 @@ class Job:
         if op == "mean" and dtype not in _FLOATS:
             raise ValueError(f"the mean of {view.dtype} is no {view.dtype}; reduce with op='sum' and divide")
         factor = float(factor) if mode == "fixed" else 0.0
-        described = (name, dtype, view.shape, op, mode, factor, nan == "propagate")
+        propagate = nan == "propagate" if dtype in _FLOATS else overflow == "wrap"
+        described = (name, dtype, view.shape, op, mode, factor, propagate)
         title = name or f"{dtype}{list(view.shape)}"
         talk = self._conversation
         talk.check()
@@ -204,7 +214,8 @@ class Job:
                 )
             except TimeoutError:
                 talk.check()
-                raise talk.late(outcome, self.timeout) from None
+                # the collective was not called, so nobody could ever hear that it is finished
+                raise talk.timed_out(outcome, self.timeout) from None
             except InaError as error:
                 # as in Handle.wait: the others must hear of it
                 talk.fail(error)

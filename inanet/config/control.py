@@ -134,8 +134,16 @@ class Control(Section):
         return Keys(self.ca_file, self.key_file, revoked)
 
 
+class WorkerControl(Control):
+    """``[control]`` of workers. Without ``coordinator`` they serve jobs whose ranks are all on their host."""
+
+    coordinator: CoordinatorAddress | None = Field(
+        default=None, description="where ina-ps or ina-manager listens, host:port or unix:/path"
+    )
+
+
 class ClientControl(Control):
-    """``[control]`` of workers and aggregators."""
+    """``[control]`` of aggregators, and of whoever else needs a coordinator."""
 
     coordinator: CoordinatorAddress = Field(
         description="where ina-ps or ina-manager listens, host:port or unix:/path"

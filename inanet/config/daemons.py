@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, ValidationInfo, field_validator
 
 from inanet import units
-from inanet.config.control import ClientControl, PsControl
+from inanet.config.control import ClientControl, PsControl, WorkerControl
 from inanet.config.fields import (
     AbsolutePath,
     Bytes,
@@ -158,7 +158,7 @@ class WorkerConfig(DaemonConfig):
     """``ina-worker``."""
 
     node: WorkerNode = Field(default_factory=WorkerNode)
-    control: ClientControl = Field(description="the section with the coordinator's address")
+    control: WorkerControl = Field(default_factory=WorkerControl)
     local: Local = Field(description="the section with the socket for training processes")
     a2tp: A2tp = Field(default_factory=A2tp)
 

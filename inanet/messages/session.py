@@ -20,6 +20,8 @@ one file descriptor (SCM_RIGHTS). Tensors never travel: both sides map the memfd
                       workers, awaited, staleness
 ``fail``    to agent  cause, message, round, ranks: the ranks have lost each other in shared memory, the job is over
 ``failed``  from      cause, message, round, ranks, details: the job is over for this process
+``late``    to agent  seq, text, ranks: the process has waited too long for this collective, and for whom if it knows; the answer
+                      is ``waiting``. seq 0: it has the result after all
 ``stats``   both      to agent: (none); from: figures
 ``bye``     to agent  (none): the process leaves in good order
 =========== ========= ========================================================================================
@@ -33,7 +35,7 @@ from typing import Any
 import msgpack
 
 #: version of this conversation
-PROTOCOL = 2
+PROTOCOL = 3
 #: longest frame either side accepts
 FRAME_LIMIT = 64 << 10
 #: collectives that one process may have on their way, and pieces of memory that it may share

@@ -12,6 +12,7 @@ from inanet.torch.ddp import GradientHook as GradientHook
 from inanet.torch.ddp import hook as hook
 from inanet.torch.group import ProcessGroup as ProcessGroup
 from inanet.torch.group import register
+from inanet.torch.ledger import explain as explain
 from inanet.torch.options import Options as Options
 from inanet.torch.verdict import Verdict as Verdict
 

@@ -56,7 +56,7 @@ class BucketMemory:
 
     def fits(self, values: torch.Tensor) -> bool:
         """Whether it has the dtype and the size of the bucket."""
-        return self.tensor.dtype == values.dtype and self.tensor.numel() == values.numel()
+        return bool(self.tensor.dtype == values.dtype and self.tensor.numel() == values.numel())
 
     def idle(self) -> bool:
         """Whether the agent is done with it; it still writes to one whose reduction timed out."""
@@ -125,7 +125,7 @@ def _can_share(storage: torch.UntypedStorage) -> bool:
     except OSError:
         return False
     # the other ranks do the same at the same time, and data loaders live there
-    return storage.nbytes() <= room.f_bavail * room.f_frsize // 8
+    return bool(storage.nbytes() <= room.f_bavail * room.f_frsize // 8)
 
 
 def _after_fork() -> None:

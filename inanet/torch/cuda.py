@@ -8,16 +8,12 @@ pinned memory itself, registered with CUDA, so there is no further copy on the h
 """
 
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-
-from inanet.torch.transport import Reduction
-
-if TYPE_CHECKING:
-    from inanet.torch.transport import Transport
 
 #: pinned memory serves tensors down to its size divided by this
 _WASTE = 4
@@ -49,25 +45,21 @@ def _check(code: Any) -> None:
     torch.cuda.check_error(int(code))
 
 
-class CudaReduction(Reduction):
-    """A tensor on a device."""
+class CudaCopy:
+    """A tensor's way to the host, where it is ``host``, and back."""
 
-    def __init__(
-        self, transport: "Transport", lanes: "CudaLanes", tensor: torch.Tensor, what: str, seconds: float
-    ) -> None:
-        super().__init__(transport, what, seconds)
-        self._lanes = lanes
+    def __init__(self, device: "CudaDevice", tensor: torch.Tensor) -> None:
+        self._device = device
         self._tensor = tensor.detach()
         self._lock = threading.Lock()
         self._back: torch.cuda.Event | None = None
-        self._pinned: _Pinned | None = lanes.take(tensor)
+        self._pinned: _Pinned | None = device.take(tensor)
         self.host = self._pinned.tensor(tensor)
+        self._copied = self._copy_out(self._pinned)
 
-    def copy_out(self) -> torch.cuda.Event:
+    def _copy_out(self, pinned: _Pinned) -> torch.cuda.Event:
         """Start the copy to the host behind everything that the caller's stream has to do."""
-        down = self._lanes.down
-        pinned = self._pinned
-        assert pinned is not None
+        down = self._device.down
         down.wait_stream(torch.cuda.current_stream(self._tensor.device))
         if pinned.used is not None:
             down.wait_event(pinned.used)
@@ -80,59 +72,49 @@ class CudaReduction(Reduction):
         pinned.used = copied
         return copied
 
-    def send_after(self, copied: torch.cuda.Event, op: str, name: str) -> None:
-        """On the sending thread: wait for the copy, then hand the memory to the agent."""
-        try:
-            copied.synchronize()
-        except RuntimeError as error:
-            self._failure = error
-            self._sent.set()
-            return
-        self.send(self.host, op, name)
+    def wait_out(self) -> None:
+        """Block until ``host`` holds the tensor. Raises ``RuntimeError`` if the copy failed."""
+        self._copied.synchronize()
 
-    def finish(self, seconds: float | None = None) -> None:
-        """As in the base class; the copy back to the device has been started then."""
-        super().finish(seconds)
+    def start_back(self) -> None:
+        """Start the copy of ``host`` to the tensor, once."""
         with self._lock:
             if self._back is not None:
                 return
             pinned, self._pinned = self._pinned, None
             assert pinned is not None
-            up = self._lanes.up
+            up = self._device.up
             with torch.cuda.device(self._tensor.device), torch.cuda.stream(up):
                 self._tensor.copy_(self.host, non_blocking=True)
                 self._back = pinned.used = torch.cuda.Event()
                 self._back.record(up)
             self._tensor.record_stream(up)
-            self._lanes.give(pinned)
+            self._device.give(pinned)
 
     def synchronize(self) -> None:
-        """The current stream of the device waits for the copy back."""
+        """The current stream of the device waits for the copy back, if it was started."""
         if self._back is not None:
             torch.cuda.current_stream(self._tensor.device).wait_event(self._back)
 
 
-class CudaLanes:
-    """Streams and pinned memory of one device, for one transport.
+class CudaDevice:
+    """Streams and pinned memory of one device, for one job; ``allocate(bytes)`` is memory that the agent shares.
 
     Memory of reductions that failed or ran out of time is not used again: the agent may still write to it.
     """
 
-    def __init__(self, transport: "Transport", device: torch.device) -> None:
-        self._transport = transport
+    def __init__(self, device: torch.device, allocate: Callable[[int], NDArray[np.uint8]]) -> None:
+        self._allocate = allocate
         self._lock = threading.Lock()
         self._free: list[_Pinned] = []
         self._all: list[_Pinned] = []
         self.down = torch.cuda.Stream(device)
         self.up = torch.cuda.Stream(device)
 
-    def reduce(self, tensor: torch.Tensor, op: str, name: str, what: str, seconds: float) -> CudaReduction:
-        """Start reducing a tensor of this device in place."""
+    def copy_out(self, tensor: torch.Tensor) -> CudaCopy:
+        """Start copying a tensor of this device to the host."""
         with torch.cuda.device(tensor.device):
-            reduction = CudaReduction(self._transport, self, tensor, what, seconds)
-            copied = reduction.copy_out()
-        self._transport.sending.put(lambda: reduction.send_after(copied, op, name))
-        return reduction
+            return CudaCopy(self, tensor)
 
     def take(self, tensor: torch.Tensor) -> _Pinned:
         """Pinned memory that is large enough."""
@@ -143,7 +125,7 @@ class CudaLanes:
                 best = min(fitting, key=lambda one: one.memory.nbytes)
                 self._free.remove(best)
                 return best
-        pinned = _Pinned(self._transport.job.empty(size, np.uint8))
+        pinned = _Pinned(self._allocate(size))
         with self._lock:
             self._all.append(pinned)
         return pinned

@@ -11,17 +11,16 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
-from inanet.client.job import Job
 from inanet.errors import RoundTimeout
 from inanet.torch import verdict as rules
 from inanet.torch.buckets import BucketMemory
-from inanet.torch.lane import promise
+from inanet.torch.completion import promise
+from inanet.torch.ledger import Entry, Ledger
 from inanet.torch.options import Options
 from inanet.torch.record import Recorder, now
-from inanet.torch.rendezvous import Refusal, join, through_group
-from inanet.torch.share import MEASURED, CommunicationShare
-from inanet.torch.transport import FLOATS, Reduction, Transport
-from inanet.torch.verdict import Verdict
+from inanet.torch.rendezvous import Exchange, Refusal, join, through_group
+from inanet.torch.transport import Reduction, Transport, obstacle
+from inanet.torch.verdict import MEASURED, CommunicationShare, Verdict
 
 #: seconds a round may take unless the options say otherwise
 ROUND_SECONDS = 300.0
@@ -47,10 +46,13 @@ class GradientHook:
     """The state of one model's hook. :meth:`close` leaves the job; the end of the process does, too."""
 
     def __init__(self, process_group: "dist.ProcessGroup | None", options: Options) -> None:
-        self._group = process_group
-        self._rank = dist.get_rank(process_group)
-        self._size = dist.get_world_size(process_group)
+        self._clear(options)
+        self._open(process_group)
+
+    def _clear(self, options: Options) -> None:
+        """A hook of no job."""
         self._options = options
+        self._opened = False
         self._transport: Transport | None = None
         #: leaves the job, once: when asked, with the last reference, or at the end of the process
         self._leave: Callable[[], Any] = lambda: None
@@ -62,9 +64,26 @@ class GradientHook:
         self._step = 0
         self._first_ready = 0
         self._running: list[Reduction] = []
+        self._said: set[str] = set()
+        self.verdict = Verdict(False, "no rank has joined a job yet")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy of the model, or a file, has of the hook. Jobs and shared memory belong to one process."""
+        return {"options": self._options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A hook that joins a job of the default group with its first bucket, as torch's own take that group."""
+        self._clear(state["options"])
+
+    def _open(self, process_group: "dist.ProcessGroup | None") -> None:
+        self._opened = True
+        self._group = process_group
+        self._rank = dist.get_rank(process_group)
+        self._size = dist.get_world_size(process_group)
+        self._ledger = Ledger("DDP hook", self._rank)
         self.verdict = self._begin()
-        if self.verdict.use_ina and options.trace_directory is not None:
-            self._recorder = Recorder(options.trace_directory, self._rank, f"ddp-{os.getpid()}")
+        if self.verdict.use_ina and self._options.trace_directory is not None:
+            self._recorder = Recorder(self._options.trace_directory, self._rank, f"ddp-{os.getpid()}")
             weakref.finalize(self, _write, self._recorder)
 
     # ------------------------------------------------------------ the choice
@@ -77,18 +96,16 @@ class GradientHook:
         joined = join(exchange, self._rank, self._size, self._options, seconds)
         if isinstance(joined, Refusal):
             return self._decide(rules.on_refusal(joined))
-        self._transport = transport = Transport(joined, self._options, seconds)
+        self._transport = transport = Transport(joined.job, self._options, seconds, local=joined.local)
         self._leave = weakref.finalize(self, transport.close)
         if self._options.required or not self._options.measure:
             return self._decide(Verdict(True, "INA is wanted"))
         self._share = CommunicationShare()
-        return self._decide(self._compare(joined, exchange))
+        return self._decide(self._compare(transport, exchange))
 
-    def _compare(self, job: Job, exchange: Any) -> Verdict:
+    def _compare(self, transport: Transport, exchange: Exchange) -> Verdict:
         device = "cpu" if dist.get_backend(self._group) != "nccl" else f"cuda:{torch.cuda.current_device()}"
         probe = torch.zeros(rules.PROBE_ELEMENTS, device=device)
-        transport = self._transport
-        assert transport is not None
 
         def through_fabric() -> None:
             reduction = transport.reduce(probe, "mean", "probe")
@@ -131,18 +148,24 @@ class GradientHook:
         """Called by DDP for every bucket as soon as backward has filled it; returns at once with the mean to
         come, which will be in the bucket itself."""
         ready = now()
+        if not self._opened:
+            self._open(None)
         if bucket.index() == 0:
             self._begin_step(ready)
         self._check_model(bucket)
         transport = self._transport
         buffer = bucket.buffer()
-        if transport is None or buffer.layout is not torch.strided:
-            return self._through_group(buffer)
+        if transport is None:
+            return self._through_group(buffer, self.verdict.reason)
         # sums of real and imaginary parts are sums of complex numbers
-        values = torch.view_as_real(buffer).flatten() if buffer.is_complex() else buffer
-        if values.dtype not in FLOATS:
-            self._say_once(values.dtype)
-            return self._through_group(buffer)
+        paired = buffer.is_complex() and buffer.layout is torch.strided
+        values = torch.view_as_real(buffer).flatten() if paired else buffer
+        why = obstacle(values, "mean")
+        if why:
+            self._say_once(buffer, why)
+            return self._through_group(buffer, why)
+        entry = self._ledger.entry("gradients", str(buffer.dtype), transport.way, self.verdict.reason)
+        entry.count([buffer])
         name = f"bucket {bucket.index()}"
         memory = None if values.is_cuda else self._memory_of(bucket.index(), values)
         if memory is not None:
@@ -161,7 +184,7 @@ class GradientHook:
         times = (self._step, ready, now())
         future = self._promise(transport, reduction, buffer, value, bucket.index(), times)
         if bucket.is_last():
-            self._queue_end()
+            self._queue_end(entry)
         return future
 
     def _promise(
@@ -184,7 +207,7 @@ class GradientHook:
                 self._recorder.bucket(index, buffer.nbytes, step, ready, sent, back)
 
         devices = [buffer.device] if buffer.is_cuda else None
-        return promise(transport.delivery, wait, value, devices)
+        return promise(transport.completer, wait, value, devices=devices)
 
     def _begin_step(self, ready: int) -> None:
         self._step += 1
@@ -219,7 +242,7 @@ class GradientHook:
             memory = self._memory[index] = BucketMemory(job, values)
         return memory
 
-    def _queue_end(self) -> None:
+    def _queue_end(self, entry: Entry) -> None:
         """Look at the results at the end of backward, just before DDP does.
 
         Futures lose the type of an error on their way through C++; callbacks of the engine keep it. Outside
@@ -230,27 +253,32 @@ class GradientHook:
         def end() -> None:
             if self._recorder is not None:
                 self._recorder.backward(began, now(), step)
-            for reduction in running:
-                reduction.finish()
+            with entry.waiting():
+                for reduction in running:
+                    reduction.finish()
 
         if torch._C._current_graph_task_id() != -1:
             Variable._execution_engine.queue_callback(end)
 
     # ------------------------------------------------------------ the other way
 
-    def _through_group(self, buffer: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    def _through_group(self, buffer: torch.Tensor, why: str) -> torch.futures.Future[torch.Tensor]:
         """What DDP does without a hook."""
+        backend = dist.get_backend(self._group)
+        self._ledger.entry("gradients", str(buffer.dtype), backend, why).count([buffer])
         buffer = buffer.div_(self._size)
         work = dist.all_reduce(buffer, group=self._group, async_op=True)
         future: torch.futures.Future[torch.Tensor] = work.get_future().then(lambda done: done.value()[0])
         return future
 
-    def _say_once(self, dtype: torch.dtype) -> None:
-        if self._rank == 0 and self._step == 1:
+    def _say_once(self, buffer: torch.Tensor, why: str) -> None:
+        if self._rank == 0 and why not in self._said:
+            self._said.add(why)
             _log.warning(
-                "gradients of %s travel through the process group: the fabric adds up float32, float16 and "
-                "bfloat16",
-                dtype,
+                "gradients of %s and shape %s travel through the process group: %s",
+                buffer.dtype,
+                list(buffer.shape),
+                why,
             )
 
     # ------------------------------------------------------------ the end

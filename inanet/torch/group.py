@@ -1,6 +1,5 @@
 """The process group "ina": all-reduce through the fabric, everything else by a private Gloo group."""
 
-import ctypes
 import logging
 import os
 import time
@@ -15,19 +14,19 @@ from torch.autograd import Variable
 
 from inanet.errors import InaError, WorkerLostError
 from inanet.torch import verdict as rules
+from inanet.torch.gloo import DEVICES, GlooGroup, check_writable
+from inanet.torch.ledger import Ledger
 from inanet.torch.options import Options
-from inanet.torch.rendezvous import Exchange, Refusal, join, through_store
-from inanet.torch.transport import Reduction, Transport, carries
+from inanet.torch.rendezvous import Exchange, Refusal, join, leave, through_store
+from inanet.torch.transport import Reduction, Transport, obstacle
 from inanet.torch.verdict import Verdict
-from inanet.torch.work import DelegatedWork, FabricWork, Work, seconds_of
+from inanet.torch.work import FabricWork, GroupWork, seconds_of
 
 NAME = "ina"
 #: what Gloo says when another rank has ended
 _BROKEN = ("connection", "closed by peer", "pair closure", "broken pipe")
 #: seconds that the agent has to say why the job is over after Gloo has noticed that something is
 _EXPLAIN_SECONDS = 0.5
-#: seconds in which Gloo's threads let go of operations that are over
-_QUIET_SECONDS = 0.02
 _OPS = {
     dist.ReduceOp.SUM: "sum",
     dist.ReduceOp.AVG: "mean",
@@ -49,6 +48,7 @@ DELEGATED = (
     "barrier",
     "broadcast",
     "gather",
+    "monitored_barrier",
     "recv",
     "recv_anysource",
     "reduce",
@@ -59,7 +59,7 @@ DELEGATED = (
     "scatter",
     "send",
 )
-_DEVICES = ("cpu", "cuda")
+_OTHERS = "the fabric carries all-reduce, and Gloo everything else"
 _log = logging.getLogger("inanet")
 
 
@@ -74,31 +74,39 @@ class ProcessGroup(dist.ProcessGroup):
         self, store: "dist.Store", rank: int, size: int, timeout: timedelta, options: Options, title: str
     ) -> None:
         super().__init__(rank, size)
-        self._store = store
+        self._store: dist.Store | None = store
         self._timeout = timeout
         self.options = options
         self._title = title
-        self._gloo, self._private = _gloo_group(dist.PrefixStore("gloo/", store), rank, size, timeout)
+        self._ledger = Ledger(title, rank)
+        explain = weakref.WeakMethod(self._explain)
+
+        def explained(error: RuntimeError) -> Exception:
+            known = explain()
+            return error if known is None else known(error)
+
+        gloo = GlooGroup(dist.PrefixStore("gloo/", store), rank, size, timeout, self._ledger, explained)
+        self._gloo = gloo
         # what torch asks a group for without calling it: its devices, and a backend for each
         kind = dist.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(kind)
-        for device in _DEVICES:
-            self._register_backend(torch.device(device), kind, self._gloo)
+        for device in DEVICES:
+            self._register_backend(torch.device(device), kind, gloo.backend)
         self._transport: Transport | None = None
         #: leaves the job, once: when asked, with the last reference, or at the end of the process
         self._leave: Callable[[], Any] = lambda: None
-        self._works: weakref.WeakSet[DelegatedWork] = weakref.WeakSet()
-        self._kept = False
-        self._said: set[torch.dtype] = set()
+        self._said: set[str] = set()
         self._backward: tuple[int, list[Reduction]] = (-1, [])
         self.verdict: Verdict | None = None
+        #: the store through which the ranks of the default group have met, if it listens
+        self.server: dist.TCPStore | None = None
 
     # ------------------------------------------------------------ the choice
 
     def decide(self) -> Verdict:
         """Join the job, or find out why not; all ranks of the group at once.
 
-        Raises an :class:`~inanet.errors.InaError` on all ranks if INA is required and not to be had.
+        Raises an :class:`~inanet.errors.InaError` on all ranks if INA is required and unavailable.
         """
         if self.verdict is None:
             verdict = self._join()
@@ -106,38 +114,48 @@ class ProcessGroup(dist.ProcessGroup):
                 way = "through the fabric" if verdict.use_ina else "by Gloo, without INA"
                 level = logging.INFO if verdict.use_ina else logging.WARNING
                 _log.log(level, "%s: all-reduce goes %s: %s", self._title, way, verdict.reason)
+                if verdict.small:
+                    _log.info("%s: %s", self._title, verdict.small)
             self.verdict = verdict
         return self.verdict
 
     def _join(self) -> Verdict:
         if self.size() == 1 and not self.options.required:
             return Verdict(False, "there is one rank, and nothing to reduce with")
+        if self._store is None:
+            raise RuntimeError(f"{self._title} was destroyed")
         seconds = self.options.seconds(self._timeout)
         store = dist.PrefixStore("job/", self._store)
         exchange = through_store(store, self.rank(), self.size(), self._timeout.total_seconds())
         joined = join(exchange, self.rank(), self.size(), self.options, seconds)
         if isinstance(joined, Refusal):
             return rules.on_refusal(joined)
-        self._transport = transport = Transport(joined, self.options, seconds)
+        self._transport = transport = Transport(joined.job, self.options, seconds, local=joined.local)
         self._leave = weakref.finalize(self, transport.close)
         if self.options.required or not self.options.measure:
             return Verdict(True, "INA is wanted")
         verdict = self._compare(transport, exchange)
         if not verdict.use_ina:
-            self.shutdown()
+            self._depart()
         return verdict
 
     def _compare(self, transport: Transport, exchange: Exchange) -> Verdict:
-        probe = torch.zeros(rules.PROBE_ELEMENTS)
         options = dist.AllreduceOptions()
-        return rules.compare(
-            lambda: transport.reduce(probe, "sum", "probe").finish(),
-            lambda: self._gloo.allreduce([probe], options).wait(),
-            exchange,
-        )
+
+        def ways(probe: torch.Tensor, name: str) -> tuple[Callable[[], None], Callable[[], None]]:
+            return (
+                lambda: transport.reduce(probe, "sum", name).finish(),
+                lambda: self._gloo.backend.allreduce([probe], options).wait(),
+            )
+
+        verdict = rules.compare(*ways(torch.zeros(rules.PROBE_ELEMENTS), "probe"), exchange)
+        if not verdict.use_ina:
+            return verdict
+        return rules.compare_small(verdict, *ways(torch.zeros(1), "small probe"), exchange)
 
     # ------------------------------------------------------------ all-reduce
 
+    @torch._disable_dynamo
     def allreduce(self, tensors: Any, options: Any = None) -> Any:
         """Through the fabric where it carries dtype and operation, else by Gloo; in place.
 
@@ -149,47 +167,34 @@ class ProcessGroup(dist.ProcessGroup):
             raise ValueError(f"all-reduce takes one tensor per rank, not {len(given)}")
         return self._allreduce(given, options)
 
+    @torch._disable_dynamo
     def allreduce_coalesced(self, tensors: Any, options: Any = None) -> Any:
         """As :meth:`allreduce` of each of the tensors."""
         options = _options(options, dist.AllreduceCoalescedOptions)
         return self._allreduce(list(tensors), options)
 
-    def _allreduce(self, tensors: list[torch.Tensor], options: Any) -> Any:
+    def _allreduce(self, tensors: list[torch.Tensor], options: Any) -> GroupWork:
         op = next((name for one, name in _OPS.items() if options.reduceOp == one), "")
         verdict = self.decide()
-        if verdict.use_ina and op and all(carries(tensor, op) for tensor in tensors):
-            assert self._transport is not None
-            seconds = seconds_of(options.timeout)
-            reductions = [self._transport.reduce(tensor, op, "", seconds) for tensor in tensors]
-            self._watch(reductions)
-            return FabricWork(reductions, tensors, self._transport.delivery)
-        if verdict.use_ina:
-            self._say_once(tensors, op)
-        return self._by_gloo(tensors, op, options)
-
-    def _by_gloo(self, tensors: list[torch.Tensor], op: str, options: Any) -> Any:
-        after = None
-        if op == "mean":
-            # Gloo has no mean
-            if not all(tensor.is_floating_point() or tensor.is_complex() for tensor in tensors):
-                kinds = ", ".join(sorted({str(tensor.dtype) for tensor in tensors}))
-                raise TypeError(f"the mean of {kinds} is no {kinds}; reduce with ReduceOp.SUM and divide")
-            sums = type(options)()
-            sums.reduceOp, sums.timeout, sums.asyncOp = dist.ReduceOp.SUM, options.timeout, options.asyncOp
-            options = sums
-
-            def after() -> None:
-                for tensor in tensors:
-                    tensor.div_(self.size())
-
-        coalesced = isinstance(options, dist.AllreduceCoalescedOptions)
-        reduce = self._gloo.allreduce_coalesced if coalesced else self._gloo.allreduce
-        return self._follow(reduce(tensors, options), after)
-
-    def _follow(self, inner: Any, after: Callable[[], None] | None = None) -> DelegatedWork:
-        work = DelegatedWork(inner, self._explain, after)
-        self._works.add(work)
-        return work
+        transport = self._transport
+        if transport is None or not verdict.use_ina:
+            return self._gloo.allreduce(tensors, op == "mean", options, verdict.reason)
+        why = next(filter(None, (obstacle(tensor, op) for tensor in tensors)), "")
+        if why:
+            self._say_once(tensors, op or str(options.reduceOp), why)
+        elif verdict.small and sum(tensor.nbytes for tensor in tensors) <= rules.SMALL_BYTES:
+            why = verdict.small
+        if why:
+            return self._gloo.allreduce(tensors, op == "mean", options, why)
+        for tensor in tensors:
+            check_writable(tensor, "all_reduce")
+        seconds = seconds_of(options.timeout)
+        reductions = [transport.reduce(tensor, op, "", seconds) for tensor in tensors]
+        self._gloo.unwaited.sweep()
+        self._watch(reductions)
+        entry = self._ledger.entry("allreduce", str(tensors[0].dtype), transport.way, verdict.reason)
+        entry.count(tensors)
+        return FabricWork(reductions, tensors, transport.completer, self._gloo.unwaited, entry)
 
     def _watch(self, reductions: Sequence[Reduction]) -> None:
         """Within backward, look at the results at its end, just before DDP does: what goes through DDP's
@@ -208,16 +213,20 @@ class ProcessGroup(dist.ProcessGroup):
             Variable._execution_engine.queue_callback(end)
         self._backward[1].extend(reductions)
 
-    def _say_once(self, tensors: Sequence[torch.Tensor], op: str) -> None:
-        for dtype in {tensor.dtype for tensor in tensors} - self._said:
-            self._said.add(dtype)
-            if self.rank() == 0:
-                _log.info(
-                    "%s: Gloo reduces %s with %s, which the fabric does not add up",
-                    self._title,
-                    dtype,
-                    op or "this operation",
-                )
+    def _say_once(self, tensors: Sequence[torch.Tensor], op: str, why: str) -> None:
+        if why in self._said:
+            return
+        self._said.add(why)
+        if self.rank() == 0:
+            first = tensors[0]
+            _log.info(
+                "%s: Gloo reduces %s of shape %s with %s: %s",
+                self._title,
+                first.dtype,
+                list(first.shape),
+                op,
+                why,
+            )
 
     # ------------------------------------------------------------ errors
 
@@ -228,7 +237,7 @@ class ProcessGroup(dist.ProcessGroup):
         Other hosts hear of a departure with their next round; asking for one here would be a round that
         ranks which are ahead do not expect.
         """
-        self._keep_gloo()
+        self._gloo.broken()
         transport = self._transport
         if transport is None or not any(word in str(error).lower() for word in _BROKEN):
             return error
@@ -253,7 +262,7 @@ class ProcessGroup(dist.ProcessGroup):
     def set_timeout(self, timeout: timedelta) -> None:
         """What collectives may take from now on."""
         self._timeout = timeout
-        self._gloo._set_default_timeout(timeout)
+        self._gloo.set_timeout(timeout)
         if self._transport is not None:
             self._transport.seconds = self.options.seconds(timeout)
 
@@ -262,43 +271,23 @@ class ProcessGroup(dist.ProcessGroup):
         return self._transport.job.stats() if self._transport is not None else {}
 
     def shutdown(self) -> None:
-        """Leave the job; what is on its way fails. Called by ``destroy_process_group``; twice is fine."""
+        """Leave the job and let go of the store; what is on its way fails. Called by ``destroy_process_group``; twice is
+        fine."""
+        healthy = self._gloo.healthy and (self._transport is None or not self._transport.job.over)
+        self._depart()
+        self._gloo.close()
+        store, self._store = self._store, None
+        server, self.server = self.server, None
+        if healthy and server is not None and store is not None:
+            leave(store, server, self.rank(), self.size())
+
+    def _depart(self) -> None:
         self._transport = None
         self._leave()
-        if not self._kept:
-            if all(work.is_completed() for work in list(self._works)):
-                time.sleep(_QUIET_SECONDS)
-            else:
-                self._keep_gloo()
-
-    def _keep_gloo(self) -> None:
-        """Let Gloo's objects live as long as the process, with their few threads and sockets.
-
-        Their destructor waits for Gloo's threads while it holds the interpreter's lock, and a thread that lets
-        go of a tensor waits for that lock: where an operation may still be running, that is a deadlock.
-        """
-        if not self._kept:
-            self._kept = True
-            for kept in (self._gloo, self._private):
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
 
     def abort(self) -> None:
         """As :meth:`shutdown`."""
         self.shutdown()
-
-
-def _gloo_group(store: "dist.Store", rank: int, size: int, timeout: timedelta) -> tuple[Any, Any]:
-    """Gloo, and a group around it as ``init_process_group("gloo")`` makes it."""
-    gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-    if torch.__version__ < (2, 14):
-        # later ones begin at 0 by themselves, and complain
-        gloo._set_sequence_number_for_group()
-    group = dist.ProcessGroup(store, rank, size)
-    kind = dist.ProcessGroup.BackendType.GLOO
-    group._set_default_backend(kind)
-    for device in _DEVICES:
-        group._register_backend(torch.device(device), kind, gloo)
-    return gloo, group
 
 
 def _options(given: Any, kind: Any) -> Any:
@@ -313,12 +302,12 @@ def _options(given: Any, kind: Any) -> Any:
 
 def _delegated(name: str) -> Any:
     def collective(self: ProcessGroup, *arguments: Any, **keywords: Any) -> Any:
-        work = getattr(self._private, name)(*arguments, **keywords)
-        return self._follow(work) if isinstance(work, Work) else work
+        return self._gloo.call(name, arguments, keywords, _OTHERS)
 
     collective.__name__ = name
     collective.__doc__ = f"``{name}`` by the private Gloo group."
-    return collective
+    # a compiler that traces into it finds what is not for it
+    return torch._disable_dynamo(collective)
 
 
 for _name in DELEGATED:
@@ -348,9 +337,19 @@ def create(place: Any, options: Any) -> ProcessGroup:
         options or Options(),
         "default group" if default else f"group {place.group_id}",
     )
+    server = _underlying(place.store)
+    # files and memory do not listen
+    if default and isinstance(server, dist.TCPStore):
+        group.server = server
     if default:
         group.decide()
     return group
+
+
+def _underlying(store: "dist.Store") -> "dist.Store":
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    return store
 
 
 def register() -> None:

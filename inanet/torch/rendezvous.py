@@ -6,9 +6,11 @@ of hosts. Every decision is made from what all ranks have said, so all decide th
 """
 
 import json
+import logging
 import os
 import secrets
 import socket as sockets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +29,10 @@ from inanet.torch.options import MOST_JOIN_SECONDS, Options
 Exchange = Callable[[Any], list[Any]]
 
 _PROBE_SECONDS = 10.0
+#: seconds in which rank 0 must leave a group that others have left, in which others hear that it does, in which its store
+#: closes, and between two looks
+_LEAVE_SECONDS, _HEARD_SECONDS, _CLOSE_SECONDS, _LOOK_SECONDS = 5.0, 1.0, 0.2, 0.005
+_log = logging.getLogger("inanet")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -63,6 +69,34 @@ def through_store(store: "dist.Store", rank: int, size: int, seconds: float) -> 
     return exchange
 
 
+def leave(store: "dist.Store", server: "dist.TCPStore", rank: int, size: int) -> None:
+    """Leave the default group: returns when the store of rank 0 does not listen any more, if that process has it.
+
+    A rank that began the next group of the same address before that would join the last one's store. Nobody waits long
+    for ranks that stay, or for a store that belongs to the launcher. ``server`` is what ``store`` asks.
+    """
+    try:
+        if rank == 0:
+            store.set("left", b"")
+            deadline = time.monotonic() + _HEARD_SECONDS
+            while store.add("heard", 0) < size - 1 and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS)
+            return
+        store.wait(["left"], timedelta(seconds=_LEAVE_SECONDS))
+        store.add("heard", 1)
+    except RuntimeError as error:
+        # rank 0 stays, or is gone
+        _log.debug("left the store: %s", error)
+        return
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            sockets.create_connection((server.host, server.port), _CLOSE_SECONDS).close()
+        except OSError:
+            return
+        time.sleep(_LOOK_SECONDS)
+
+
 def through_group(group: "dist.ProcessGroup | None") -> Exchange:
     """An exchange through any process group that can gather."""
 
@@ -87,7 +121,15 @@ class Refusal:
         return self.kind(f"{self.reason}; require_ina is set", rank=rank, ranks=self.ranks)
 
 
-def join(exchange: Exchange, rank: int, size: int, options: Options, seconds: float) -> Job | Refusal:
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The job of these ranks; ``local``: all of them share one agent, which sums in memory."""
+
+    job: Job
+    local: bool
+
+
+def join(exchange: Exchange, rank: int, size: int, options: Options, seconds: float) -> Joined | Refusal:
     """Join the job of these ranks through their agents, all or none of them.
 
     ``seconds``: what a round may take, and joining up to :data:`~inanet.torch.options.MOST_JOIN_SECONDS`.
@@ -151,15 +193,16 @@ def _unreachable(said: Sequence[dict[str, Any]]) -> Refusal | None:
 
 def _connect(
     exchange: Exchange, said: Sequence[dict[str, Any]], rank: int, size: int, options: Options, seconds: float
-) -> Job | Refusal:
+) -> Joined | Refusal:
     job: Job | None = None
     why = ""
+    local = sum(one["agent"] == said[rank]["agent"] for one in said)
     try:
         job = connect(
             f"{said[0]['name']}-{said[0]['token']}",
             rank=rank,
             world=size,
-            local_world=sum(one["agent"] == said[rank]["agent"] for one in said),
+            local_world=local,
             socket=options.socket,
             timeout=min(seconds, MOST_JOIN_SECONDS),
         )
@@ -174,7 +217,7 @@ def _connect(
     failed = tuple(peer for peer, text in enumerate(answers) if text)
     if job is not None and not failed:
         job.timeout = seconds
-        return job
+        return Joined(job, local == size)
     if job is not None:
         job.close()
     return Refusal(f"rank {failed[0]} could not join: {answers[failed[0]]}", failed)

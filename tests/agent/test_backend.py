@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import structlog
 
 from inanet.agent.backend import FabricBackend, _Membership
@@ -13,6 +14,7 @@ from inanet.aio.station import Station, open_device
 from inanet.aio.uplink import Uplink
 from inanet.config.daemons import MODELS
 from inanet.config.file import validate
+from inanet.errors import JoinRefused
 from inanet.member.identity import Failed
 from inanet.proto.common.plan import NodePlan, Parent, Placement
 from inanet.proto.slots.systems import TREES
@@ -80,6 +82,16 @@ async def test_a_job_of_one_host_that_chooses_a_switch_is_told_that_none_is_used
     (line,) = said
     assert (line["job"], line["system"], line["log_level"]) == ("job", "atp", "warning")
     assert "no switch is used" in line["event"]
+
+
+async def test_an_agent_without_a_coordinator_refuses_jobs_of_several_hosts() -> None:
+    backend = FabricBackend(None, None, join=1.0, lost=lambda job, error: None)  # type: ignore[arg-type]
+    try:
+        await backend.join("here", (0, 1), 2, TREES, lambda text: None)
+        with pytest.raises(JoinRefused, match=r"1 of 2 ranks .* set coordinator in the \[control\] section"):
+            await backend.join("elsewhere", (0,), 2, TREES, lambda text: None)
+    finally:
+        backend.close()
 
 
 async def test_who_waits_hears_that_the_coordinator_is_away() -> None:

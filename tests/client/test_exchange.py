@@ -138,6 +138,15 @@ def test_integers_that_overflow_are_refused(jobs: list[inanet.Job]) -> None:
     assert {type(error) for error in run_all(call, WORLD)} == {inanet.OverflowRefused}
 
 
+def test_integers_wrap_round_where_that_is_asked_for(jobs: list[inanet.Job]) -> None:
+    def call(rank: int) -> list[int]:
+        array = np.array([2**31 - 1, 5], np.int32)
+        return jobs[rank].all_reduce(array, overflow="wrap").tolist()  # type: ignore[no-any-return]
+
+    wrapped = (WORLD * (2**31 - 1) + 2**31) % 2**32 - 2**31
+    assert run_all(call, WORLD) == [[wrapped, 5 * WORLD]] * WORLD
+
+
 def test_different_tensors_are_refused_on_all_ranks_with_the_field_that_differs(
     jobs: list[inanet.Job],
 ) -> None:

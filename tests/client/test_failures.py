@@ -42,6 +42,11 @@ class TestMismatch:
             ),
             ("factor", [{"mode": "fixed", "factor": 1.0}, {"mode": "fixed", "factor": 2.0}], ("1.0", "2.0")),
             ("propagate", [{"nan": "refuse"}, {"nan": "propagate"}], ("False", "True")),
+            (
+                "propagate",
+                [{"dtype": "i4", "overflow": "refuse"}, {"dtype": "i4", "overflow": "wrap"}],
+                ("False", "True"),
+            ),
         ],
     )
     def test_all_ranks_hear_both_values(
@@ -422,3 +427,46 @@ class TestLostAgent:
         agent.each(lambda session: session._loop.remove_reader(session._socket))
         assert "has not answered for 0.01 s" in str(error_from(lambda: job.stats(timeout=0.01)))
         assert not job.over
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["through the agent", "in shared memory"])
+class TestFirstCause:
+    """Who was late is what all ranks hear, and not who gave up because of it."""
+
+    def test_a_timeout_names_the_rank_that_did_not_call(
+        self, start: Callable[..., Agent], stack: ExitStack, shares: bool
+    ) -> None:
+        jobs = [stack.enter_context(job) for job in start(shares=shares).connect_all(3)]
+        error = error_from(lambda: jobs[0].all_reduce(np.ones(3, np.float32), timeout=0.05))
+        assert isinstance(error, inanet.RoundTimeout)
+        # rank 2 has not called either
+        assert set(error.ranks) & {1, 2}
+
+    def test_others_hear_it_when_the_rank_that_gave_up_leaves(
+        self, start: Callable[..., Agent], stack: ExitStack, shares: bool
+    ) -> None:
+        jobs = [stack.enter_context(job) for job in start(shares=shares).connect_all(3)]
+        handles = [jobs[rank].all_reduce_async(np.ones(3, np.float32)) for rank in (0, 2)]
+        given_up = error_from(lambda: handles[0].wait(0.05))
+        assert given_up.ranks == (1,)
+        jobs[0].close()
+        heard = error_from(lambda: handles[1].wait(PATIENCE))
+        assert isinstance(heard, inanet.RoundTimeout)
+        assert heard.ranks == (1,)
+        assert "rank 0 waited too long for round 1 and left: rank 1 of this host did not call it yet" in str(
+            heard
+        )
+
+    def test_a_result_that_came_late_is_forgotten(
+        self, start: Callable[..., Agent], stack: ExitStack, shares: bool
+    ) -> None:
+        jobs = [stack.enter_context(job) for job in start(shares=shares).connect_all(2)]
+        handle = jobs[0].all_reduce_async(np.ones(3, np.float32))
+        error_from(lambda: handle.wait(0.05))
+        second = jobs[1].all_reduce_async(np.ones(3, np.float32))
+        assert second.wait(PATIENCE).tolist() == handle.wait(PATIENCE).tolist() == [2.0] * 3
+        last = jobs[1].all_reduce_async(np.ones(3, np.float32))
+        jobs[0].close()
+        heard = error_from(lambda: last.wait(PATIENCE))
+        assert isinstance(heard, inanet.WorkerLostError)
+        assert heard.ranks == (0,)

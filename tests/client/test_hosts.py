@@ -38,6 +38,8 @@ with inanet.connect("hosts", rank=rank, world=4, local_world=2, socket=sys.argv[
     seen["two hosts"] = failing(job, np.ones(500, np.float32 if rank < 2 else np.float16))
     seen["factor"] = failing(job, np.ones(5, np.float32), mode="fixed", factor=1e40)
     seen["overflow"] = failing(job, np.full(5, 2**30, np.int32))
+    wrapped = job.all_reduce(np.full(5, 2**30, np.int32), overflow="wrap")
+    seen["wrapped"] = bool((wrapped == 0).all())
     seen["empty"] = failing(job, np.ones(0, np.float32))
     strided = np.full((30, 10), rank + 1, np.int64).T[::2]
     job.all_reduce(strided)
@@ -90,4 +92,5 @@ def test_collectives_and_refusals_are_the_same_on_every_rank(tmp_path: Path) -> 
         kind, text, _ = one["overflow"]
         assert kind == "OverflowRefused"
         assert "element 0" in text
+        assert one["wrapped"]
     assert len({one["bits"] for one in seen}) == 1

@@ -36,6 +36,12 @@ def problems(directory: Path, text: str, role: Role | None = None) -> list[str]:
     return [line.removeprefix(f"{file}: ") for line in lines]
 
 
+def test_a_worker_of_one_host_needs_no_coordinator(tmp_path: Path) -> None:
+    config = load(written(tmp_path, '[local]\nsocket = "/run/x"\n'))
+    assert isinstance(config, WorkerConfig)
+    assert config.control.coordinator is None
+
+
 def test_defaults_are_for_one_machine(tmp_path: Path) -> None:
     config = load(written(tmp_path, '[control]\ncoordinator = "localhost"\n'))
     assert isinstance(config, AggConfig)
@@ -128,10 +134,7 @@ delay = "1"
         ("[node\n", "not valid TOML: .*line 1"),
         ("[node]\nname = 1\n", "cannot tell which daemon this file is for"),
         ("node = 3\n[local]\n", "node: 3 is not a table; write \\[node\\]"),
-        (
-            "[control]\n[local]\n",
-            "control.coordinator: missing; required: where ina-ps or ina-manager listens",
-        ),
+        ("[control]\n[local]\n", "local.socket: missing; required"),
         ('[control]\ncoordinator = "fe80::1"\n', "looks like IPv6, which is not supported"),
         ('[control]\ncoordinator = "10.0.0.256"\n', "'10.0.0.256' is not an IPv4 address"),
         ('[control]\ncoordinator = "ps:http"\n', "the port 'http' is not a number"),

@@ -387,7 +387,9 @@ def test_an_agent_too_busy_to_answer_does_not_explain_a_broken_connection(
 
     monkeypatch.setattr(inanet.torch.group, "_EXPLAIN_SECONDS", 0.01)
     job = SimpleNamespace(name="train", stats=stats, over=over)
-    group: Any = SimpleNamespace(_keep_gloo=lambda: None, _transport=SimpleNamespace(job=job), rank=lambda: 2)
+    group: Any = SimpleNamespace(
+        _gloo=SimpleNamespace(broken=lambda: None), _transport=SimpleNamespace(job=job), rank=lambda: 2
+    )
     error = inanet.torch.ProcessGroup._explain(group, RuntimeError("Connection closed by peer"))
     assert type(error) is (inanet.AgentUnavailable if over else inanet.WorkerLostError)
     assert over or "rank 2" in str(error)

@@ -317,7 +317,7 @@ def choosing(
         judge = verdict.on_times
         verdict.compare = lambda ina, ring, exchange: judge(*times)
     if share is not None:
-        inanet.torch.share.CommunicationShare.agreed = lambda self, job: share  # type: ignore[method-assign]
+        inanet.torch.ddp.CommunicationShare.agreed = lambda self, job: share  # type: ignore[method-assign]
     with rank.group():
         ddp = DistributedDataParallel(Model())
         try:

@@ -16,7 +16,7 @@ _PATTERNS = {
 
 
 class IntegerSum(Format):
-    """Exact sum of integers, in limbs."""
+    """Exact sum of integers, in limbs; of a tensor that propagates, modulo the size of its dtype."""
 
     def __init__(self, spec: TensorSpec, ranks: int) -> None:
         self._wide = spec.dtype == "i64"
@@ -55,6 +55,10 @@ class IntegerSum(Format):
         else:
             limbs.merge32(rows, slots, fragments, views[0].view(np.int32), self._overflow)
         self._spread(views, fragments)
+
+    @property
+    def overflow(self) -> int:
+        return -1 if self.spec.propagate else super().overflow
 
 
 class Extremum(Format):
