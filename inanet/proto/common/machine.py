@@ -52,31 +52,6 @@ class Machine(Protocol):
         ...
 
 
-class Answering:
-    """What is alike in machines that only answer: nobody waits in them, and nothing has to be told."""
-
-    @property
-    def lacking(self) -> int:
-        """0: workers wait for every answer."""
-        return 0
-
-    @property
-    def groups(self) -> frozenset[int]:
-        """None."""
-        return frozenset()
-
-    def timer(self) -> float | None:
-        """Never: workers repeat themselves."""
-        return None
-
-    def on_timer(self, now: float) -> None:
-        """Nothing waits here."""
-
-    def events(self) -> list[NodeEvent]:
-        """Nothing to report."""
-        return []
-
-
 class Follower(Protocol):
     """Follows the plans of its jobs. What it cannot serve, or has no room for, raises
     :class:`~inanet.proto.common.refusal.Refusal`."""

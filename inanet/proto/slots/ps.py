@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.events import ModelPart
-from inanet.proto.common.machine import Answering, Host
+from inanet.proto.common.events import ModelPart, NodeEvent
+from inanet.proto.common.machine import Host
 from inanet.proto.common.plan import NodePlan, TensorLayout
 from inanet.proto.slots.leaves import Leaves, Sums, fold, make_leaves
 from inanet.wire.drops import DROP_CODES, Drop
@@ -46,7 +46,7 @@ class PSJob:
         return full
 
 
-class TensorServer(Answering):
+class TensorServer:
     """What servers of jobs with tensors need not say: they only answer, know no tensors beforehand and keep nothing."""
 
     takes_raw = True
@@ -64,6 +64,29 @@ class TensorServer(Answering):
     def kept(self, job: int) -> ModelPart | None:
         """Nothing."""
         return None
+
+    # ---------- a machine that only answers: workers repeat themselves
+
+    @property
+    def lacking(self) -> int:
+        """0: workers wait for every answer."""
+        return 0
+
+    @property
+    def groups(self) -> frozenset[int]:
+        """None."""
+        return frozenset()
+
+    def timer(self) -> float | None:
+        """Never: workers repeat themselves."""
+        return None
+
+    def on_timer(self, now: float) -> None:
+        """Nothing waits here."""
+
+    def events(self) -> list[NodeEvent]:
+        """Nothing to report."""
+        return []
 
 
 def check_number(job: int, most: int, *, why: str = "") -> None:
