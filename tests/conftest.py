@@ -1,5 +1,9 @@
 """What all tests share: one hypothesis profile under which every run draws the same examples."""
 
+import gc
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import settings
 
@@ -16,3 +20,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
         return
     prepare(["all"], lambda done, total: print(f"\rcompiling kernels: {done} of {total}", end="", flush=True))
+
+
+#: bytes by which a test process may grow before what tests have left is freed
+GROWTH = 256 << 20
+_resident = 0
+
+
+def _pages() -> int:
+    """Bytes of memory that this process has."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Nodes and their parts know each other: the collector frees them, and does not see how much memory arrays have."""
+    global _resident
+    if _pages() > _resident + GROWTH:
+        gc.collect()
+        _resident = _pages()
