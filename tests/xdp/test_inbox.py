@@ -22,7 +22,7 @@ SPOOFED = {
     "a contribution": frame(packet(1, kind=Kind.DATA), PARENT),
     "an exponent": frame(packet(1, kind=Kind.EXPONENT), PARENT),
     "a result of a host's": frame(packet(1, host=1), PARENT),
-    "another version": frame(b"\xa2" + packet(1)[1:], PARENT),
+    "another version": frame(b"\xa1" + packet(1)[1:], PARENT),
     "another address": frame(packet(1), PARENT, CHILDREN[0]),
     "another port": frame(packet(1), PARENT, OWN + 1),
     "a group that is not heard": frame(packet(1), PARENT, GROUP),
