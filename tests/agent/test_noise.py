@@ -17,6 +17,7 @@ from inanet.messages import segments
 from inanet.messages.session import PROTOCOL, pack
 from tests.client.conftest import LOOPS
 from tests.client.raw import REDUCE
+from tests.open_files import open_files
 
 HELLO: dict[str, Any] = {"protocol": PROTOCOL, "job": "noise", "rank": 0, "world": 1, "local_world": 1}
 MEMORY: dict[str, Any] = {"id": 1, "size": 4096}
@@ -103,7 +104,7 @@ def test_no_conversation_reaches_the_loop(tmp_path: Path, loop: str) -> None:
         backend.stats = dict  # type: ignore[method-assign]
         server = LocalServer(tmp_path / "worker.sock", backend)
         runner.run(server.start())
-        used = len(os.listdir("/proc/self/fd"))
+        before = open_files()
 
         @settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow])
         @given(conversations)
@@ -113,7 +114,7 @@ def test_no_conversation_reaches_the_loop(tmp_path: Path, loop: str) -> None:
             assert errors == []
 
         check()
-        assert len(os.listdir("/proc/self/fd")) == used
+        assert open_files() <= before
         runner.run(server.close())
         backend.close()
     assert errors == []

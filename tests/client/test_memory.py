@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 from inanet.client.memory import Memory, Piece, rounded
 from inanet.messages import segments
 from inanet.messages.session import SessionError
+from tests.open_files import mapped_inodes, open_files
 
 F_ADD_SEALS = 1033
 SEAL_SHRINK, SEAL_GROW, SEAL_WRITE = 2, 4, 8
-
-
-def mappings() -> int:
-    """Shared memory of this package that is mapped here."""
-    with open("/proc/self/maps") as maps:
-        return sum("memfd:inanet" in line for line in maps)
 
 
 @pytest.fixture
@@ -54,16 +49,17 @@ def test_memory_cannot_be_made_smaller() -> None:
 
 
 def test_a_mapping_keeps_no_descriptor_and_ends_with_its_last_array() -> None:
-    before, descriptors = mappings(), len(os.listdir("/proc/self/fd"))
+    before = open_files()
     fd, memory = segments.create(4096)
+    inode = os.fstat(fd).st_ino
     os.close(fd)
     tail = np.frombuffer(memory, np.uint8)[4000:]
     del memory
-    assert len(os.listdir("/proc/self/fd")) == descriptors
-    assert mappings() == before + 1
+    assert open_files() <= before
+    assert inode in mapped_inodes("memfd:inanet")
     tail[:] = 1
     del tail
-    assert mappings() == before
+    assert inode not in mapped_inodes("memfd:inanet")
 
 
 def test_memory_without_the_seal_is_refused(fd: int) -> None:
@@ -100,7 +96,7 @@ def test_descriptors_of_other_things_are_refused() -> None:
 
 
 def test_running_out_of_descriptors_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_files()
 
     def full(*_: object) -> object:
         raise OSError(12, "Cannot allocate memory")
@@ -108,7 +104,7 @@ def test_running_out_of_descriptors_loses_none(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(segments, "_map", full)
     with pytest.raises(OSError, match="allocate"):
         segments.create(4096)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_files() <= before
 
 
 @given(st.integers(0, 1 << 45))
