@@ -4,24 +4,43 @@ What :func:`njit` makes is numba's own dispatcher with two differences. Its sign
 another function that calls it is compiled, not when it is defined: a process pays for what it uses. And what lies in the cache is
 loaded without numba's type inference and lowering, which alone take most of a second and 30 MB. A file of the cache that cannot be
 read is compiled again.
+
+numba's own cache looks at nothing but the file that a function lies in. Here a compiled function is fresh while its bytecode, the
+values of the constants that it uses, and those of all functions that become part of it are what they were: see :attr:`Kernel.stamp`.
 """
 
 import contextlib
+import hashlib
 import pickle
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from enum import EnumType
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 from llvmlite import binding as llvm
 from numba.core import sigutils, typeinfer
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.extending import _Intrinsic
 from numba.core.registry import CPUDispatcher
 from numba.core.runtime import rtsys
+from numba.core.types import ExternalFunction
 
 #: all kernels of this process, in the order in which they were defined
 KERNELS: list["Kernel"] = []
+#: packages whose version numba's cache looks at, or that do not change
+_FOREIGN = frozenset({"llvmlite", "numba", "numpy", *sys.stdlib_module_names})
+
+
+class _Files(CompileResultCacheImpl):  # type: ignore[misc]
+    """Names files by the function alone, not by its line: what is written above it changes nothing."""
+
+    def get_filename_base(self, fullname: str, abiflags: str) -> str:
+        version = f"py{sys.version_info[0]}{sys.version_info[1]}{abiflags}"
+        return f"{fullname.replace('<', '').replace('>', '')}.{version}"
 
 
 class KernelCache(FunctionCache):  # type: ignore[misc]
@@ -30,10 +49,13 @@ class KernelCache(FunctionCache):  # type: ignore[misc]
     A file that cannot be read counts as missing, one that cannot be written is left out.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    _impl_class = _Files
+
+    def __init__(self, function: Callable[..., Any], stamp: str) -> None:
         """Raises ``RuntimeError`` if numba finds no directory that it can write to."""
         super().__init__(function)
         own = self._cache_file
+        own._source_stamp = stamp
         beside = str(Path(self._impl.locator._py_file).parent / "__pycache__")
         self.files = [own]
         if beside != self.cache_path:
@@ -83,6 +105,7 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         super().__init__(py_func, locals, targetoptions, **more)
         self.signatures_wanted: Sequence[Any] = ()
         self._taking_up = False
+        self._stamp: str | None = None
         self._cache: Any
 
     def load(self) -> None:
@@ -121,8 +144,23 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
     def cache(self) -> KernelCache:
         """Where this function is kept."""
         if not isinstance(self._cache, KernelCache):
-            self._cache = KernelCache(self.py_func)
+            self._cache = KernelCache(self.py_func, self.stamp)
         return self._cache
+
+    @property
+    def stamp(self) -> str:
+        """A digest of all that the compiled code is made from: this function's own code and options, the constants that it uses,
+        and the same of all that it calls.
+        """
+        if self._stamp is None:
+            # for a function that calls itself
+            self._stamp = ""
+            digest = hashlib.sha256()
+            options = sorted(self.targetoptions.items())
+            for part in (str(self.signatures_wanted), str(options), *_parts_of_function(self.py_func)):
+                digest.update(f"{len(part)} {part}".encode())
+            self._stamp = digest.hexdigest()
+        return self._stamp
 
     def calls(self) -> set["Kernel"]:
         """The kernels that this one calls, without those that become part of it."""
@@ -168,6 +206,60 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         """For the compilation of a caller."""
         self.load()
         return super().get_compile_result(sig)
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[str]:
+    """What a function's compiled code is made from."""
+    codes = [function.__code__]
+    for code in codes:
+        yield code.co_code.hex()
+        yield " ".join(code.co_names)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                codes.append(constant)
+            elif constant is not function.__doc__:
+                yield from _parts(constant)
+        for name in code.co_names:
+            value = function.__globals__.get(name)
+            if isinstance(value, ModuleType):
+                if _is_ours(value.__name__):
+                    for attribute in code.co_names:
+                        yield from _parts(getattr(value, attribute, None))
+            elif name in function.__globals__:
+                yield from _parts(value)
+    for cell in function.__closure__ or ():
+        yield from _parts(cell.cell_contents)
+    yield from _parts(function.__defaults__)
+
+
+def _parts(value: Any) -> Iterator[str]:
+    """What of a value may become part of compiled code."""
+    if isinstance(value, Kernel):
+        yield value.stamp
+    elif isinstance(value, tuple):
+        for one in value:
+            yield from _parts(one)
+    elif isinstance(value, frozenset):
+        yield from sorted(map(repr, value))
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype!r} {value.shape}"
+        yield hashlib.sha256(value.tobytes()).hexdigest()
+    elif isinstance(value, EnumType):
+        yield " ".join(f"{member.name}={member.value!r}" for member in value)  # type: ignore[var-annotated]
+    elif isinstance(value, ExternalFunction):
+        yield f"{value.symbol}{value.sig}"
+    elif isinstance(value, FunctionType | type | _Intrinsic):
+        # what numba is told of it may lie anywhere in its file
+        module = sys.modules[value.__module__]
+        yield f"{value.__module__}.{value.__name__}"
+        if _is_ours(value.__module__) and module.__file__ is not None:
+            yield hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+    else:
+        yield repr(value)
+
+
+def _is_ours(module: str) -> bool:
+    return module.partition(".")[0] not in _FOREIGN
 
 
 def njit(signatures: Any, **options: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -67,8 +67,8 @@ DEMO: Mapping[str, Sequence[str]] = {
 }
 #: A daemon compiles nothing ahead where this environment variable is set: who started it has, and what is rare may come later.
 AHEAD_VARIABLE = "INA_KERNELS_AHEAD"
-#: Folders with kernels.
-FOLDERS = ("aio", "kernels", "phy", "proto", "switch", "xdp")
+#: Folders with kernels, and with the constants that these use.
+FOLDERS = ("aio", "kernels", "phy", "proto", "switch", "wire", "xdp")
 #: Processes at most: each takes some 400 MB while it compiles.
 MOST = 8
 
