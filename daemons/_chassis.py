@@ -11,7 +11,7 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -109,11 +109,12 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
             click.echo(write_toml(config), nl=False)
             context.exit(Exit.OK)
         # structlog imports rich where it is installed, for tracebacks that no daemon prints: 4 MB and a tenth of a second
-        sys.modules.setdefault("rich", cast(Any, None))
+        modules: dict[str, Any] = sys.modules
+        modules.setdefault("rich", None)
         from daemons._lifecycle import run
 
-        if sys.modules["rich"] is None:
-            del sys.modules["rich"]
+        if modules["rich"] is None:
+            del modules["rich"]
         _end(run(role, config, serve, read, loop))
 
     return main

@@ -79,7 +79,7 @@ async def follow(
     role: NodeRole,
     config: AggConfig | PsConfig,
     coordinator: HostPort,
-    context: Context[AggConfig | PsConfig],
+    context: Context[AggConfig] | Context[PsConfig],
 ) -> None:
     """Aggregate for the jobs of a coordinator until asked to stop; a lost coordinator is waited for. A parameter server
     also serves jobs on switches.

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from inanet.aio.coordinator import Coordination
     from inanet.config.manager import ManagerConfig
     from inanet.coordinator.registry import Registry
-    from inanet.planning.topology import Fabric
+    from inanet.planning.topology import TreeFabric
 
 #: Seconds between progress lines while expected nodes are missing.
 PROGRESS = 3.0
 
 
-def fabric(config: ManagerConfig, registry: Registry) -> Fabric:
+def fabric(config: ManagerConfig, registry: Registry) -> TreeFabric:
     """The trees of the file, if it has some, else what the planner makes of the nodes that register."""
     from inanet.coordinator.managed_fabric import ManagedFabric, Policy
     from inanet.planning.costs import load as load_costs

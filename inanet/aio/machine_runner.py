@@ -2,25 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
 
 from inanet.aio.driver import Driver
 from inanet.phy.device import Device
 from inanet.proto.common.events import NodeEvent
-from inanet.proto.common.machine import Machine
+from inanet.proto.common.machine import RunnableMachine
 from inanet.wire.drops import Drop
-
-
-class RunnableMachine(Machine, Protocol):
-    """A machine with figures."""
-
-    def stats(self) -> dict[str, int]:
-        """Counters since the start, by name."""
-        ...
-
-    def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
-        ...
 
 
 def device_drops(counters: Mapping[str, int]) -> dict[str, int]:

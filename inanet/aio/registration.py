@@ -66,7 +66,7 @@ class Registration:
         #: whether it is registered now
         self.registered = False
         self._channel: Channel | None = None
-        self._left = False
+        self._left = asyncio.Event()
         self._over = asyncio.Event()
 
     async def run(self) -> None:
@@ -78,7 +78,7 @@ class Registration:
 
     async def leave(self, reason: str) -> None:
         """Say good-bye, and wait until the coordinator has heard; :meth:`run` ends, unless it is waiting for a connection."""
-        self._left = True
+        self._left.set()
         if self._channel is None:
             return
         with contextlib.suppress(ChannelClosed):
@@ -90,7 +90,7 @@ class Registration:
     async def _stay_registered(self) -> None:
         refused = ""
         missed = False
-        while not self._left:
+        while not self._left.is_set():
             pause = 0.0
             try:
                 seconds = ATTEMPT_SECONDS if missed else FIRST_SECONDS
@@ -125,7 +125,7 @@ class Registration:
                     refused = reject.reason
                     _log.warning("not registered", node=self._card.name, reason=refused)
             except (DeadlineError, ChannelClosed, ControlError) as error:
-                if self._left:
+                if self._left.is_set():
                     return
                 if self.registered:
                     _log.info("registration lost", node=self._card.name, reason=str(error))

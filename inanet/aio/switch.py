@@ -12,7 +12,8 @@ import structlog
 from inanet.aio.uplink import Uplink
 from inanet.config.rings import RingEntry
 from inanet.config.switch import Port, SwitchConfig
-from inanet.member.member import Identity, Member
+from inanet.member.identity import Identity
+from inanet.member.member import Member
 from inanet.messages.services import Service
 from inanet.proto.common.refusal import NoRoom
 from inanet.service.exits import Failure

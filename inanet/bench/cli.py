@@ -409,7 +409,7 @@ def sparse(
     workers: tuple[int, ...],
     rate: float,
     live_rate: float,
-    **options: int,
+    **options: Any,
 ) -> None:
     """Keys summed per second: Zebra, a PS alone, SwitchML sending whole models."""
     from inanet.bench.sparse import Options, run, table

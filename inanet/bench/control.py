@@ -22,7 +22,8 @@ from inanet.aio.coordinator import Coordination
 from inanet.aio.uplink import Uplink
 from inanet.coordinator.coordinator import Coordinator
 from inanet.coordinator.settings import Settings
-from inanet.member.member import Identity, Member
+from inanet.member.identity import Identity
+from inanet.member.member import Member
 from inanet.messages.control import (
     PROTOCOL,
     Begin,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,7 +58,8 @@ def measure(load: Load, workers: int, rate: float, *, zebra: bool) -> Live:
         ranks = []
         for rank in range(workers):
             stored = folder / f"{rank}.npz"
-            np.savez(stored, **{str(i): keys[rank] for i, keys in enumerate(batches)})
+            arrays: dict[str, Any] = {str(i): keys[rank] for i, keys in enumerate(batches)}
+            np.savez(stored, **arrays)
             ranks.append(_start(stack, "inanet.bench.sparse_rank", str(file), str(rank), str(stored)))
         with join_sparse(file, workers, timeout=PATIENCE) as member:
             for _ in batches:

@@ -13,6 +13,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,7 +29,7 @@ from inanet.proto.common.program import Verdicts
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Switch
-from inanet.switch.programs import RAW_ETHERTYPE, Registration
+from inanet.switch.programs import RAW_ETHERTYPE
 from inanet.switch.udp import UdpSwitch
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
@@ -157,7 +159,7 @@ def udp(load: Load, seconds: float) -> dict[str, Any]:
             stack.callback(host.close)
         *workers, ps = [host.endpoint for host in hosts]
         one = registration(load, workers, ps)
-        one = Registration(one.name, one.program, (range(1),), False, one.uplinks, one.groups, one.passes)
+        one = replace(one, ports=(range(1),), raw=False)
         switch = UdpSwitch(Pipeline([one]), rcvbuf=BUFFER)
         stack.callback(switch.close)
         to = switch.endpoint(one.name)
@@ -225,7 +227,7 @@ def packet(load: Load, seconds: float, raw: bool = False) -> dict[str, Any]:
         if raw:
             for name, device in cabled.devices.items():
                 device.filter(without(RAW_ETHERTYPE))
-                rings[name] = cabled.open(cabled.middle, lambda name=name: FrameRing(name, RAW_ETHERTYPE))
+                rings[name] = cabled.open(cabled.middle, partial(FrameRing, name, RAW_ETHERTYPE))
         switch = FrameSwitch(Pipeline([one]), cabled.devices, cabled.tables, rings=rings)
         marked = load.system == "a2tp"
         to = endpoint(SWITCH, port)
@@ -243,7 +245,7 @@ def packet(load: Load, seconds: float, raw: bool = False) -> dict[str, Any]:
             hosts = [
                 cabled.open(
                     cabled.right if i == WORKERS else cabled.left,
-                    lambda i=i: UdpDevice([*cabled.addresses, PS][i], ports[i], rcvbuf=BUFFER),
+                    partial(UdpDevice, [*cabled.addresses, PS][i], ports[i], rcvbuf=BUFFER),
                 )
                 for i in range(WORKERS + 1)
             ]
@@ -287,11 +289,11 @@ def forward(seconds: float) -> dict[str, Any]:
 def _subjects(seconds: float) -> Iterator[tuple[str, str, Callable[[], dict[str, Any]]]]:
     yield "forward", "packet", lambda: forward(seconds)
     for load in LOADS:
-        yield load.name, "kernel", lambda load=load: kernel(load, seconds)
-        yield load.name, "udp", lambda load=load: udp(load, seconds)
-        yield load.name, "packet", lambda load=load: packet(load, seconds)
+        yield load.name, "kernel", partial(kernel, load, seconds)
+        yield load.name, "udp", partial(udp, load, seconds)
+        yield load.name, "packet", partial(packet, load, seconds)
         if load.system in ("atp", "a2tp"):
-            yield load.name, "ring", lambda load=load: packet(load, seconds, raw=True)
+            yield load.name, "ring", partial(packet, load, seconds, raw=True)
 
 
 def run(

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Cabled:
             int.from_bytes(cable(self.middle, "p1", self.right, "e0", [PS]), "big"),
         ]
         self.devices = {
-            name: self.open(self.middle, lambda name=name: FramePort(name, rcvbuf=BUFFER, sndbuf=BUFFER))
+            name: self.open(self.middle, partial(FramePort, name, rcvbuf=BUFFER, sndbuf=BUFFER))
             for name in ("p0", "p1")
         }
         self.senders = [self.open(space, lambda: Injector("e0")) for space in (self.left, self.right)]

@@ -45,7 +45,7 @@ def registration(
     load: Load, workers: Sequence[int], ps: int, port: int = 0, raw: bool = False
 ) -> Registration:
     """The program of a load with the bench's job; ``port`` is its UDP port. Raises ``ImportError`` while there is none."""
-    own = {"values": load.values} if load.system == "switchml" else {}
+    own: dict[str, Any] = {"values": load.values} if load.system == "switchml" else {}
     slots = FRAGMENTS if load.system == "switchml" else None
     facts = SYSTEMS[load.system]
     return build(

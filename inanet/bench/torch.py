@@ -187,7 +187,7 @@ def _predicted(rows: list[dict[str, Any]]) -> float | None:
     row = find(rows, place="lab", model="mlp", system="alone")
     if row is None:
         return None
-    alone = row["step_seconds"]
+    alone: float = row["step_seconds"]
     topology = packaged(TOPOLOGY)
     return (alone + tree(topology, MLP_BYTES)) / (alone + ring(topology, MLP_BYTES))
 

@@ -285,7 +285,9 @@ def udp_hop(fragments: int, seconds: float, samples: int) -> Hop:
         children = Children(cable, fragments)
         try:
             figures = _throughput(fragments, lambda: None, children.round, seconds)
-            return Hop(**figures, latency=_latencies(children, min(samples, fragments)))
+            return Hop(
+                figures["gbps"], figures["cpu_s_per_gb"], _latencies(children, min(samples, fragments))
+            )
         finally:
             children.close()
 
@@ -296,7 +298,9 @@ def tcp_hop(fragments: int, seconds: float, samples: int) -> Hop:
         tcp = TcpHop(cable, fragments)
         try:
             figures = _throughput(fragments, lambda: None, tcp.round, seconds)
-            return Hop(**figures, latency=_percentiles([tcp.round(1) for _ in range(samples)]))
+            return Hop(
+                figures["gbps"], figures["cpu_s_per_gb"], _percentiles([tcp.round(1) for _ in range(samples)])
+            )
         finally:
             tcp.close()
 
@@ -327,11 +331,12 @@ def run(size: int, seconds: float, samples: int, repetitions: int) -> dict[str, 
         alone = {}
         notes.append(f"ns_per_packet: {reason}")
     hops: dict[str, Hop] = {}
-    for path, measure in (
-        *((mode, partial(kernel_hop, mode)) for mode in MODES),
-        ("udp", udp_hop),
-        ("tcp_agg_1k", tcp_hop),
-    ):
+    paths: dict[str, Callable[[int, float, int], Hop]] = {
+        **{mode: partial(kernel_hop, mode) for mode in MODES},
+        "udp": udp_hop,
+        "tcp_agg_1k": tcp_hop,
+    }
+    for path, measure in paths.items():
         try:
             hops[path] = measure(fragments, seconds, samples)
         except Failure as failure:

@@ -66,7 +66,8 @@ def on_cores(cores: Sequence[int], fragments: int, repetitions: int) -> float:
     if problems:
         raise problems[0]
     rounds = zip(*found, strict=True)
-    return statistics.median(sum(_VALUES * 32 / ns for ns in round_) for round_ in rounds)
+    median: float = statistics.median(sum(_VALUES * 32 / ns for ns in round_) for round_ in rounds)
+    return median
 
 
 def kernel_losses(

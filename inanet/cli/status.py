@@ -21,7 +21,9 @@ SCHEMA = 1
 @click.option("--metrics", metavar="HOST:PORT", help="Instead: a single daemon, by its [metrics] listen.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def status(context: click.Context, as_json: bool, metrics: str | None, timeout: float, **whom: Any) -> None:
+def status(
+    context: click.Context, /, as_json: bool, metrics: str | None, timeout: float, **whom: Any
+) -> None:
     """Show nodes, jobs and trees of a fabric. Asks its manager, or the PS that coordinates it.
 
     Exit code 1 if an expected node is missing, one is late or a job waits for somebody, and if nobody answers.

@@ -74,7 +74,8 @@ def average_bound(parts: F32, last_parts: F32 | None) -> F64:
         exponents = np.maximum(exponents, np.minimum(carried, exponents + SLACK))
     half_unit = np.ldexp(1.0, exponents + (n - 1).bit_length() - 32)
     fixed = np.repeat(half_unit, BLOCK)[:count]
-    return fixed + HALF_ULP * (np.abs(exact_mean(parts)) + fixed) + HALF_DENORMAL
+    bound: F64 = fixed + HALF_ULP * (np.abs(exact_mean(parts)) + fixed) + HALF_DENORMAL
+    return bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,8 +115,9 @@ def demo(
 def sparse(options: dict[str, Any], as_json: bool) -> None:
     """Zebra's demo."""
     from inanet.demo.sparse_demo import Options as Sparse
-    from inanet.demo.sparse_demo import Step, line, table
+    from inanet.demo.sparse_demo import line, table
     from inanet.demo.sparse_demo import run as train
+    from inanet.training.sparse import Step
 
     every = max(1, options["steps"] // 20)
 

@@ -15,11 +15,11 @@ from inanet.lab.configuration import (
     configurations,
     daemons,
     is_insecure,
-    worker_socket,
 )
 from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.model import Topology
 from inanet.lab.session import Lab
+from inanet.launch.configuration import worker_socket
 from inanet.launch.topology import ROLES
 from inanet.planning.plans import Plan
 from inanet.service.exits import Exit, Failure

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from inanet import units
-from inanet.config.daemons import Topology as Trees
 from inanet.config.fields import Bytes, Parents, Span, between
 from inanet.config.file import SeveralErrors, read_toml, validate
+from inanet.config.topology import Topology as Trees
 
 #: Two UDP super-frames of 67,580 B as tbf counts them. A smaller bucket makes tbf cut every super-frame into
 #: packets, which costs more than twice the CPU and up to three times the time.

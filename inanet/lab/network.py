@@ -3,7 +3,7 @@
 import math
 import re
 
-from inanet.config.daemons import Topology as Trees
+from inanet.config.topology import Topology as Trees
 from inanet.lab.model import Topology
 from inanet.planning.candidates import Fleet
 from inanet.planning.network import Network, Port

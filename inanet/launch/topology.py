@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from inanet.config import daemons as config
+from inanet.config import topology as config
 from inanet.config.daemons import Role
 from inanet.planning.topology import Topology
 from inanet.proto.slots.systems import TREES

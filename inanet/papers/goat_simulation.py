@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, get_args
 
 from inanet.papers.claims import Claim, ratio, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
@@ -135,7 +135,7 @@ def sweep(case: Case) -> dict[tuple[str, Model], Traffic]:
     models = [
         Model(release, again, priority, favour, mean)
         for release, again, priority, favour, mean in product(
-            ("ack", "instant"), (True, False), ("late", "early"), (False, True), (1.0, 0.5)
+            get_args(Release), (True, False), get_args(Priority), (False, True), (1.0, 0.5)
         )
     ]
     found = {}

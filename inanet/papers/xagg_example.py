@@ -7,6 +7,7 @@ network, sizes and rates divided by 1,000, which leaves times as they are.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -151,7 +152,7 @@ def simulate_switch(pool: int = 32) -> float:
         network.wake(name)
 
     for name in WORKERS:
-        network.at(LATE if name == "w3" else 0.0, lambda name=name: begin(name))
+        network.at(LATE if name == "w3" else 0.0, partial(begin, name))
     fragments = elements * 2 // 256
     network.run(lambda: program.stats()["completed"] == fragments, deadline=60.0)
     return network.now

@@ -12,6 +12,7 @@ from the rack of the switch systems, with the slots that its share of the memory
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -71,7 +72,7 @@ _NEARLY_DENSE = (
 def judge(loads: Sequence[Load], workers: Sequence[int] = WORKERS) -> Outcome:
     """Throughputs, and claims about the most workers."""
     goodput = {n: dense_goodput(n, RATE, MEMORY) for n in workers}
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for load in loads:
         for n in workers:
             zebra, ps = measure(load, n, zebra=True), measure(load, n, zebra=False)

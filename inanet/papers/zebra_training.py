@@ -14,6 +14,7 @@ PS's step to computing. Claims are judged with :data:`COMPUTING` of it; the tabl
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -156,7 +157,7 @@ def fig12() -> Outcome:
 
 def judge(trainings: Sequence[Task], loads: Sequence[Load], workers: int = WORKERS) -> Outcome:
     """Times and claims."""
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for task in trainings:
         data = _Data(task, workers)
         ours, theirs = (trained(task, workers, zebra=zebra, data=data) for zebra in (True, False))

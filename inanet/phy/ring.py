@@ -61,7 +61,7 @@ def walk(arena: U8, words: U32, block: int, size: int, offsets: I64, lengths: I6
     """
     count = np.int64(words[block // 4 + _BLOCK_FRAMES])
     at = block + np.int64(words[block // 4 + _BLOCK_FIRST])
-    for _ in range(min(count, len(offsets) - kept)):
+    for _ in range(min(int(count), len(offsets) - kept)):
         word = at // 4
         captured, length = np.int64(words[word + 3]), np.int64(words[word + 4])
         start = at + np.int64(words[word + 6] & 0xFFFF)

@@ -81,7 +81,7 @@ class Host(Node):
         if len(mine) < len(bursts):
             self.misdelivered += sum(map(len, bursts)) - sum(map(len, mine))
         if mine:
-            self.marked += sum(np.count_nonzero(burst.marked) for burst in mine)
+            self.marked += sum(int(np.count_nonzero(burst.marked)) for burst in mine)
             self.machine.receive(batch_of(mine), now)
 
     def pump(self, now: float) -> None:

@@ -15,6 +15,7 @@ from inanet.proto.zebra.switch import ZebraProgram
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
+from inanet.sim.nodes import Machine
 from inanet.wire.batch import U64
 from inanet.wire.endpoint import endpoint
 
@@ -87,9 +88,10 @@ class SparseRack:
         self.program = program
         switch = self.network.add_switch("switch", program, SWITCH)
         switch.groups[_GROUP] = self.job.workers
+        machines: list[Machine] = [*self.workers, *self.shards]
         hosts = [(f"worker{i}", at) for i, at in enumerate(self.job.workers)]
         hosts += [(f"shard{i}", at) for i, at in enumerate(self.job.shards)]
-        for (name, at), machine in zip(hosts, (*self.workers, *self.shards), strict=True):
+        for (name, at), machine in zip(hosts, machines, strict=True):
             self.network.add_host(name, at, machine)
             self.network.connect(name, "switch", link)
 

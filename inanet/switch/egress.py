@@ -7,7 +7,7 @@ A port that cannot send at once keeps what is left in an :class:`Outbox`: copied
 """
 
 from collections import deque
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 
@@ -159,7 +159,7 @@ class Sendable(Protocol):
         """Send number ``start`` and following; returns how many were taken."""
         ...
 
-    def rest(self, start: int) -> tuple[Self, int]:
+    def rest(self, start: int) -> tuple["Sendable", int]:
         """A copy of number ``start`` and following, which outlives the arena they lie in, and its bytes."""
         ...
 

@@ -93,7 +93,8 @@ class Flows:
 
     def current(self, handles: U64) -> U8:
         """For each handle, whether its flow is still in the table."""
-        return (handles >> np.uint64(FLOW_BITS) == np.uint64(self._generation)).astype(np.uint8)
+        current: U8 = (handles >> np.uint64(FLOW_BITS) == np.uint64(self._generation)).astype(np.uint8)
+        return current
 
     def learn(self, now: float) -> None:
         """Take note of flows that have been put into the table since the last call."""

@@ -435,5 +435,5 @@ class FrameSwitch:
 
     def close(self) -> None:
         """Close all ports; figures stay readable."""
-        for port in (*self._ports, *self._rings):
-            port.device.close()
+        for device in (*(port.device for port in self._ports), *(ring.device for ring in self._rings)):
+            device.close()

@@ -24,7 +24,7 @@ def batch_of(frame: bytes) -> FrameBatch:
 
 def _checksum(data: bytes) -> int:
     padded = data + b"\0" * (len(data) & 1)
-    total = sum(struct.unpack(f">{len(padded) // 2}H", padded))
+    total: int = sum(struct.unpack(f">{len(padded) // 2}H", padded))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
     return ~total & 0xFFFF

@@ -57,7 +57,7 @@ _SHORT, _BAD_CHECKSUM, _FOREIGN_HOST = int(Drop.SHORT), int(Drop.BAD_CHECKSUM), 
 
 
 @njit("uint64(uint8[::1], int64, int64)", cache=True, nogil=True, _nrt=False)
-def big(arena: U8, at: int, size: int) -> int:
+def big(arena: U8, at: int, size: int) -> np.uint64:
     """The big-endian integer of ``size`` bytes at ``at``."""
     value = np.uint64(0)
     for j in range(size):
@@ -75,13 +75,13 @@ def find_flow(source: int, destination: int, rest: int, keys: U64, used: I64) ->
     at = np.int64(mix >> np.uint64(40)) & (FLOWS - 1)
     while keys[at, 2] != 0:
         if keys[at, 0] == source and keys[at, 1] == destination and keys[at, 2] == rest:
-            return at
+            return int(at)
         at = (at + 1) & (FLOWS - 1)
     if used[0] == MOST_FLOWS:
         return -1
     keys[at, 0], keys[at, 1], keys[at, 2] = source, destination, rest
     used[0] += 1
-    return at
+    return int(at)
 
 
 @njit("boolean(uint64[:, ::1], int64, uint64, int64)", cache=True, nogil=True, _nrt=False)
@@ -220,7 +220,7 @@ def find_packets(
                 templates[flow, j] = arena[head + j]
         places[i, 0], places[i, 5] = _INA, flow
         packets += count
-    return packets
+    return int(packets)
 
 
 @njit(
@@ -247,7 +247,7 @@ def lay_out(places: I64, frames: int, program: int, base: int, offsets: I64, len
             done += places[i, 3]
             if done >= places[i, 2]:
                 break
-    return at
+    return int(at)
 
 
 @njit("int64(uint8[::1], int64[::1], int64[::1], int64, int64[::1])", cache=True, nogil=True, _nrt=False)
@@ -264,4 +264,4 @@ def wire_bytes(arena: U8, offsets: I64, lengths: I64, link: int, sizes: I64) -> 
             fragments = (sizes[i] - headers + segment - 1) // segment
             sizes[i] += (fragments - 1) * headers
         total += fragments
-    return total
+    return int(total)

@@ -184,7 +184,7 @@ def find_ways(
             whither = target[i] if _UNICAST <= what <= _GROUP else np.int64(0)
             whence = np.int64(senders[i]) if what == _GROUP else np.int64(origins[i])
             if last >= 0 and ways[last, 0] == what and ways[last, 1] == whither and ways[last, 2] == whence:
-                k = last
+                k = int(last)
             else:
                 mix = np.uint64(whither) * np.uint64(0x9E3779B97F4A7C15)
                 mix ^= mix >> np.uint64(29)
@@ -198,11 +198,11 @@ def find_ways(
                 if k < 0:
                     if used == MOST_WAYS:
                         break
-                    k = used
+                    k = int(used)
                     used += 1
                     slots[at] = k
                     ways[k, 0], ways[k, 1], ways[k, 2], ways[k, 3] = what, whither, whence, 0
-                last = k
+                last = np.int64(k)
             way_of[i] = k
             ways[k, 3] += 1
             if what == _PASS:
@@ -213,7 +213,7 @@ def find_ways(
         tally[MOST_SEEN] = max(tally[MOST_SEEN], made)
         i += 1
     ways[MOST_WAYS, 0] = used
-    return i
+    return int(i)
 
 
 @njit(
@@ -271,7 +271,7 @@ def build_runs(
                 made += 1
             runs[made - 1, RUN_COUNT] += 1
         start = ways[k, 3]
-    return made
+    return int(made)
 
 
 #: packets judged at once: a full read of a port
@@ -457,7 +457,7 @@ class Pipeline:
 
     def timer(self) -> float:
         """When :meth:`on_timer` wants to be called next."""
-        times = [registration.program.timer() for registration in self.registrations]
+        times: list[float | None] = [registration.program.timer() for registration in self.registrations]
         return min(self.occupancy.timer(), *(at for at in times if at is not None), float("inf"))
 
     def on_timer(self, now: float) -> None:

@@ -58,7 +58,7 @@ def find_roce(arena: U8, offsets: I64, lengths: I64, link: int, chosen: I64, sta
             continue
         chosen[found], starts[found], sizes[found] = i, ip, size
         found += 1
-    return found
+    return int(found)
 
 
 class Splice:

@@ -40,7 +40,7 @@ def find(key: int, keys: U64, seen: F64, now: float) -> int:
     for step in range(STEPS):
         place = (at + step) & (PLACES - 1)
         if keys[place] == key and key != 0:
-            return place if seen[place] + MAX_AGE >= now else -1
+            return int(place) if seen[place] + MAX_AGE >= now else -1
     return -1
 
 
@@ -52,10 +52,10 @@ def place_for(key: int, keys: U64, seen: F64, now: float) -> int:
     for step in range(STEPS):
         place = (at + step) & (PLACES - 1)
         if keys[place] == key:
-            return place
+            return int(place)
         if seen[place] != _GIVEN and (oldest < 0 or seen[place] < seen[oldest]):
             oldest = place
-    return oldest
+    return int(oldest)
 
 
 @njit(
@@ -121,7 +121,7 @@ def route(
             shift = np.uint64(40 - 8 * j)
             arena[ethernet + j] = np.uint8(hardware[place] >> shift & np.uint64(0xFF))
             arena[ethernet + 6 + j] = np.uint8(np.uint64(own_hardware) >> shift & np.uint64(0xFF))
-    return out
+    return int(out)
 
 
 @njit(

@@ -285,5 +285,8 @@ class UdpSwitch:
 
     def close(self) -> None:
         """Close all ports; figures stay readable."""
-        for port in [*self._ports.values(), *self._strays.values()]:
-            port.device.close()
+        for device in (
+            *(port.device for port in self._ports.values()),
+            *(port.device for port in self._strays.values()),
+        ):
+            device.close()

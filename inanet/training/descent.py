@@ -92,7 +92,8 @@ def part_gradients(recipe: Recipe, digits: Digits, weights: F32, parts: list[Ind
 
 def exact_mean(parts: F32) -> F64:
     """Mean over the first axis in float64: exact for the purposes of float32, whatever the order."""
-    return parts.mean(axis=0, dtype=np.float64)
+    mean: F64 = parts.mean(axis=0, dtype=np.float64)
+    return mean
 
 
 def train_worker(

@@ -59,11 +59,16 @@ class Batch:
 
     def per_sample(self, weights: F64) -> F64:
         """Sums of ``weights`` (float64[entries]) by sample."""
-        return np.bincount(self.sample, weights=weights, minlength=len(self.labels))
+        return _by(self.sample, weights, len(self.labels))
 
     def per_key(self, weights: F64) -> F64:
         """Sums by key."""
-        return np.bincount(self.place, weights=weights, minlength=len(self.keys))
+        return _by(self.place, weights, len(self.keys))
+
+
+def _by(places: NDArray[np.int64], weights: F64, count: int) -> F64:
+    """Sums of ``weights`` by place, float64[count]."""
+    return np.bincount(places, weights, count).astype(np.float64, copy=False)
 
 
 class Model(Protocol):
@@ -71,7 +76,10 @@ class Model(Protocol):
     every batch has, the constant's first.
     """
 
-    name: str
+    @property
+    def name(self) -> str:
+        """In tables."""
+        ...
 
     @property
     def dense(self) -> U64:
@@ -197,10 +205,8 @@ class NeuralFactorisation:
         first = len(batch.labels)
         own = parameters[batch.place[first:], 1:].astype(np.float64) * batch.value[first:, None]
         owner = batch.sample[first:]
-        sums = np.stack([np.bincount(owner, weights=column, minlength=first) for column in own.T], axis=1)
-        squares = np.stack(
-            [np.bincount(owner, weights=column**2, minlength=first) for column in own.T], axis=1
-        )
+        sums = np.stack([_by(owner, column, first) for column in own.T], axis=1)
+        squares = np.stack([_by(owner, column**2, first) for column in own.T], axis=1)
         return own, sums, 0.5 * (sums**2 - squares)
 
     def scores(self, batch: Batch, parameters: F32) -> F64:

@@ -52,6 +52,18 @@ class Machine(Protocol):
         ...
 
 
+class RunnableMachine(Machine, Protocol):
+    """A machine with figures."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start, by name."""
+        ...
+
+    def drops_by_reason(self) -> dict[str, int]:
+        """Packets dropped since the start, by the label of every reason."""
+        ...
+
+
 class Follower(Protocol):
     """Follows the plans of its jobs. What it cannot serve, or has no room for, raises
     :class:`~inanet.proto.common.refusal.Refusal`."""
@@ -105,20 +117,12 @@ class ModelKeeper(Protocol):
         ...
 
 
-class NodeMachine(Machine, Follower, Protocol):
-    """Both, with figures: what stands behind a device of its own."""
+class NodeMachine(RunnableMachine, Follower, Protocol):
+    """Both: what stands behind a device of its own."""
 
     @property
     def jobs(self) -> int:
         """Jobs it takes part in."""
-        ...
-
-    def stats(self) -> dict[str, int]:
-        """Counters since the start, by name."""
-        ...
-
-    def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         ...
 
 
@@ -133,7 +137,7 @@ class Host:
     choose: Callable[[NDArray[np.float64]], int] | None = None
 
 
-class Server(Machine, Protocol):
+class Server(RunnableMachine, Protocol):
     """The PS of one system, for any number of jobs."""
 
     #: whether it can be reached by whole IPv4 packets, too
