@@ -310,7 +310,7 @@ class Cluster:
         """Until every job has done so many rounds, after the first ``settled`` seconds, in which rounds do not count; jobs
         that are faster go on meanwhile.
 
-        Raises :class:`~inanet.testing.fabric.Stuck` after ``deadline`` virtual seconds.
+        Raises :class:`~inanet.testing.pump.Stuck` after ``deadline`` virtual seconds.
         """
         if settled:
             over: list[bool] = []

@@ -230,7 +230,7 @@ class Collaborative:
 
     def run(self, *, deadline: float) -> float:
         """Until everybody has finished what was begun; returns the time. Raises
-        :class:`~inanet.testing.fabric.Stuck` after ``deadline`` virtual seconds.
+        :class:`~inanet.testing.pump.Stuck` after ``deadline`` virtual seconds.
         """
         wanted = sum(self._begun.values())
         seen = count = 0

@@ -22,7 +22,7 @@ from inanet.sim.burst import Burst
 from inanet.sim.link import Link, LinkSpec
 from inanet.sim.nodes import SEND_BUFFER, Host, Machine, Switch
 from inanet.testing.clock import FakeClock
-from inanet.testing.fabric import Stuck
+from inanet.testing.pump import Stuck
 from inanet.wire.endpoint import show
 
 #: Turns at one instant after which time is said to stand still.
@@ -219,7 +219,7 @@ class Network:
     def run(self, until: Callable[[], bool], *, deadline: float) -> None:
         """Run until a condition holds, looked at after every instant.
 
-        Raises :class:`~inanet.testing.fabric.Stuck` when nothing is left to happen, after ``deadline`` virtual seconds, and
+        Raises :class:`~inanet.testing.pump.Stuck` when nothing is left to happen, after ``deadline`` virtual seconds, and
         when time stands still.
         """
         stop = self.now + deadline

@@ -8,5 +8,5 @@
 from inanet.phy.memory import MemoryDevice as MemoryDevice
 from inanet.phy.memory import MemoryNetwork as MemoryNetwork
 from inanet.testing.clock import FakeClock as FakeClock
-from inanet.testing.fabric import Stuck as Stuck
 from inanet.testing.fabric import VirtualFabric as VirtualFabric
+from inanet.testing.pump import Stuck as Stuck

@@ -35,13 +35,10 @@ from inanet.proto.common.plan import (
 from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.node import Node
 from inanet.testing.clock import FakeClock
+from inanet.testing.pump import Pump
 from inanet.wire.endpoint import endpoint
 
 Wrap = Callable[[Device, str, FakeClock], Device]
-
-
-class Stuck(AssertionError):
-    """The fabric can make no progress: nothing is on its way and no timer is set, or virtual time ran out."""
 
 
 class VirtualFabric:
@@ -83,6 +80,7 @@ class VirtualFabric:
         self._wrap = wrap
         self.devices: dict[str, Device] = {}
         self.nodes: dict[str, Node] = {}
+        self._pump = Pump(self.clock, self.nodes, self.devices, step=self.step, figures=self.figures)
         self._groups: dict[str, int] = {}
         self._joined: dict[str, frozenset[int]] = {}
         self.log: list[tuple[str, NodeEvent]] = []
@@ -274,62 +272,20 @@ class VirtualFabric:
 
     def step(self) -> bool:
         """Deliver and send what can be delivered and sent at this instant; False if there was nothing."""
-        progress = False
-        now = self.clock.now
-        for name in list(self.nodes):
-            node, device = self.nodes[name], self.devices[name]
-            while (batch := device.receive()) is not None:
-                progress = True
-                node.receive(batch, now)
-            held = device.flush(now)
-            if held is not None:
-                progress = True
-                node.receive(held, now)
-            for transmission in node.transmit(now):
-                progress = True
-                device.send(transmission)
+        progress = self._pump.exchange()
+        for name, node in self.nodes.items():
             events = node.events()
             progress = progress or bool(events)
             self.log.extend((name, event) for event in events)
         return progress
 
     def run(self, until: Callable[[], bool], *, deadline: float = 60.0) -> None:
-        """Run until a condition holds. Raises :class:`Stuck` after ``deadline`` seconds of virtual time."""
-        stop = self.clock.now + deadline
-        while not until():
-            if self.step():
-                continue
-            timers = [self.devices[name].timer() for name in self.nodes]
-            timers += [node.timer() for node in self.nodes.values()]
-            due = [at for at in timers if at is not None]
-            if not due:
-                raise Stuck(
-                    f"nothing on its way and no timer set at {self.clock.now:.6f} s; {self.figures()}"
-                )
-            self.clock.now = max(self.clock.now, min(due))
-            if self.clock.now > stop:
-                raise Stuck(f"not done after {deadline} s of virtual time; {self.figures()}")
-            for node in self.nodes.values():
-                at = node.timer()
-                if at is not None and at <= self.clock.now:
-                    node.on_timer(self.clock.now)
+        """Run until a condition holds. Raises :class:`~inanet.testing.pump.Stuck` after ``deadline`` seconds of virtual time."""
+        self._pump.run(until, deadline)
 
     def settle(self, seconds: float = 5.0) -> None:
         """Let everything come to rest: confirmations, commits, late duplicates."""
-        stop = self.clock.now + seconds
-        while True:
-            if self.step():
-                continue
-            timers = [node.timer() for node in self.nodes.values()]
-            timers += [self.devices[name].timer() for name in self.nodes]
-            due = [at for at in timers if at is not None]
-            if not due or min(due) > stop:
-                return
-            self.clock.now = max(self.clock.now, min(due))
-            for node in self.nodes.values():
-                at = node.timer()
-                if at is not None and at <= self.clock.now:
-                    node.on_timer(self.clock.now)
+        self._pump.settle(seconds)
 
     def figures(self) -> dict[str, dict[str, int]]:
         """Counters of every node that are not zero; drops by reason as ``drop_<reason>``."""

@@ -4,7 +4,7 @@
 >>> fabric.all_reduce(spec, arrays)      # arrays are overwritten with the result
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from inanet.proto.netreduce.program import NetReduceProgram
 from inanet.proto.netreduce.ring import Connection, Member, RingAt, rack, racks
 from inanet.proto.netreduce.worker import NetReduceWorker
 from inanet.testing.clock import FakeClock
-from inanet.testing.fabric import Stuck
+from inanet.testing.pump import Pump, call_due
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 from inanet.wire.roce import PORT
@@ -53,6 +53,53 @@ def connect(workers: Sequence[NetReduceWorker]) -> None:
     """Make a ring of workers, in the order of ranks."""
     for rank, worker in enumerate(workers):
         worker.connect(workers[(rank + 1) % len(workers)].inlet, workers[rank - 1].outlet)
+
+
+class _Host:
+    """The workers of a host, which has one device."""
+
+    def __init__(self, fabric: "RingFabric", address: int, switch: int) -> None:
+        self._fabric, self._address, self._to = fabric, address, switch << 16 | PORT
+
+    @property
+    def _workers(self) -> list[NetReduceWorker]:
+        return self._fabric.workers[self._address]
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        for worker in self._workers:
+            worker.receive(batch, now)
+
+    def transmit(self, now: float) -> Iterator[Transmission]:
+        for worker in self._workers:
+            for one in worker.transmit(now):
+                yield Transmission(self._to, one.arena, one.offsets, one.length)
+            self._fabric.log += [(worker, event) for event in worker.events()]
+
+    def timer(self) -> float | None:
+        return min((at for worker in self._workers if (at := worker.timer()) is not None), default=None)
+
+    def on_timer(self, now: float) -> None:
+        for worker in self._workers:
+            call_due(worker, now)
+
+
+class _Switch:
+    """Answers while it receives, and waits for nothing."""
+
+    def __init__(self, fabric: "RingFabric", address: int) -> None:
+        self._fabric, self._address = fabric, address
+
+    def receive(self, batch: PacketBatch, now: float) -> None:
+        self._fabric.process(self._address, batch)
+
+    def transmit(self, now: float) -> Sequence[Transmission]:
+        return ()
+
+    def timer(self) -> None:
+        return None
+
+    def on_timer(self, now: float) -> None:
+        """Never asked for."""
 
 
 class RingFabric:
@@ -92,6 +139,12 @@ class RingFabric:
         self.workers: dict[int, list[NetReduceWorker]] = {host_address(i): [] for i in range(hosts)}
         self.log: list[tuple[NetReduceWorker, Any]] = []
         self._verdicts = Verdicts(_BATCH)
+        machines: dict[int, _Host | _Switch] = {
+            address: _Host(self, address, self._leaf_of.get(address, switch_address(0)))
+            for address in self.workers
+        }
+        machines |= {address: _Switch(self, address) for address in self.switches}
+        self._pump = Pump(self.clock, machines, self.devices, figures=self.stats)
 
     def _open(self, address: int) -> Device:
         text = ".".join(str(byte) for byte in address.to_bytes(4, "big"))
@@ -150,7 +203,8 @@ class RingFabric:
             Transmission(hop << 16 | PORT, transmission.arena, transmission.offsets, transmission.length)
         )
 
-    def _switch(self, address: int, batch: PacketBatch) -> None:
+    def process(self, address: int, batch: PacketBatch) -> None:
+        """A switch has received packets."""
         if self._tap is not None:
             self._tap(address, batch)
         count = len(batch)
@@ -168,61 +222,15 @@ class RingFabric:
         for transmission in program.spilled():
             self._forward(address, transmission)
 
-    def _send(self, address: int) -> bool:
-        to = self._leaf_of.get(address, switch_address(0)) << 16 | PORT
-        sent = False
-        for worker in self.workers[address]:
-            for one in worker.transmit(self.clock.now):
-                self.devices[address].send(Transmission(to, one.arena, one.offsets, one.length))
-                sent = True
-            self.log += [(worker, event) for event in worker.events()]
-        return sent
-
-    def _receive(self, address: int, batch: PacketBatch) -> None:
-        if address in self.switches:
-            self._switch(address, batch)
-            return
-        for worker in self.workers[address]:
-            worker.receive(batch, self.clock.now)
-
     def turn(self) -> bool:
         """Move what is on its way by a hop; whether anything was."""
-        moved = False
-        for address, device in self.devices.items():
-            while (batch := device.receive()) is not None:
-                self._receive(address, batch)
-                moved = True
-        for address in self.workers:
-            moved |= self._send(address)
-        return moved
+        return self._pump.exchange()
 
     # ---------------------------------------------------------------- time
 
     def run(self, until: Callable[[], bool], *, deadline: float = 60.0) -> None:
-        """Run until a condition holds. Raises :class:`~inanet.testing.fabric.Stuck` when it never will."""
-        stop = self.clock.now + deadline
-        while not until():
-            if self.turn() or until():
-                continue
-            times = [worker.timer() for workers in self.workers.values() for worker in workers]
-            times += [device.timer() for device in self.devices.values()]
-            due = min((at for at in times if at is not None), default=None)
-            if due is None or due > stop:
-                raise Stuck(f"nothing left to happen before {stop} s; {self.stats()}")
-            self.clock.now = max(self.clock.now, due)
-            self._wake()
-
-    def _wake(self) -> None:
-        now = self.clock.now
-        for address, device in self.devices.items():
-            batch = device.flush(now)
-            if batch is not None:
-                self._receive(address, batch)
-        for workers in self.workers.values():
-            for worker in workers:
-                at = worker.timer()
-                if at is not None and at <= now:
-                    worker.on_timer(now)
+        """Run until a condition holds. Raises :class:`~inanet.testing.pump.Stuck` when it never will."""
+        self._pump.run(until, deadline)
 
     def done(self, workers: Sequence[NetReduceWorker], round_: int) -> bool:
         """Whether a round is done on all of these workers."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from inanet.phy.device import aligned_offsets
 from inanet.proto.common.program import Action, Program, Verdicts
-from inanet.testing.fabric import Stuck
+from inanet.testing.pump import Stuck
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 
@@ -213,7 +213,7 @@ class Star:
     # ------------------------------------------------------------ time
 
     def run(self, until: Callable[[], bool], *, deadline: float = 30.0) -> None:
-        """Run until a condition holds. Raises :class:`~inanet.testing.fabric.Stuck` after ``deadline`` virtual seconds."""
+        """Run until a condition holds. Raises :class:`~inanet.testing.pump.Stuck` after ``deadline`` virtual seconds."""
         stop = self.now + deadline
         self._transmit(list(self.machines))
         while not until():

@@ -21,6 +21,7 @@ from inanet.proto.common.formats import make_format
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.tree.node import Node
 from inanet.testing.clock import FakeClock
+from inanet.testing.pump import Pump
 
 TOKEN = "t"
 DEEP = Topology(
@@ -48,6 +49,7 @@ class Whole:
         self.impair = impair
         self.devices: dict[str, Device] = {}
         self.members: dict[str, Member] = {}
+        self.nodes: dict[str, Node] = {}
         self.ports: dict[str, int] = {}
         self.ids: dict[str, int] = {}
         self.results: dict[tuple[str, int], Failed | None] = {}
@@ -55,6 +57,15 @@ class Whole:
         self._keys = itertools.count(0xABCD_0000_0000_0001)
         self.settings = Settings(topology, TOKEN, **settings)
         self.coordinator = self._coordinator()
+        self.pump = Pump(
+            self.clock,
+            self.nodes,
+            self.devices,
+            step=self.step,
+            timers=lambda: [self.coordinator.timer()],
+            wake=lambda now: self.coordinator.on_timer(now),
+            figures=self.figures,
+        )
         for name in [*topology.roots, *topology.aggregators, *topology.workers]:
             self.start(name)
         self.run(lambda: all(self.members[name].joined for name in topology.workers))
@@ -86,7 +97,8 @@ class Whole:
             ranks = (workers.index(name),)
             who = Identity(name, role, TOKEN, device.endpoint, budget, "train", ranks, len(workers))
 
-        self.members[name] = Member(Node(name, 8192), who)
+        self.nodes[name] = Node(name, 8192)
+        self.members[name] = Member(self.nodes[name], who)
         self.connect(name)
 
     def connect(self, name: str) -> None:
@@ -97,13 +109,13 @@ class Whole:
     def kill(self, name: str) -> None:
         """kill -9"""
         self.devices.pop(name).close()
-        del self.members[name]
+        del self.members[name], self.nodes[name]
         self.coordinator.disconnected(self.ids.pop(name), self.clock.now)
 
     def crash(self) -> None:
         """kill -9 of the process with the coordinator and its parameter server, and its restart."""
         self.devices.pop("ps").close()
-        del self.members["ps"]
+        del self.members["ps"], self.nodes["ps"]
         self.ids.clear()
         self.coordinator = self._coordinator()
         self.start("ps")
@@ -112,19 +124,9 @@ class Whole:
                 self.connect(name)
 
     def step(self) -> bool:
-        progress = False
+        progress = self.pump.exchange()
         now = self.clock.now
         for name, member in list(self.members.items()):
-            device = self.devices[name]
-            while (batch := device.receive()) is not None:
-                progress = True
-                member.node.receive(batch, now)
-            if (late := device.flush(now)) is not None:
-                progress = True
-                member.node.receive(late, now)
-            for transmission in member.node.transmit(now):
-                progress = True
-                device.send(transmission)
             for event in member.node.events():
                 member.on_event(event, now)
             for message in member.outgoing():
@@ -138,19 +140,7 @@ class Whole:
         return progress
 
     def run(self, until: Callable[[], bool], seconds: float = 30.0) -> None:
-        stop = self.clock.now + seconds
-        while not until():
-            if self.step():
-                continue
-            due = [self.coordinator.timer()]
-            due += [device.timer() for device in self.devices.values()]
-            due += [member.node.timer() for member in self.members.values()]
-            self.clock.now = max(self.clock.now, min(at for at in due if at is not None))
-            assert self.clock.now <= stop, self.figures()
-            self.coordinator.on_timer(self.clock.now)
-            for member in self.members.values():
-                if (at := member.node.timer()) is not None and at <= self.clock.now:
-                    member.node.on_timer(self.clock.now)
+        self.pump.run(until, seconds)
 
     def figures(self) -> dict[str, object]:
         return {

@@ -30,6 +30,7 @@ from inanet.proto.common.plan import (
 )
 from inanet.proto.tree.node import Node
 from inanet.testing.clock import FakeClock
+from inanet.testing.pump import Pump
 
 JOB = 5
 KEY = 77
@@ -109,25 +110,21 @@ class Script:
 
     def run(self) -> None:
         """Carry packets until all is quiet, timers included."""
-        nodes = (self.root, self.member.node, self.other)
-        while True:
-            busy = False
-            for node, device in zip(nodes, self.devices, strict=True):
-                while (batch := device.receive()) is not None:
-                    node.receive(batch, self.clock.now)
-                    busy = True
-                for transmission in node.transmit(self.clock.now):
-                    device.send(transmission)
-                    busy = True
-                found = node.events()
+        nodes = dict(enumerate((self.root, self.member.node, self.other)))
+        pump: Pump
+
+        def step() -> bool:
+            busy = pump.exchange()
+            for node in nodes.values():
+                events = node.events()
                 if node is self.member.node:
-                    for event in found:
+                    for event in events:
                         self.member.on_event(event, self.clock.now)
-            due = [at for node in nodes if (at := node.timer()) is not None]
-            if not busy:
-                if not due or min(due) > self.clock.now + 1.0:
-                    return
-                self.clock.now = max(self.clock.now, min(due))
-                for node in nodes:
-                    if (at := node.timer()) is not None and at <= self.clock.now:
-                        node.on_timer(self.clock.now)
+            return busy
+
+        pump = Pump(self.clock, nodes, dict(enumerate(self.devices)), step=step)
+        # as long as timers follow each other within a second
+        pump.settle(0.0)
+        while (due := pump.timer()) is not None and due <= self.clock.now + 1.0:
+            pump.advance(due)
+            pump.settle(0.0)

@@ -5,11 +5,12 @@ import select
 import socket
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from inanet.phy.device import Device, aligned_offsets
+from inanet.testing.pump import Pumped, call_due, exchange
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 
@@ -120,3 +121,25 @@ class ScriptedDevice:
 
     def close(self) -> None:
         self.closed += 1
+
+
+def drive(
+    ends: Sequence[tuple[Pumped, Device]],
+    until: Callable[[], bool],
+    figures: Callable[[], object],
+    deadline: float = DEADLINE,
+) -> None:
+    """Move packets between machines and their devices until a condition holds; fails with ``figures`` when it does not. What a full
+    buffer does not take is lost, as on any network.
+    """
+    poll = select.poll()
+    for _, device in ends:
+        poll.register(device.fileno(), select.POLLIN)
+    end = time.monotonic() + deadline
+    while not until():
+        now = time.monotonic()
+        assert now < end, figures()
+        for machine, device in ends:
+            call_due(machine, now)
+            exchange(machine, device, now)
+        poll.poll(1)

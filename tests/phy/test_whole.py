@@ -1,7 +1,6 @@
 """Devices for whole IPv4 packets: what comes out is what went in, header and all; and queue pairs across them."""
 
 import errno
-import select
 import socket
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import endpoint
 from inanet.wire.roce import PORT, PSN_MASK, Opcode, Packet
 from tests.phy.conftest import lacking
-from tests.phy.helpers import DEADLINE, contents, read_until
+from tests.phy.helpers import contents, drive, read_until
 from tests.phy.spaces import Space, cable, open_spaces
 from tests.proto.roce.decoding import check_checksums, dissect
 
@@ -133,25 +132,8 @@ def write_across(one: Device, other: Device, size: int) -> None:
     sender.post_write(data, 0, 1, wr_id=1)
     sender.post_write(data, size, 2, wr_id=2)
     ends = ((sender, one), (receiver, other))
-    happened: list[object] = []
-    poll = select.poll()
-    for device in (one, other):
-        poll.register(device.fileno(), select.POLLIN)
-    end = time.monotonic() + DEADLINE
-    while sender.pending:
-        now = time.monotonic()
-        assert now < end, (sender.stats(), receiver.drops_by_reason())
-        for pair, device in ends:
-            while (batch := device.receive()) is not None:
-                pair.receive(batch, now)
-            due = pair.timer()
-            if due is not None and due <= now:
-                pair.on_timer(now)
-            for transmission in pair.transmit(now):
-                assert device.send(transmission) == len(transmission)
-            happened += pair.events()
-        poll.poll(1)
-    happened += receiver.events()
+    drive(ends, lambda: not sender.pending, lambda: (sender.stats(), receiver.drops_by_reason()))
+    happened = [*sender.events(), *receiver.events()]
     assert (memory[:size] == data).all()
     assert (memory[size:] == data).all()
     assert [event.immediate for event in happened if isinstance(event, Received)] == [1, 2]

@@ -8,7 +8,7 @@ import pytest
 
 from inanet.sim.link import LinkSpec
 from inanet.sim.network import Network
-from inanet.testing.fabric import Stuck
+from inanet.testing.pump import Stuck
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 

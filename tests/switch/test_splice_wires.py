@@ -1,7 +1,6 @@
 """A bump in the wire: RoCE hosts in namespaces, ina-switch between them as its file says, a capture that others decode."""
 
 import itertools
-import select
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from inanet.proto.roce import Attributes
 from inanet.testing.netreduce import connect, connections_of
 from inanet.wire.endpoint import address_of, endpoint
 from inanet.wire.roce import Opcode
-from tests.phy.helpers import numbered
+from tests.phy.helpers import drive, numbered
 from tests.proto.roce.decoding import check_checksums, dissect
 from tests.switch.running import running
 from tests.switch.test_framed_switch import OWN, Rack, transfer
@@ -56,24 +55,12 @@ class Hosts:
         connect(self.workers)
 
     def run(self, until: Callable[[], bool]) -> None:
-        poll = select.poll()
-        for device in self.devices:
-            poll.register(device.fileno(), select.POLLIN)
-        end = time.monotonic() + DEADLINE
-        while not until():
-            now = time.monotonic()
-            assert now < end, [worker.stats() for worker in self.workers]
-            for worker, device in zip(self.workers, self.devices, strict=True):
-                at = worker.timer()
-                if at is not None and at <= now:
-                    worker.on_timer(now)
-                for one in worker.transmit(now):
-                    # what a full buffer does not take is lost, as on any network
-                    device.send(one)
-            poll.poll(20)
-            for worker, device in zip(self.workers, self.devices, strict=True):
-                while (batch := device.receive()) is not None:
-                    worker.receive(batch, time.monotonic())
+        drive(
+            list(zip(self.workers, self.devices, strict=True)),
+            until,
+            lambda: [worker.stats() for worker in self.workers],
+            DEADLINE,
+        )
 
 
 def test_roce_hosts_with_a_switch_that_sums_in_between(stack: ExitStack, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from inanet.proto.roce import (
     Status,
 )
 from inanet.testing.clock import FakeClock
+from inanet.testing.pump import Pump
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
 from inanet.wire.roce import PORT, Packet, decode
@@ -92,18 +93,18 @@ class Wire:
             hosts.append(Host(pair, memories[i], device))
         self.a, self.b = hosts
         self.hosts = hosts
+        numbered = dict(enumerate(hosts))
+        self._pump = Pump(
+            self.clock,
+            {i: host.pair for i, host in numbered.items()},
+            {i: host.device for i, host in numbered.items()},
+        )
 
     def exchange(self) -> None:
         """Deliver until nothing travels, without letting time pass."""
         for _ in range(STEPS):
-            moved = False
+            moved = self._pump.exchange()
             for host in self.hosts:
-                while (batch := host.device.receive()) is not None:
-                    host.pair.receive(batch, self.clock.now)
-                    moved = True
-                for transmission in host.pair.transmit(self.clock.now):
-                    assert host.device.send(transmission) == len(transmission)
-                    moved = True
                 host.events += host.pair.events()
             if not moved:
                 return
@@ -115,21 +116,13 @@ class Wire:
             self.exchange()
             if until():
                 return
-            pairs = [at for host in self.hosts if (at := host.pair.timer()) is not None]
-            held = [at for host in self.hosts if (at := host.device.timer()) is not None]
-            if not pairs + held:
+            due = self._pump.timer()
+            if due is None:
                 return
-            at = min(pairs + held)
-            if at > deadline:
+            if due > deadline:
                 self.clock.now = max(self.clock.now, deadline)
                 return
-            self.clock.now = max(self.clock.now, at)
-            for host in self.hosts:
-                if (late := host.device.flush(self.clock.now)) is not None:
-                    host.pair.receive(late, self.clock.now)
-                due = host.pair.timer()
-                if due is not None and due <= self.clock.now:
-                    host.pair.on_timer(self.clock.now)
+            self._pump.advance(due)
         raise AssertionError(f"no rest after {STEPS} timers")
 
 
