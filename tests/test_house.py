@@ -6,7 +6,8 @@ What is listed here as still failing may only shrink. That rules are cited by na
 
 import ast
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -22,53 +23,71 @@ INHERITED_ONCE: set[str] = set()
 ENTRIES = ("pyproject.toml", "systemd", ".ci/run")
 
 
+@dataclass(slots=True)
+class Module:
+    """What is needed of a module: its tree has thousands of objects, which every collection would look at from then on."""
+
+    #: dotted names that it imports, and those that it has as text such as ``"inanet.cli.main:main"``
+    imports: set[str] = field(default_factory=set)
+    texts: set[str] = field(default_factory=set)
+    #: bases of its classes, and how often it names what
+    classes: list[tuple[str, set[str]]] = field(default_factory=list)
+    mentions: Counter[str] = field(default_factory=Counter)
+    runnable: bool = False
+
+    def read(self, tree: ast.Module) -> None:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name):
+                self.mentions[node.id] += 1
+            elif isinstance(node, ast.Attribute):
+                self.mentions[node.attr] += 1
+            elif isinstance(node, ast.Import):
+                self.imports |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                self.imports |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.texts |= set(re.findall(r"\b(?:inanet|daemons)(?:\.\w+)+", node.value.partition(" ")[0]))
+            elif isinstance(node, ast.ClassDef):
+                bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
+                names = {
+                    base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
+                    for base in bases
+                }
+                self.classes.append((node.name, names))
+        self.runnable = any(
+            isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body
+        )
+
+
 @cache
-def trees() -> dict[str, ast.Module]:
+def modules() -> dict[str, Module]:
     """Modules by name."""
     found = {}
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
             parts = file.relative_to(ROOT).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-            found[name] = ast.parse(file.read_text(encoding="utf-8"))
+            found[name] = Module()
+            found[name].read(ast.parse(file.read_text(encoding="utf-8")))
     return found
 
 
-def imported(tree: ast.Module, *, strings: bool = True) -> set[str]:
-    """Dotted names that a module imports, or with ``strings`` loads by one such as ``"inanet.cli.main:main"``."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-        elif strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names |= set(re.findall(r"\b(?:inanet|daemons)(?:\.\w+)+", node.value.partition(" ")[0]))
-    return names
-
-
 def test_every_module_is_imported() -> None:
-    used = {other for name, tree in trees().items() for other in imported(tree) if other != name}
+    used = {other for name, one in modules().items() for other in one.imports | one.texts if other != name}
     for place in ENTRIES:
         path = ROOT / place
         for file in [path] if path.is_file() else sorted(path.iterdir()):
             used |= set(re.findall(r"\b(?:inanet|daemons)(?:\.\w+)+", file.read_text(encoding="utf-8")))
-    packages = {name.rpartition(".")[0] for name in trees()}
-    runnable = {
-        name
-        for name, tree in trees().items()
-        if any(isinstance(node, ast.If) and "__main__" in ast.unparse(node.test) for node in tree.body)
-    }
+    packages = {name.rpartition(".")[0] for name in modules()}
+    runnable = {name for name, one in modules().items() if one.runnable}
     # what tests are made with
-    support = {name for name in trees() if name.startswith("inanet.testing.")}
-    unused = trees().keys() - used - packages - runnable - support
+    support = {name for name in modules() if name.startswith("inanet.testing.")}
+    unused = modules().keys() - used - packages - runnable - support
     assert unused == UNUSED, f"nobody imports these, or they need not be listed: {sorted(unused ^ UNUSED)}"
 
 
 def test_modules_form_no_circle() -> None:
-    imports = {
-        name: imported(tree, strings=False) & trees().keys() - {name} for name, tree in trees().items()
-    }
+    imports = {name: one.imports & modules().keys() - {name} for name, one in modules().items()}
     # a package is named with each of its modules
     for name, others in imports.items():
         imports[name] = {other for other in others if not any(one.startswith(f"{other}.") for one in others)}
@@ -92,24 +111,15 @@ def test_modules_form_no_circle() -> None:
 
 def test_no_class_exists_to_be_inherited_once() -> None:
     heirs: dict[str, list[str]] = defaultdict(list)
-    mentions: dict[str, int] = defaultdict(int)
+    mentions: Counter[str] = Counter()
     classes = {}
-    for module, tree in trees().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                bases = [base.value if isinstance(base, ast.Subscript) else base for base in node.bases]
-                names = {
-                    base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "")
-                    for base in bases
-                }
-                classes[node.name] = names
-                for name in names:
-                    heirs[name].append(f"{module}.{node.name}")
-                    mentions[name] -= 1
-            elif isinstance(node, ast.Name):
-                mentions[node.id] += 1
-            elif isinstance(node, ast.Attribute):
-                mentions[node.attr] += 1
+    for module, one in modules().items():
+        mentions.update(one.mentions)
+        for heir, bases in one.classes:
+            classes[heir] = bases
+            for base in bases:
+                heirs[base].append(f"{module}.{heir}")
+                mentions[base] -= 1
     once = {
         name
         for name, names in classes.items()
