@@ -1,7 +1,8 @@
 """``ina bench torch``: DistributedDataParallel with the hook, and by Gloo, on one host and on shaped links.
 
 Steps are measured with and without communication, all ways in turn: what communication costs is the
-difference. Training the digits twice through the fabric and once by Gloo shows what it does to losses.
+difference. Training the digits twice through the fabric and once by Gloo shows what it does to losses. Metrics are
+reductions of one element each, by the process group "ina" and by Gloo.
 """
 
 import importlib.util
@@ -30,6 +31,8 @@ _ANSWER = 240.0
 TOPOLOGY = "star4-slow-workers"
 #: steps of the training run
 TRAINING_STEPS = 55
+#: times as many steps of metrics as of training
+_METRICS_STEPS = 10
 _WAYS = ("alone", "gloo", "ina")
 #: bytes of the MLP's gradients
 MLP_BYTES = 4 * 4_349_962
@@ -58,17 +61,20 @@ def run(places: tuple[str, ...], repetitions: int, steps: int, say: Callable[[st
             say("local: 4 ranks on this host")
             with _local(Path(name), digits) as team:
                 result["rows"] += _time(team, "local", repetitions, steps)
+                result["rows"] += _metrics(team, "local", repetitions, steps)
                 say("local: training the digits")
                 result |= _train(team)
         if "lab" in places or (not places and missing is None):
             say(f"lab: {TOPOLOGY}")
             with _lab(digits) as team:
                 result["rows"] += _time(team, "lab", repetitions, steps)
+                result["rows"] += _metrics(team, "lab", repetitions, steps)
         elif not places:
             result["skipped"].append(f"lab: {missing}")
     for place in ("local", "lab"):
         key = "communication_seconds" if place == "local" else "step_seconds"
         result[f"ratio_to_gloo_{place}"] = _ratio(result["rows"], place, "mlp", key)
+        result[f"metrics_ratio_to_gloo_{place}"] = _ratio(result["rows"], place, "metrics", "step_seconds")
     result["predicted_ratio_lab"] = _predicted(result["rows"])
     result["marks"] = _marks(result)
     result["load"] = os.getloadavg()[0]
@@ -154,6 +160,29 @@ def _time(team: Team, place: str, repetitions: int, steps: int) -> list[dict[str
     return rows
 
 
+def _metrics(team: Team, place: str, repetitions: int, steps: int) -> list[dict[str, Any]]:
+    """Rows of the reductions between steps, both ways in turn; each repetition is that of the slowest rank."""
+    samples: dict[str, list[float]] = {}
+    for repetition in range(repetitions + 1):
+        for way in ("gloo", "ina"):
+            question = {"do": "metrics", "way": way, "model": "metrics", "steps": _METRICS_STEPS * steps}
+            answers = team.ask(question, _ANSWER, f"metrics by {way}")
+            if repetition:
+                samples.setdefault(way, []).append(max(one["seconds"] for one in answers))
+    return [
+        {
+            "place": place,
+            "model": "metrics",
+            "system": way,
+            "step_seconds": median(seconds),
+            "communication_seconds": median(seconds),
+            "communication_share": 1.0,
+            "samples": seconds,
+        }
+        for way, seconds in samples.items()
+    ]
+
+
 def _train(team: Team) -> dict[str, Any]:
     """The figures of the training runs."""
     answers = {}
@@ -193,17 +222,26 @@ def _predicted(rows: list[dict[str, Any]]) -> float | None:
 
 
 def _marks(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """What is claimed of the MLP: half of Gloo's communication on one host, and on shaped links what the plan predicts."""
+    """What is claimed: of the MLP half of Gloo's communication on one host, and on shaped links what the plan predicts;
+    of metrics at most Gloo's time."""
     predicted = result["predicted_ratio_lab"]
     most = None if predicted is None else min(1.0, (1 + MOST_ERROR) * predicted)
     claims = [
-        ("local", "communication, 4 ranks on one host", 0.5),
-        ("lab", "step, 4 hosts, as predicted", most),
+        ("mlp", "local", "communication, 4 ranks on one host", 0.5),
+        ("mlp", "lab", "step, 4 hosts, as predicted", most),
+        ("metrics", "local", "4 ranks on one host", 1.0),
+        ("metrics", "lab", "4 hosts", 1.0),
     ]
-    rows = [{"place": place, "ratio": result[f"ratio_to_gloo_{place}"]} for place, _, _ in claims]
+    keys = {"mlp": "ratio_to_gloo", "metrics": "metrics_ratio_to_gloo"}
+    rows = [
+        {"model": model, "place": place, "ratio": result[f"{keys[model]}_{place}"]}
+        for model, place, _, _ in claims
+    ]
     return [
-        Mark(f"mlp, {what}: time over Gloo's", "ratio", {"place": place}, most=limit).judge(rows)
-        for place, what, limit in claims
+        Mark(
+            f"{model}, {what}: time over Gloo's", "ratio", {"model": model, "place": place}, most=limit
+        ).judge(rows)
+        for model, place, what, limit in claims
     ]
 
 
@@ -211,15 +249,17 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     """Rows for people."""
     yield f"# {result['cores']} cores, load {result['load']:.1f}; 4 ranks, medians of interleaved repetitions"
     yield "# alone: without communication, which costs the others the difference (comm)"
-    yield "# place  model  system      step ms     comm ms   comm share"
+    yield "# place  model   system      step ms     comm ms   comm share"
     for row in result["rows"]:
         yield (
-            f"  {row['place']:<6} {row['model']:<6} {row['system']:<6} {row['step_seconds'] * 1e3:12.2f} "
+            f"  {row['place']:<6} {row['model']:<7} {row['system']:<6} {row['step_seconds'] * 1e3:12.2f} "
             f"{row['communication_seconds'] * 1e3:11.2f} {row['communication_share']:11.1%}"
         )
     for key, words in (
         ("ratio_to_gloo_local", "communication of mlp, to Gloo's, local"),
         ("ratio_to_gloo_lab", "step time of mlp, to Gloo's, lab"),
+        ("metrics_ratio_to_gloo_local", "metrics, to Gloo's, local"),
+        ("metrics_ratio_to_gloo_lab", "metrics, to Gloo's, lab"),
         ("predicted_ratio_lab", "the same, as the plan predicts"),
         ("loss_diff_max", "largest difference of the losses"),
         ("bit_identical", "the same bits in both runs"),

@@ -71,15 +71,47 @@ def _view(data: Any) -> tuple[NDArray[Any], bool]:
         raise TypeError(f"{kind} is no array and has neither DLPack nor the buffer protocol") from None
 
 
+class _TensorMemory:
+    """A dense tensor as numpy looks into it. ``tensor.numpy()`` would do, but torch resizes no tensor after that."""
+
+    def __init__(self, tensor: Any, typestr: str) -> None:
+        self._tensor = tensor
+        self.__array_interface__ = interface = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "typestr": typestr,
+            "data": (tensor.data_ptr(), False),
+        }
+        if not tensor.is_contiguous():
+            size = tensor.element_size()
+            interface["strides"] = tuple(stride * size for stride in tensor.stride())
+
+
+#: by name of torch's dtype; bfloat16 as its bits
+_TENSOR_TYPES = {
+    "float32": np.dtype(np.float32).str,
+    "float16": np.dtype(np.float16).str,
+    "bfloat16": np.dtype(np.uint16).str,
+    "int32": np.dtype(np.int32).str,
+    "int64": np.dtype(np.int64).str,
+}
+#: the same by torch's dtype, once a tensor has come
+_typestr_of: dict[Any, str] = {}
+
+
 def _view_tensor(torch: Any, tensor: Any) -> tuple[NDArray[Any], bool]:
     if tensor.device.type != "cpu":
         raise TypeError(
             f"the tensor is on {tensor.device}, and only CPU memory can be shared; pass tensor.cpu()"
         )
+    if not _typestr_of:
+        _typestr_of.update((getattr(torch, name), typestr) for name, typestr in _TENSOR_TYPES.items())
     plain = tensor.detach()
+    typestr = _typestr_of.get(plain.dtype)
+    brain = plain.dtype is torch.bfloat16
+    if typestr is not None and plain.layout is torch.strided and plain.numel() and not plain.is_neg():
+        return np.asarray(_TensorMemory(plain, typestr)), brain
     try:
-        if plain.dtype is torch.bfloat16:
-            return plain.view(torch.int16).numpy(), True
-        return plain.numpy(), False
+        return plain.view(torch.int16).numpy() if brain else plain.numpy(), brain
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"this tensor cannot be reduced: {error}. Supported: dense, {SUPPORTED}") from None

@@ -1,5 +1,6 @@
 """The hook for DistributedDataParallel: gradients through the fabric, everything else where it was."""
 
+import gc
 import logging
 import os
 import weakref
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
 
 from inanet.errors import RoundTimeout
 from inanet.torch import verdict as rules
@@ -61,6 +63,8 @@ class GradientHook:
         self._memory: dict[int, BucketMemory] = {}
         self._parameters: set[int] = set()
         self._whole = False
+        #: the model, looked for once: torch tells a hook nothing of it
+        self._model: Callable[[], DistributedDataParallel | None] | None = None
         self._step = 0
         self._first_ready = 0
         self._running: list[Reduction] = []
@@ -213,8 +217,22 @@ class GradientHook:
         self._step += 1
         self._first_ready = ready
         self._running = []
+        self._check_join()
         if self._share is not None and self._share.begin(ready):
             self._reconsider()
+
+    def _check_join(self) -> None:
+        """DDP's join leaves the division to hooks, and does not tell them by what."""
+        if self._model is None:
+            self._model = _model_of(self)
+        model = self._model()
+        if model is None or not model._join_config.enable:
+            return
+        if not getattr(model, "_divide_by_initial_world_size", True):
+            self._say(
+                "join(divide_by_initial_world_size=False) is of no effect with a hook, torch's as well as this one: gradients "
+                f"are divided by all {self._size} ranks; leave the hook out and use the process group 'ina'"
+            )
 
     def _check_model(self, bucket: dist.GradBucket) -> None:
         """Two models with one hook would write into the same memory while backward is at work on both."""
@@ -272,14 +290,14 @@ class GradientHook:
         return future
 
     def _say_once(self, buffer: torch.Tensor, why: str) -> None:
-        if self._rank == 0 and why not in self._said:
-            self._said.add(why)
-            _log.warning(
-                "gradients of %s and shape %s travel through the process group: %s",
-                buffer.dtype,
-                list(buffer.shape),
-                why,
-            )
+        what = f"gradients of {buffer.dtype} and shape {list(buffer.shape)}"
+        self._say(f"{what} travel through the process group: {why}", why)
+
+    def _say(self, text: str, key: str = "") -> None:
+        """One line in the log of rank 0 for each ``key`` (default: the text)."""
+        if self._rank == 0 and (key or text) not in self._said:
+            self._said.add(key or text)
+            _log.warning("%s", text)
 
     # ------------------------------------------------------------ the end
 
@@ -307,3 +325,12 @@ def _write(recorder: Recorder) -> None:
         recorder.close()
     except OSError as error:
         _log.warning("the trace could not be written: %s", error)
+
+
+def _model_of(state: GradientHook) -> Callable[[], DistributedDataParallel | None]:
+    """The model that has this hook."""
+    for one in gc.get_objects():
+        # proxies have opinions of their own about their class
+        if issubclass(type(one), DistributedDataParallel) and any(its is state for _, its in one._comm_hooks):
+            return weakref.ref(one)
+    return lambda: None

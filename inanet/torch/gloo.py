@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from inanet.torch.completion import Completer
 from inanet.torch.ledger import Ledger
-from inanet.torch.work import DelegatedWork, Explain, Unwaited, Work
+from inanet.torch.work import Explain, GlooOperation, GroupWork, Unwaited, Work
 
 DEVICES = ("cpu", "cuda")
 #: seconds in which Gloo's threads let go of operations that are over
@@ -122,7 +122,7 @@ class GlooGroup:
         work = getattr(self._group, name)(*arguments, **keywords)
         return self._follow(name, work, tensors, after, why) if isinstance(work, Work) else work
 
-    def allreduce(self, tensors: list[torch.Tensor], mean: bool, options: Any, why: str) -> DelegatedWork:
+    def allreduce(self, tensors: list[torch.Tensor], mean: bool, options: Any, why: str) -> GroupWork:
         """All-reduce in place; the mean of floats, which Gloo has not, as a sum that is divided.
 
         Raises ``TypeError`` for the mean of integers, and as :meth:`call`.
@@ -135,17 +135,23 @@ class GlooGroup:
             sums = type(options)()
             sums.reduceOp, sums.timeout, sums.asyncOp = dist.ReduceOp.SUM, options.timeout, options.asyncOp
             options = sums
-            after = [partial(tensor.div_, self._size) for tensor in tensors]
+            after = [partial(_divide, tensor, self._size) for tensor in tensors]
         # copied back before they are divided
         copies: list[After] = []
         given = [_dense(tensor, "allreduce", copies) for tensor in tensors]
         coalesced = isinstance(options, dist.AllreduceCoalescedOptions)
         reduce = self._group.allreduce_coalesced if coalesced else self._group.allreduce
-        return self._follow("allreduce", reduce(given, options), tensors, [*copies, *after], why)
+        return self._follow("allreduce", reduce(given, options), tensors, [*copies, *after], why, tensors)
 
     def _follow(
-        self, name: str, work: Any, tensors: list[torch.Tensor], after: list[After], why: str
-    ) -> DelegatedWork:
+        self,
+        name: str,
+        work: Any,
+        tensors: list[torch.Tensor],
+        after: list[After],
+        why: str,
+        outputs: list[torch.Tensor] | None = None,
+    ) -> GroupWork:
         self.unwaited.sweep()
         self._running = [one for one in self._running if not one.is_completed()]
         self._running.append(work)
@@ -157,9 +163,9 @@ class GlooGroup:
             for step in after:
                 step()
 
-        devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
         last = finish if after else None
-        return DelegatedWork(work, self._explain, self._completer, self.unwaited, entry, last, devices)
+        operation = GlooOperation(work, self._explain, self._completer, entry, tensors, last, outputs)
+        return GroupWork(operation, self.unwaited)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """What collectives may take from now on."""
@@ -189,7 +195,11 @@ class GlooGroup:
                 ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
             return
         del running
-        threading.Thread(target=_let_go, args=(kept,), name="inanet-gloo").start()
+        try:
+            threading.Thread(target=_let_go, args=(kept,), name="inanet-gloo").start()
+        except RuntimeError:
+            # the interpreter ends, and from 3.12 on starts no thread then
+            _let_go(kept)
 
 
 def _let_go(kept: list[Any]) -> None:
@@ -210,8 +220,14 @@ def _dense(tensor: torch.Tensor, name: str, after: list[After] | None) -> torch.
 
 
 def _write(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    with torch.no_grad():
+    # parameters and tensors of inference mode may be written to as by Gloo, which knows nothing of either
+    with torch.inference_mode():
         tensor.copy_(values)
+
+
+def _divide(tensor: torch.Tensor, by: int) -> None:
+    with torch.inference_mode():
+        tensor.div_(by)
 
 
 def check_writable(tensor: torch.Tensor, name: str) -> None:

@@ -20,7 +20,7 @@ from inanet.torch.options import Options
 from inanet.torch.rendezvous import Exchange, Refusal, join, leave, through_store
 from inanet.torch.transport import Reduction, Transport, obstacle
 from inanet.torch.verdict import Verdict
-from inanet.torch.work import FabricWork, GroupWork, seconds_of
+from inanet.torch.work import FabricReduction, GroupWork, seconds_of
 
 NAME = "ina"
 #: what Gloo says when another rank has ended
@@ -194,7 +194,8 @@ class ProcessGroup(dist.ProcessGroup):
         self._watch(reductions)
         entry = self._ledger.entry("allreduce", str(tensors[0].dtype), transport.way, verdict.reason)
         entry.count(tensors)
-        return FabricWork(reductions, tensors, transport.completer, self._gloo.unwaited, entry)
+        operation = FabricReduction(reductions, tensors, transport.completer, entry)
+        return GroupWork(operation, self._gloo.unwaited)
 
     def _watch(self, reductions: Sequence[Reduction]) -> None:
         """Within backward, look at the results at its end, just before DDP does: what goes through DDP's
@@ -202,8 +203,9 @@ class ProcessGroup(dist.ProcessGroup):
         task = torch._C._current_graph_task_id()
         if task == -1:
             return
-        if self._backward[0] != task:
-            running: list[Reduction] = []
+        known, running = self._backward
+        if known != task:
+            running = []
             self._backward = (task, running)
 
             def end() -> None:
@@ -211,7 +213,7 @@ class ProcessGroup(dist.ProcessGroup):
                     reduction.finish()
 
             Variable._execution_engine.queue_callback(end)
-        self._backward[1].extend(reductions)
+        running.extend(reductions)
 
     def _say_once(self, tensors: Sequence[torch.Tensor], op: str, why: str) -> None:
         if why in self._said:

@@ -113,8 +113,10 @@ class Reduction:
         left = self._deadline - time.monotonic()
         allowed = max(0.0, left if seconds is None else min(seconds, left))
         stop = time.monotonic() + allowed
+        # the client knows only what was left of the time when it was asked
+        patience = self._seconds if seconds is None else seconds
         if not self._sent.wait(allowed):
-            raise self._late(allowed)
+            raise self._late(patience)
         if isinstance(self._failure, InaError):
             raise self._failure.at(job=self._transport.job.name, rank=self._transport.job.rank)
         if self._failure is not None:
@@ -127,8 +129,7 @@ class Reduction:
                 # the fabric's own verdict on the round, or a result that has come in the meantime
                 self._handle.wait(0.0)
                 return
-            # the client knows only what was left of the time when it was asked
-            raise self._late(self._seconds if seconds is None else seconds, error) from None
+            raise self._late(patience, error) from None
 
     def _late(self, seconds: float, known: RoundTimeout | None = None) -> RoundTimeout:
         job = self._transport.job

@@ -1,19 +1,18 @@
 """What collectives of the process group return.
 
-Torch's own ready-made Work returns from ``wait`` as if all were well when its future has failed, so these
-are classes of their own, whose ``wait`` raises. C++ passes a timeout, Python may not; zero or less is none.
+Torch's own ready-made Work returns from ``wait`` as if all were well when its future has failed, so this is a class of
+its own, whose ``wait`` raises. C++ passes a timeout, Python may not; zero or less is none.
 """
 
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from inanet.errors import InaError
 from inanet.torch.completion import Completer, promise
 from inanet.torch.ledger import Entry
 from inanet.torch.transport import Reduction
@@ -24,6 +23,9 @@ Work: Any = getattr(dist, "Work", None) or dist.distributed_c10d.Work
 Explain = Callable[[RuntimeError], Exception]
 #: complete works that C++ may still wait for
 _MOST_KEPT = 4096
+#: bytes of tensors that such a work keeps: DDP's join asks for one element
+_MOST_KEPT_BYTES = 4096
+_GONE = "nobody has waited for this collective, and its tensors were let go of"
 
 
 def seconds_of(timeout: timedelta | None) -> float | None:
@@ -31,15 +33,42 @@ def seconds_of(timeout: timedelta | None) -> float | None:
     return timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
 
 
+class Operation(Protocol):
+    """A collective on its way, which may be waited for in any thread."""
+
+    def wait(self, seconds: float | None) -> None:
+        """Until the tensors hold the results; raises what went wrong."""
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return, with the results in the tensors, or raise at once."""
+
+    def error(self) -> BaseException | None:
+        """What went wrong, if it is done."""
+
+    def result(self) -> Any:
+        """The tensors, or what else torch says the result is."""
+
+    def source_rank(self) -> int:
+        """Who sent what was received from anybody."""
+
+    def future(self) -> "torch.futures.Future[Any]":
+        """A future of the result."""
+
+    def forget(self) -> None:
+        """Let go of large tensors of an operation that is done; :meth:`wait` stays what it is."""
+
+
 class Unwaited:
-    """Works that Python has dropped and nobody has waited for.
+    """Works that Python has dropped and nobody has waited for. Threads may share it.
 
     C++ may have them, and calls our ``wait`` only while the Python object lives; after that it would wait in torch's
     base class for ever (DDP's join with ``divide_by_initial_world_size=False``). They are kept until they are complete,
-    and without their tensors for a while after.
+    and without large tensors for a while after.
     """
 
     def __init__(self) -> None:
+        #: whoever sweeps has it; works may be kept at any time, by the garbage collector within :meth:`sweep` as well
+        self._lock = threading.Lock()
         self._running: deque[GroupWork] = deque()
         self._complete: deque[GroupWork] = deque(maxlen=_MOST_KEPT)
 
@@ -48,11 +77,20 @@ class Unwaited:
         self._running.append(work)
 
     def sweep(self) -> None:
-        """Let complete works go of their tensors."""
-        while self._running and self._running[0].is_completed():
-            work = self._running.popleft()
-            work.strip()
-            self._complete.append(work)
+        """Let complete works go of their tensors, unless another thread does."""
+        if not self._running or not self._lock.acquire(blocking=False):
+            return
+        try:
+            # one that never completes, as what is received from nobody, holds up no other
+            for _ in range(len(self._running)):
+                work = self._running.popleft()
+                if work.is_completed():
+                    work.operation.forget()
+                    self._complete.append(work)
+                else:
+                    self._running.append(work)
+        finally:
+            self._lock.release()
 
     def clear(self) -> None:
         """Nobody waits any more."""
@@ -61,10 +99,11 @@ class Unwaited:
 
 
 class GroupWork(Work):
-    """A collective that is on its way. Subclasses wait, and say what became of it."""
+    """An operation of the group, as torch waits for it."""
 
-    def __init__(self, unwaited: Unwaited) -> None:
+    def __init__(self, operation: Operation, unwaited: Unwaited) -> None:
         super().__init__()
+        self.operation = operation
         self._unwaited = unwaited
         #: somebody waited for it, or has the future
         self._watched = False
@@ -73,20 +112,45 @@ class GroupWork(Work):
         if not getattr(self, "_watched", True):
             self._unwaited.keep(self)
 
-    def strip(self) -> None:
-        """Forget the tensors of a complete work; what ``wait`` does stays the same."""
-        raise NotImplementedError
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Until the tensors hold the results; raises an :class:`~inanet.errors.InaError`, or Gloo's ``RuntimeError``."""
+        self._watched = True
+        self.operation.wait(seconds_of(timeout))
+        return True
+
+    def synchronize(self) -> None:
+        """As :meth:`wait`."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Whether the tensors hold the results, or ``wait`` would raise at once."""
+        return self.operation.done()
 
     def is_success(self) -> bool:
         """Whether it is completed without an error."""
-        return self.is_completed() and self.exception() is None
+        return self.operation.done() and self.operation.error() is None
 
-    def synchronize(self) -> None:
-        """As ``wait``."""
-        self.wait()
+    def exception(self) -> BaseException | None:
+        """The error, if it is completed with one."""
+        return self.operation.error()
+
+    def result(self) -> Any:
+        """The tensors."""
+        return self.operation.result()
+
+    def source_rank(self) -> int:
+        """Who sent what was received from anybody."""
+        return self.operation.source_rank()
+
+    _source_rank = source_rank
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """A future of the result. Callbacks, which may wait for other collectives, run in threads of ours."""
+        self._watched = True
+        return self.operation.future()
 
 
-class FabricWork(GroupWork):
+class FabricReduction:
     """Tensors that are being reduced through the fabric, in place."""
 
     def __init__(
@@ -94,176 +158,204 @@ class FabricWork(GroupWork):
         reductions: Sequence[Reduction],
         tensors: Sequence[torch.Tensor],
         completer: Completer,
-        unwaited: Unwaited,
         entry: Entry,
     ) -> None:
-        super().__init__(unwaited)
         self._reductions = list(reductions)
-        self._tensors = list(tensors)
+        self._tensors: list[torch.Tensor] | None = list(tensors)
         self._completer = completer
         self._entry = entry
+        #: what is left of the reductions once they are forgotten
         self._error: BaseException | None = None
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Until the tensors hold the results; raises an :class:`~inanet.errors.InaError`."""
-        self._watched = True
+    def wait(self, seconds: float | None) -> None:
+        """Raises an :class:`~inanet.errors.InaError`."""
         with self._entry.waiting():
-            self._finish(seconds_of(timeout))
+            self._finish(seconds)
         self._synchronize()
-        return True
 
     def _finish(self, seconds: float | None = None) -> None:
-        if self._error is not None and not self._reductions:
+        if self._error is not None:
             raise self._error
-        try:
-            for reduction in self._reductions:
-                reduction.finish(seconds)
-        except BaseException as error:
-            self._error = error
-            raise
+        for reduction in self._reductions:
+            reduction.finish(seconds)
 
     def _synchronize(self) -> None:
         for reduction in self._reductions:
             reduction.synchronize()
 
-    def is_completed(self) -> bool:
-        """Whether the tensors hold the results, or ``wait`` would raise at once."""
+    def done(self) -> bool:
+        """Private memory has the result as well: whoever asks may read it next."""
         if not all(reduction.done() for reduction in self._reductions):
             return False
-        # whoever asks may read the tensors next
-        self.exception()
+        self.error()
         return True
 
-    def exception(self) -> BaseException | None:
-        """The error, if it is completed with one."""
-        if self._error is None and all(reduction.done() for reduction in self._reductions):
-            try:
-                self._finish(0.0)
-            except InaError as error:
-                return error
-        return self._error
-
-    def strip(self) -> None:
-        self.exception()
-        self._reductions.clear()
-        self._tensors.clear()
+    def error(self) -> BaseException | None:
+        """What went wrong, if it is done."""
+        if not all(reduction.done() for reduction in self._reductions):
+            return None
+        try:
+            self._finish()
+        except Exception as error:
+            return error
+        return None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors."""
+        if self._tensors is None:
+            raise RuntimeError(_GONE)
         return self._tensors
 
-    def get_future(self) -> "torch.futures.Future[Any]":
+    def source_rank(self) -> int:
+        """An all-reduce has none."""
+        raise RuntimeError("an all-reduce has no source rank")
+
+    def future(self) -> "torch.futures.Future[list[torch.Tensor]]":
         """A future of the list of tensors."""
-        self._watched = True
-        devices = sorted({tensor.device for tensor in self._tensors if tensor.is_cuda}, key=str)
+        devices = sorted({tensor.device for tensor in self._tensors or () if tensor.is_cuda}, key=str)
 
         def value() -> list[torch.Tensor]:
             self._synchronize()
-            return self._tensors
+            return self.result()
 
-        ready = self.is_completed()
-        return promise(self._completer, self._finish, value, ready=ready, devices=devices or None)
+        return promise(self._completer, self._finish, value, ready=self.done(), devices=devices or None)
+
+    def forget(self) -> None:
+        """Keep the error, and small tensors."""
+        self._error = self.error()
+        self._reductions.clear()
+        if self._tensors is not None and _large(self._tensors):
+            self._tensors = None
 
 
-class DelegatedWork(GroupWork):
-    """Work of the private Gloo group. Its errors become those of the job if that is what they come from.
+class GlooOperation:
+    """What the private Gloo group does. Its errors become those of the job if that is what they come from.
 
-    ``after`` is what remains to be done with the result, once.
+    ``after`` is what remains to be done with the result, once. ``outputs``: the caller's tensors where Gloo has others
+    (None: what Gloo says the result is).
     """
 
     def __init__(
         self,
-        inner: Any,
+        work: Any,
         explain: Explain,
         completer: Completer,
-        unwaited: Unwaited,
         entry: Entry,
+        tensors: Sequence[torch.Tensor],
         after: Callable[[], None] | None = None,
-        devices: Sequence[torch.device] = (),
+        outputs: list[torch.Tensor] | None = None,
     ) -> None:
-        super().__init__(unwaited)
-        self._devices = list(devices)
-        self._inner = inner
+        self._work = work
         self._explain = explain
         self._completer = completer
         self._entry = entry
+        self._tensors = tensors
         self._after = after
+        self._outputs = outputs
         self._lock = threading.Lock()
-        self._stripped = False
+        self._finished = after is None
+        self._kept: Any = None
         self._error: Exception | None = None
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """As torch's; raises Gloo's ``RuntimeError``, or the error that ended the job."""
-        self._watched = True
-        if self._stripped:
+    def wait(self, seconds: float | None) -> None:
+        """Raises Gloo's ``RuntimeError``, or the error that ended the job."""
+        work = self._work
+        if work is None:
             if self._error is not None:
                 raise self._error
-            return True
-        seconds = seconds_of(timeout)
+            return
         try:
             with self._entry.waiting():
-                done = self._inner.wait() if seconds is None else self._inner.wait(timedelta(seconds=seconds))
+                if seconds is None:
+                    work.wait()
+                else:
+                    work.wait(timedelta(seconds=seconds))
         except RuntimeError as error:
             raise self._explain(error) from error
-        self._finish()
-        return bool(done)
+        if not self._finished:
+            self._finish()
 
     def _finish(self) -> None:
         with self._lock:
             after, self._after = self._after, None
             if after is not None:
                 after()
+            self._finished = True
 
-    def is_completed(self) -> bool:
-        """Whether the result is here, or ``wait`` would raise at once."""
-        done = self._stripped or bool(self._inner.is_completed())
-        if done and not self._stripped and self._inner.is_success():
+    def done(self) -> bool:
+        """Also what remained to be done is done then."""
+        work = self._work
+        if work is None:
+            return True
+        done = bool(work.is_completed())
+        if done and not self._finished and work.is_success():
             self._finish()
         return done
 
-    def exception(self) -> Any:
-        """The error, if it is completed with one."""
-        return self._error if self._stripped else self._inner.exception()
-
-    def strip(self) -> None:
-        try:
-            self._inner.wait()
-            self._finish()
-        except RuntimeError as error:
-            self._error = error
-        self._stripped, self._inner = True, None
+    def error(self) -> Any:
+        """What Gloo says."""
+        work = self._work
+        return self._error if work is None else work.exception()
 
     def result(self) -> Any:
         """The tensors."""
-        return self._inner.result()
+        if self._outputs is not None:
+            return self._outputs
+        work = self._work
+        if work is not None:
+            return work.result()
+        if self._kept is None:
+            raise RuntimeError(_GONE)
+        return self._kept
 
     def source_rank(self) -> int:
         """Who sent what was received from anybody."""
-        return int(self._inner._source_rank())
+        if self._work is None:
+            raise RuntimeError("nobody has waited for what was received")
+        return int(self._work._source_rank())
 
-    _source_rank = source_rank
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        """A future of the result. Gloo has few threads: callbacks, which may wait for other collectives, run in ours."""
-        self._watched = True
-        inner: torch.futures.Future[Any] = self._inner.get_future()
-        source: torch.futures.Future[Any] = torch.futures.Future(devices=self._devices or None)
+    def future(self) -> "torch.futures.Future[Any]":
+        """A future of the result. Gloo has few threads, and callbacks may wait for other collectives: they run in ours."""
+        work = self._work
+        devices = sorted({tensor.device for tensor in self._tensors if tensor.is_cuda}, key=str)
+        source: torch.futures.Future[Any] = torch.futures.Future(devices=devices or None)
+        inner: torch.futures.Future[Any] | None = None if work is None else work.get_future()
 
         def settle(_: Any) -> Any:
+            if inner is None:
+                self.wait(None)
+                return self.result()
             try:
                 value = inner.value()
             except RuntimeError as error:
                 raise self._explain(error) from error
             self._finish()
-            return value
+            return value if self._outputs is None else self._outputs
 
         future = source.then(settle)
 
         def complete() -> None:
             source.set_result(None)
 
-        if inner.done():
+        if inner is None or inner.done():
             complete()
         else:
             inner.add_done_callback(lambda _: self._completer.put(complete))
         return future
+
+    def forget(self) -> None:
+        """Keep the error, and small results."""
+        small = not _large(self._tensors)
+        try:
+            self.wait(None)
+            if small and self._outputs is None:
+                self._kept = self._work.get_future().value()
+        except Exception as error:
+            self._error = error
+        if not small:
+            self._outputs, self._tensors = None, ()
+        self._work = None
+
+
+def _large(tensors: Sequence[torch.Tensor]) -> bool:
+    return bool(sum(tensor.numel() * tensor.element_size() for tensor in tensors) > _MOST_KEPT_BYTES)

@@ -24,13 +24,17 @@ def test_communication_is_what_a_step_takes_beyond_computing() -> None:
     assert found["mlp", "gloo"]["communication_share"] == pytest.approx(2 / 3)
     assert found["cnn", "alone"]["communication_seconds"] == 0.0
     assert len(found["mlp", "ina"]["samples"]) == 3
+    rows += bench._metrics(Scripted("scripted", []), "local", 3, 5)
+    assert bench._ratio(rows, "local", "metrics", "step_seconds") == pytest.approx(2 / 3)
     assert bench._ratio(rows, "local", "mlp", "communication_seconds") == 0.5
     assert bench._ratio(rows, "lab", "mlp", "step_seconds") is None
     result = {"cores": 2, "load": 0.5, "rows": rows, "skipped": ["lab: why"], "ratio_to_gloo_local": 0.5}
     result |= {"ratio_to_gloo_lab": None, "predicted_ratio_lab": bench._predicted(rows)}
+    result |= {"metrics_ratio_to_gloo_local": 1.5, "metrics_ratio_to_gloo_lab": None}
     lines = list(bench.table(result | {"marks": bench._marks(result)}))
     assert "# mlp, communication, 4 ranks on one host: time over Gloo's 0.5, at most 0.5: met" in lines
     assert "# communication of mlp, to Gloo's, local: 0.5" in lines
+    assert "# metrics, 4 ranks on one host: time over Gloo's 1.5, at most 1: missed" in lines
     assert lines[-1] == "# skipped lab: why"
     assert sum(not line.startswith("#") for line in lines) == len(rows)
 
@@ -42,6 +46,7 @@ def test_on_shaped_links_steps_are_held_against_what_the_plan_predicts() -> None
     predicted = bench._predicted(rows)
     assert predicted == pytest.approx((1 + fabric) / (1 + ring), rel=1e-3)
     result = {"ratio_to_gloo_local": None, "predicted_ratio_lab": predicted}
+    result |= {"metrics_ratio_to_gloo_local": None, "metrics_ratio_to_gloo_lab": None}
     verdicts = [
         bench._marks(result | {"ratio_to_gloo_lab": ratio * predicted})[1]["met"] for ratio in (1.09, 1.11)
     ]

@@ -128,6 +128,19 @@ class TestTorch:
             assert found == form
             assert tensor[2, 1] == 4
 
+    def test_tensors_can_be_resized_afterwards(self, torch: Any) -> None:
+        for dtype in (torch.float32, torch.bfloat16):
+            tensor = torch.zeros(3, dtype=dtype)
+            as_array(tensor)
+            assert tensor.resize_(7).numel() == 7
+
+    def test_the_memory_stays_as_long_as_the_array(self, torch: Any) -> None:
+        view, _ = as_array(torch.full((1000,), 2.0))
+        torch.zeros(1000)
+        assert view.sum() == 2000.0
+        view, form = as_array(torch.zeros(0, 3))
+        assert (form, view.shape) == ("f32", (0, 3))
+
     def test_bfloat16_comes_as_bits(self, torch: Any) -> None:
         tensor = torch.tensor([1.5, -2.0], dtype=torch.bfloat16)
         view, form = as_array(tensor)

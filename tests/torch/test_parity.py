@@ -2,6 +2,7 @@
 
 import copy
 import io
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -120,6 +121,19 @@ def joined(rank: Rank, backend: str, hooked: bool) -> list[float]:
         return torch.cat([p.detach().flatten() for p in ddp.parameters()]).tolist()
 
 
+def told_of_join(rank: Rank, divide: bool) -> list[str]:
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("inanet").addHandler(handler)
+    with rank.group():
+        ddp = model(hooked=True)
+        with ddp.join(divide_by_initial_world_size=divide):
+            for _ in range(3):
+                ddp(torch.ones(4, 20)).sum().backward()
+    return [text for text in records if "divide" in text]
+
+
 def futures_of_complete_works(rank: Rank) -> list[bool]:
     with rank.group("ina"):
         seen = []
@@ -148,6 +162,14 @@ class TestWorks:
         assert results[0] == results[1]
         if not hooked:
             assert results[0] == pytest.approx(everywhere.run(joined, "gloo", False)[0], rel=1e-4, abs=1e-6)
+
+    def test_the_hook_says_that_it_divides_by_all_ranks(self, everywhere: Ranks) -> None:
+        said = everywhere.run(told_of_join, False)
+        assert [text.partition(" is of no effect with a hook")[0] for text in said[0]] == [
+            "join(divide_by_initial_world_size=False)"
+        ]
+        assert said[1] == []
+        assert everywhere.run(told_of_join, True) == [[], []]
 
     def test_futures_of_complete_works_are_complete(self, everywhere: Ranks) -> None:
         assert everywhere.run(futures_of_complete_works) == [[True] * 6] * 2

@@ -1,4 +1,5 @@
-"""The recipes of docs/pytorch.md: for Accelerate and Lightning, where those are installed, and for Slurm.
+"""The recipes of docs/pytorch.md: for Accelerate, Lightning, DeepSpeed and Ray Train, where those are installed (extra
+``frameworks``), and for Slurm.
 
 Of Slurm there are only stand-ins for the two programs that the script calls, on a cluster of this one host.
 """
@@ -86,6 +87,61 @@ trainer = lightning.Trainer(
 trainer.fit(Model(), torch.utils.data.DataLoader(torch.zeros(8, 1)))
 """
 
+DEEPSPEED = """
+import torch, torch.distributed as dist, inanet.torch, deepspeed
+
+dist.init_process_group("ina")
+torch.manual_seed(0)
+model = torch.nn.Linear(10, 1)
+engine, *_ = deepspeed.initialize(
+    model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    config={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": STAGE}},
+)
+before = model.weight.detach().clone()
+engine.backward(engine(torch.full((4, 10), float(dist.get_rank()))).sum())
+engine.step()
+gradient = (before - model.weight.detach())[0, 0].item() / 0.1
+print("gradient", round(gradient, 5), dist.group.WORLD.verdict.use_ina)
+"""
+
+METRICS = """
+import torch, torch.distributed as dist, torchmetrics, inanet.torch
+
+dist.init_process_group("ina")
+rank = dist.get_rank()
+metrics = torchmetrics.MetricCollection(
+    [torchmetrics.MeanMetric(), torchmetrics.MaxMetric(), torchmetrics.SumMetric()]
+)
+metrics.update(torch.tensor([4.0 * rank]))
+found = metrics.compute()
+assert (found["MaxMetric"].item(), found["SumMetric"].item()) == (4.0, 4.0), found
+print("gradient", found["MeanMetric"].item(), dist.group.WORLD.verdict.use_ina)
+"""
+
+RAY = """
+import sys, tempfile, ray
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def train():
+    import ray.train, ray.train.torch, torch, inanet.torch
+    model = ray.train.torch.prepare_model(torch.nn.Linear(10, 1))
+    state, hook = inanet.torch.hook(require_ina=True)
+    model.register_comm_hook(state, hook)
+    rank = ray.train.get_context().get_world_rank()
+    model(torch.full((4, 10), float(rank))).sum().backward()
+    ray.train.report({"gradient": model.module.weight.grad[0, 0].item(), "ina": state.verdict.use_ina})
+
+with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
+    ray.init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=100 << 20, log_to_driver=False)
+    trainer = TorchTrainer(
+        train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=folder)
+    )
+    metrics = trainer.fit().metrics
+    print("gradient", metrics["gradient"], metrics["ina"], flush=True)
+    ray.shutdown()
+"""
+
 TRAIN = """
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -102,14 +158,28 @@ print("gradient", model.module.weight.grad[0, 0].item(), state.verdict.use_ina, 
 
 @pytest.mark.parametrize(
     ("package", "text"),
-    [("accelerate", ACCELERATE), ("lightning", LIGHTNING), ("lightning", GROUP)],
-    ids=["accelerate", "lightning", "lightning by the process group"],
+    [
+        ("accelerate", ACCELERATE),
+        ("lightning", LIGHTNING),
+        ("lightning", GROUP),
+        ("deepspeed", DEEPSPEED.replace("STAGE", "0")),
+        ("deepspeed", DEEPSPEED.replace("STAGE", "1")),
+        ("torchmetrics", METRICS),
+    ],
+    ids=[
+        "accelerate",
+        "lightning",
+        "lightning by the process group",
+        "deepspeed",
+        "deepspeed, ZeRO stage 1",
+        "torchmetrics",
+    ],
 )
 def test_gradients_go_through_the_fabric(
     torch_fabric: Fabric, tmp_path: Path, package: str, text: str
 ) -> None:
     if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+        pytest.skip(f"{package} is not installed: pip install 'inanet[frameworks]'")
     script = tmp_path / "train.py"
     script.write_text(text)
     Ranks([torch_fabric.worker_socket(0)], tmp_path).run(
@@ -117,6 +187,30 @@ def test_gradients_go_through_the_fabric(
     )
     # four rows of zeros on one rank and of ones on the other: the mean of 0 and 4
     assert sorted(output(script).split("\n"))[-2:] == ["gradient 2.0 True"] * 2
+
+
+def test_ray_trains_through_the_fabric(torch_fabric: Fabric, tmp_path: Path) -> None:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("ray is not installed: pip install 'inanet[frameworks]'")
+    script = tmp_path / "train.py"
+    script.write_text(RAY)
+    environment = python_environment() | {
+        "INA_SOCKET": str(torch_fabric.worker_socket(0)),
+        "OMP_NUM_THREADS": "1",
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    # of both ranks Ray hands out what rank 0 reports: the mean, where its own would be 0
+    assert "gradient 2.0 True" in done.stdout
 
 
 def test_the_script_for_slurm(torch_fabric: Fabric, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Both ways live in the same process and take turns, so that they meet the same machine. Questions are JSON lines:
 ``{"do": "train", ...}`` trains a fresh model and answers with its losses, ``{"do": "time", ...}`` measures steps of
-one that stays.
+one that stays, and ``{"do": "metrics", ...}`` the reductions of metrics between steps.
 """
 
 import hashlib
@@ -143,6 +143,41 @@ class _Stopwatch:
         return self._models[way, model]
 
 
+class _Metrics:
+    """What a training loop logs between steps: reductions of one element each, of mixed dtypes, by a process group."""
+
+    def __init__(self) -> None:
+        self._groups = {"gloo": dist.group.WORLD, "ina": dist.new_group(backend="ina")}
+
+    def seconds(self, way: str, steps: int) -> float:
+        """Mean of a step. Raises ``ValueError`` for a wrong result."""
+        group = self._groups[way]
+        rank, world = dist.get_rank(), dist.get_world_size()
+        ranks = world * (world - 1) / 2
+        dist.barrier()
+        start = time.perf_counter()
+        for step in range(steps):
+            for dtype, op in METRICS:
+                value = torch.tensor([step % 100 + rank], dtype=dtype)
+                dist.all_reduce(value, op, group=group)
+                found = value.item()
+                right = step % 100 * world + ranks if op == dist.ReduceOp.SUM else step % 100 + world - 1
+                if found != right:
+                    raise ValueError(f"{way}: {op} of {dtype} is {found}, not {right}")
+        return (time.perf_counter() - start) / steps
+
+
+#: reductions of a step: losses and counts, what was right, the largest norms and times
+METRICS = (
+    *[(torch.float32, dist.ReduceOp.SUM)] * 12,
+    *[(torch.int64, dist.ReduceOp.SUM)] * 8,
+    *[(torch.float64, dist.ReduceOp.SUM)] * 4,
+    *[(torch.float32, dist.ReduceOp.MAX)] * 4,
+    *[(torch.int32, dist.ReduceOp.SUM)] * 2,
+    *[(torch.float64, dist.ReduceOp.MAX)] * 2,
+)
+
+
 def main() -> None:
     """Answer questions until standard input ends."""
     rank, world = int(sys.argv[1]), int(sys.argv[2])
@@ -150,12 +185,15 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=world)
     digits = load(Path(sys.argv[4]))
     watch = _Stopwatch(digits)
+    metrics = _Metrics()
     print(json.dumps({"ready": True}), flush=True)
     for line in sys.stdin:
         question = json.loads(line)
         way, model, steps = question["way"], question["model"], int(question["steps"])
         if question["do"] == "train":
             answer = train(way, model, steps, digits)
+        elif question["do"] == "metrics":
+            answer = {"seconds": metrics.seconds(way, steps)}
         else:
             answer = {"seconds": watch.seconds(way, model, steps)}
         print(json.dumps(answer), flush=True)
