@@ -8,7 +8,10 @@ on when the device says so.
 
 import asyncio
 import errno
-from collections.abc import Callable, Iterator
+import selectors
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import structlog
@@ -18,6 +21,7 @@ from inanet.aio.turn import Turn, turn_for
 from inanet.phy.device import Device, GroupReceiver
 from inanet.proto.common.events import NodeEvent
 from inanet.proto.common.machine import Machine
+from inanet.proto.tree.node import Node
 from inanet.wire.batch import Transmission
 from inanet.wire.endpoint import show
 
@@ -25,6 +29,10 @@ _log: Any = structlog.get_logger("inanet.driver")
 
 #: batches taken in one callback of the event loop, as long as they are small
 READ_BUDGET = 8
+#: seconds that a turn may take, much being to come: others in the event loop wait for it, unless a descriptor wakes them
+LONGEST_TURN = 0.005
+#: seconds by which two readings of one clock may differ
+_SAME_CLOCK = 0.1
 #: seconds between two complaints about one destination
 _COMPLAINT_SECONDS = 5.0
 
@@ -62,9 +70,14 @@ class Driver:
         self._complaints: dict[int, float] = {}
         self._moderation = Moderation(device.rx_budget)
         #: pending end of a pause between two reads
-        self._resting: asyncio.TimerHandle | None = None
+        self._resting: asyncio.Handle | None = None
         #: turns that need no Python per batch, where node and device allow them
-        self._turn = turn_for(node, device)
+        backend = _backend(self._loop)
+        self._turn = turn_for(node, device, backend)
+        #: the device takes no more from turns, and is watched for room
+        self._blocked = self._watches_room = False
+        #: turns may wait by themselves
+        self._waits = self._turn is not None and backend >= 0
         self._watch_arrivals(True)
 
     def now(self) -> float:
@@ -127,17 +140,19 @@ class Driver:
 
     def _readable(self) -> None:
         packets, drained = 0, False
+        goes_on = self._resting is not None
         try:
             for _ in range(READ_BUDGET):
-                taken, drained = self._take() if self._turn is None else self._run(self._turn)
+                taken, drained = self._take() if self._turn is None else self._run(self._turn, goes_on)
                 packets += taken
-                if drained or packets >= BATCH:
+                if drained or packets >= BATCH or goes_on:
                     break
             self._pump()
         finally:
             # whatever has happened, the device is read again
             if not self._closed:
-                self._rest(packets if drained else 0)
+                self._rest(packets, drained)
+                self._watch_room()
 
     def _take(self) -> tuple[int, bool]:
         """A batch for the node; how many packets it had, and whether there is no more."""
@@ -148,17 +163,28 @@ class Driver:
         self.node.receive(batch, self._loop.time())
         return len(batch), False
 
-    def _run(self, turn: Turn) -> tuple[int, bool]:
-        """As :meth:`_take`, with what follows sent."""
-        outcome = turn.run(self._loop.time(), sends=self._pending is None)
+    def _run(self, turn: Turn, goes_on: bool) -> tuple[int, bool]:
+        """As :meth:`_take`, with what follows sent; ``goes_on``: more is waited for, as long as the loop has nothing else to do."""
+        now, until = self._loop.time(), 0.0
+        if goes_on and self._waits and self._pending is None and self._kick is None:
+            now = time.monotonic()
+            until = min(now + LONGEST_TURN, turn.deadline)
+        outcome = turn.run(now, sends=self._pending is None, until=until)
         self.batches += outcome.batches
+        self._blocked = outcome.blocked
         if outcome.leftover is not None:
             self._send_on(outcome.leftover)
         return outcome.packets, outcome.drained
 
-    def _rest(self, packets: int) -> None:
+    def _rest(self, packets: int, drained: bool) -> None:
         """Read again after a pause, or as soon as there is something."""
-        pause = self._moderation.pause(packets, self.node.lacking, self._loop.time())
+        if self._waits and packets and self._moderation.goes_on(self.node.lacking):
+            # the next turn waits by itself, once others have had theirs
+            if self._resting is None:
+                self._watch_arrivals(False)
+            self._resting = self._loop.call_soon(self._readable)
+            return
+        pause = self._moderation.pause(packets if drained else 0, self.node.lacking, self._loop.time())
         if pause:
             if self._resting is None:
                 self._watch_arrivals(False)
@@ -175,6 +201,17 @@ class Driver:
             else:
                 self._loop.remove_reader(descriptor)
 
+    def _watch_room(self) -> None:
+        """Have turns go on when the device takes more, unless one follows soon anyway."""
+        wanted = self._blocked and self._resting is None and self._pending is None and not self._closed
+        if wanted == self._watches_room:
+            return
+        self._watches_room = wanted
+        if wanted:
+            self._loop.add_writer(self.device.fileno(), self._readable)
+        else:
+            self._loop.remove_writer(self.device.fileno())
+
     def _pump(self) -> None:
         if self._closed:
             return
@@ -186,17 +223,35 @@ class Driver:
         for event in self.node.events():
             self._on_event(event)
         self._arm()
+        self._watch_room()
 
     def _send(self) -> None:
         """Send until there is nothing left or the device is full."""
         if self._pending is not None:
             return
+        node, turn = self.node, self._turn
+        if turn is None:
+            self._transmit(node.transmit)
+            return
+        assert isinstance(node, Node)
+        repeats = partial(node.transmit, logs=False)
+        changed = node.state.dirty
+        if not self._transmit(repeats) or not changed:
+            return
+        outcome = turn.run(self._loop.time(), budget=0)
+        self._blocked = outcome.blocked
+        if outcome.leftover is None or self._send_on(outcome.leftover):
+            self._transmit(repeats)
+
+    def _transmit(self, transmit: Callable[[float], Iterable[Transmission]]) -> bool:
+        """Send what a machine has; False if some of it waits for the device."""
         if self._out is None:
-            self._out = iter(self.node.transmit(self._loop.time()))
+            self._out = iter(transmit(self._loop.time()))
         for transmission in self._out:
             if not self._send_on(transmission):
-                return
+                return False
         self._out = None
+        return True
 
     def _send_on(self, transmission: Transmission) -> bool:
         """Offer packets to the device; False if some have to wait for it."""
@@ -204,6 +259,7 @@ class Driver:
         if taken == len(transmission):
             return True
         self._pending = (transmission, taken)
+        self._watch_room()
         self._watch()
         return False
 
@@ -282,7 +338,20 @@ class Driver:
         self._watch_arrivals(False)
         if self._pending is not None:
             self._unwatch()
+        self._watch_room()
         for handle in (self._timer, self._kick, self._resting):
             if handle is not None:
                 handle.cancel()
         self.device.close()
+
+
+def _backend(loop: asyncio.AbstractEventLoop) -> int:
+    """The descriptor that is readable when one of those that a loop watches is ready; -1 if there is none, or the loop has a clock
+    of its own.
+    """
+    if abs(loop.time() - time.monotonic()) > _SAME_CLOCK:
+        return -1
+    if hasattr(loop, "_get_backend_id"):
+        return int(loop._get_backend_id())
+    selector = getattr(loop, "_selector", None)
+    return int(selector.fileno()) if isinstance(selector, selectors.EpollSelector) else -1

@@ -10,6 +10,11 @@ last fragments of a round.
 """
 
 from dataclasses import dataclass
+from typing import Any
+
+from numba import types
+
+from inanet.kernels.jit import njit
 
 #: packets that are worth being waited for
 BATCH = 496
@@ -18,6 +23,19 @@ SHORTEST = 0.001
 LONGEST = 0.002
 #: batches that a round must still lack, or its end would be delayed
 STILL_TO_COME = 4
+
+
+_BATCHES, _LONGEST, _SHORTEST = STILL_TO_COME, LONGEST, SHORTEST
+
+
+@njit(types.float64(types.int64, types.int64, types.int64, types.float64), cache=True, nogil=True, _nrt=False)
+def pause_after(batch: int, packets: int, lacking: int, elapsed: float) -> Any:
+    """Seconds to wait for ``batch`` packets where ``packets`` came in the last ``elapsed`` seconds; see :meth:`Moderation.pause`."""
+    if packets == 0 or elapsed > 2 * _LONGEST or lacking < _BATCHES * batch:
+        # after a time without traffic nobody knows at what rate it comes now
+        return 0.0
+    pause = min(batch * elapsed / packets, _LONGEST)
+    return pause if pause >= _SHORTEST else 0.0
 
 
 @dataclass(slots=True)
@@ -38,8 +56,8 @@ class Moderation:
         ``lacking`` is how many results the round that is nearest its end still lacks, 0 if there is none.
         """
         elapsed, self._since = now - self._since, now
-        if packets == 0 or elapsed > 2 * LONGEST or lacking < STILL_TO_COME * self.batch:
-            # after a time without traffic nobody knows at what rate it comes now
-            return 0.0
-        pause = min(self.batch * elapsed / packets, LONGEST)
-        return pause if pause >= SHORTEST else 0.0
+        return float(pause_after(self.batch, packets, lacking, elapsed))
+
+    def goes_on(self, lacking: int) -> bool:
+        """Whether so much is still to come that a turn may wait for it by itself."""
+        return lacking >= STILL_TO_COME * self.batch

@@ -7,13 +7,15 @@ for what is decided: control packets other than CREDIT, rounds that begin or end
 host's own tensors. docs/datapath.md has the whole.
 """
 
-from enum import IntEnum, IntFlag
+import math
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import carray, types
 from numpy.typing import NDArray
 
+from inanet.aio.moderation import Moderation, pause_after
 from inanet.kernels.jit import njit
 from inanet.phy.mmsg import CONTROL_BYTES as ANCILLARY_BYTES
 from inanet.phy.mmsg import (
@@ -25,7 +27,7 @@ from inanet.phy.mmsg import (
     segment_sizes,
 )
 from inanet.phy.udp import SEGMENTS, SUPERFRAMES, UdpDevice
-from inanet.proto.tree import flow
+from inanet.proto.tree import flow, leaf
 from inanet.proto.tree.engine import TABLES, Event, Tables
 from inanet.proto.tree.flow import BURST, FLOW, Flow, kernel
 from inanet.proto.tree.membership import Tree
@@ -43,8 +45,21 @@ BUDGET = 8
 PACKETS = SUPERFRAMES * 128
 
 
-class Need(IntFlag):
-    """Why a turn has ended."""
+class Time(IntEnum):
+    """Times of a turn, seconds on the node's clock."""
+
+    #: when credit is due that was not sent
+    CREDIT = 0
+    #: when a full link may have to be looked at
+    FULL = 1
+    #: by when the turn has to be over; 0: as soon as the sockets are empty
+    UNTIL = 2
+    #: the latest time, which the turn reads by itself if it waits
+    NOW = 3
+
+
+class Need(IntEnum):
+    """Why a turn has ended, as bits."""
 
     #: the sockets are empty
     DRAINED = 1
@@ -60,6 +75,10 @@ class Need(IntFlag):
     REPORTS = 32
     #: receiving has failed; the device says how
     FAILED = 64
+    #: shards have all results, or results that kernels do not decode
+    SINK = 128
+    #: there may be something to encode that kernels do not
+    PRODUCE = 256
 
 
 class Figure(IntEnum):
@@ -84,6 +103,10 @@ class Figure(IntEnum):
     TAKEN = 14
     #: socket that is read first next time
     FIRST = 15
+    #: fragments of this host's own tensors that were encoded
+    MADE = 16
+    #: where the burst that was left over goes
+    TO = 17
 
 
 class Wires(NamedTuple):
@@ -107,7 +130,10 @@ class Wires(NamedTuple):
     order: NDArray[np.int64]
     credits: NDArray[np.int64]
     withheld: NDArray[np.int64]
-    soonest: NDArray[np.float64]
+    times: NDArray[np.float64]
+    #: the descriptor that ends a wait, then those of ``fds``: rows of ``struct pollfd``
+    polls: NDArray[np.int32]
+    timespec: NDArray[np.int64]
     staging: NDArray[np.int32]
     figures: NDArray[np.int64]
 
@@ -135,6 +161,8 @@ WIRES: Any = types.NamedTuple(
         types.float64[::1],
         types.int32[:, ::1],
         _I,
+        types.int32[:, ::1],
+        _I,
     ),
     Wires,
 )
@@ -149,8 +177,12 @@ _sendmmsg = types.ExternalFunction(
 _sendto = types.ExternalFunction(
     "sendto", types.int64(types.int32, types.uintp, types.uintp, types.int32, types.uintp, types.uint32)
 )
+_ppoll = types.ExternalFunction("ppoll", types.int32(types.uintp, types.uint64, types.uintp, types.uintp))
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.uintp))
 _errno_location = types.ExternalFunction("__errno_location", types.CPointer(types.int32)())
 _DONTWAIT, _EAGAIN, _EINTR = 0x40, 11, 4
+_POLLIN, _POLLOUT, _MONOTONIC = 1, 4, 1
+_CREDIT_DUE, _FULL_ENDS, _UNTIL, _NOW = map(int, Time)
 #: as :data:`inanet.phy.mmsg.PATH_ERRORS`
 _ECONNREFUSED, _EHOSTUNREACH, _ENETUNREACH, _EHOSTDOWN, _ENETDOWN, _ENOBUFS, _EPERM = (
     111,
@@ -173,15 +205,16 @@ _ENDPOINT, _BIT, _GROUPED, _QUEUED, _IN_FLIGHT, _REPORTED, _LIVE = (
     int(LinkColumn.LIVE),
 )
 _JOB, _JOB_ID, _VERSION = int(TreeColumn.JOB), int(JobColumn.JOB), int(JobColumn.VERSION)
-_DRAINED, _BLOCKED, _REFUSED, _REPEAT, _FULL, _REPORTS, _FAILED = map(int, Need)
+_DRAINED, _BLOCKED, _REFUSED, _REPEAT, _FULL, _REPORTS, _FAILED, _SINK, _PRODUCE = map(int, Need)
 _RX_PACKETS, _RX_BYTES, _RX_SUPER, _TX_PACKETS, _TX_BYTES, _TX_SUPER, _F_EAGAIN, _F_PATH = range(8)
-_LAST, _GROUP_ROWS, _ROWS, _BATCHES, _LINK, _FOUND, _TAKEN, _FIRST = range(8, 16)
+_LAST, _GROUP_ROWS, _ROWS, _BATCHES, _LINK, _FOUND, _TAKEN, _FIRST, _MADE, _TO = range(8, 18)
+_OTHERS, _CHUNK = leaf.OTHERS, leaf.CHUNK
 _E_GROUP_END, _E_ANSWER = int(Event.GROUP_END), int(Event.ANSWER)
 _E_AGAIN_UP, _E_AGAIN_DOWN, _E_LEFT = int(Event.AGAIN_UP), int(Event.AGAIN_DOWN), int(Event.LEFT)
 _CREDIT, _DOWN, _CONTROL_BYTES, _MAGIC = int(Kind.CREDIT), int(Flag.DOWN), CONTROL_BYTES, MAGIC_VERSION
 
 
-@njit(types.int32(), cache=True, nogil=True)
+@njit(types.int32(), cache=True, nogil=True, _nrt=True)
 def last_error() -> Any:
     """``errno`` of this thread."""
     return carray(_errno_location(), 1)[0]
@@ -244,9 +277,11 @@ def aim(w: Wires, endpoint: int) -> None:
 
 @kernel(_i64(TABLES, WIRES, types.uint8[::1], _i64, _i64, _i64))
 def push(t: Tables, w: Wires, rows: Any, endpoint: int, found: int, segments: int) -> Any:
-    """Send ``found`` rows of slot memory, offsets in ``burst``; returns 0, or why less has left (:data:`Figure.TAKEN`)."""
+    """Send rows of slot memory, ``found`` offsets in ``burst`` less those that :data:`Figure.TAKEN` have left; returns 0, or why
+    not all have.
+    """
     aim(w, endpoint)
-    at = np.int64(0)
+    at = w.figures[_TAKEN]
     while at < found:
         base = w.out_iovecs.ctypes.data
         messages = gather(
@@ -271,15 +306,35 @@ def push(t: Tables, w: Wires, rows: Any, endpoint: int, found: int, segments: in
             w.figures[_TX_PACKETS] += packets
             w.figures[_TX_BYTES] += packets * _ROW_BYTES
             w.figures[_TX_SUPER] += sent
+    w.figures[_TAKEN] = w.figures[_FOUND] = 0
     return 0
 
 
-@kernel(_i64(TABLES, FLOW, WIRES, types.uint8[::1], _i64, _f64, _EVENTS, _I))
+@kernel(_i64(TABLES, FLOW, _EVENTS, WIRES, types.uint8[::1], _i64, _f64, _f64, _EVENTS, _I, _EVENTS, _I))
 def give(
-    t: Tables, f: Flow, w: Wires, rows: Any, segments: int, now: float, left: Any, left_used: Any
+    t: Tables,
+    f: Flow,
+    leaves: Any,
+    w: Wires,
+    rows: Any,
+    segments: int,
+    retransmit: float,
+    now: float,
+    events: Any,
+    used: Any,
+    left: Any,
+    left_used: Any,
 ) -> Any:
     """Send what windows allow, a burst of each link in turn; returns :class:`Need`."""
     need: Any = np.int64(0)
+    if w.figures[_FOUND]:
+        # what the device has not taken goes first, unless the neighbour has gone meanwhile
+        link, to = w.figures[_LINK], w.figures[_TO]
+        if f.links[link, _LIVE] and f.links[link, _ENDPOINT] == to:
+            stopped = push(t, w, rows, to, w.figures[_FOUND], segments)
+            if stopped:
+                return stopped
+        w.figures[_FOUND] = w.figures[_TAKEN] = 0
     busy = True
     while busy:
         busy = False
@@ -295,6 +350,8 @@ def give(
                     continue
                 if most == 0:
                     need |= _FULL
+                    ends = flow.group_wait_ends(f, tree, retransmit, now)
+                    w.times[_FULL_ENDS] = min(w.times[_FULL_ENDS], ends)
                     continue
                 found = flow.next_for_group(t, f, tree, most, now, w.burst, left, left_used)
                 w.figures[_GROUP_ROWS] += found
@@ -304,18 +361,25 @@ def give(
                 most = min(flow.room(f.links, f.link_times, link), _MOST)
                 if most == 0:
                     need |= _FULL
+                    w.times[_FULL_ENDS] = min(w.times[_FULL_ENDS], flow.wait_ends(f, link, retransmit))
                     continue
+                if index == _UP:
+                    made = leaf.produce(t, f, leaves, tree, most, events, used)
+                    w.figures[_MADE] += made % _OTHERS
+                    if made >= _OTHERS:
+                        need |= _PRODUCE
                 found = flow.next_rows(t, f, tree, index, most, now, w.burst, left, left_used)
             if found == 0:
                 continue
             busy = True
             w.figures[_ROWS] += found
+            w.figures[_LINK] = link
+            w.figures[_FOUND] = found
+            w.figures[_TO] = f.links[link, _ENDPOINT]
             stopped = push(t, w, rows, f.links[link, _ENDPOINT], found, segments)
             if stopped:
-                w.figures[_LINK] = link
-                w.figures[_FOUND] = found
                 return need | stopped
-            if left_used[0] + 64 > len(left):
+            if left_used[0] + 64 > len(left) or used[0] + 4 * _CHUNK > len(events):
                 return need | _REPORTS
     return need
 
@@ -329,7 +393,7 @@ def give_credit(t: Tables, f: Flow, w: Wires, delay: float, now: float) -> bool:
         if tree == seen:
             continue
         seen = tree
-        count = flow.credits_due(t, f, tree, w.withheld, delay, delay, now, w.credits, w.soonest)
+        count = flow.credits_due(t, f, tree, w.withheld, delay, delay, now, w.credits, w.times)
         for i in range(count):
             index = w.credits[i, 0]
             link = tree * _LINKS + index
@@ -378,12 +442,57 @@ def is_urgent(events: Any, used: Any) -> bool:
     return False
 
 
+@kernel(_f64(WIRES))
+def clock(w: Wires) -> Any:
+    """Seconds of ``CLOCK_MONOTONIC``."""
+    _clock_gettime(np.int32(_MONOTONIC), w.timespec.ctypes.data)
+    return w.timespec[0] + w.timespec[1] * 1e-9
+
+
+@kernel(types.boolean(WIRES, _f64, types.boolean, types.boolean))
+def wait(w: Wires, seconds: float, reads: bool, writes: bool) -> Any:
+    """Sleep until the first descriptor is ready, or others are to be read (``reads``) or written (``writes``); whether it is the
+    first, or a signal.
+    """
+    w.timespec[0] = np.int64(seconds)
+    w.timespec[1] = np.int64((seconds - np.int64(seconds)) * 1e9)
+    for k in range(len(w.polls)):
+        w.polls[k, 1] = _POLLIN
+    if writes:
+        w.polls[1, 1] = _POLLIN | _POLLOUT if reads else _POLLOUT
+    count = len(w.polls) if reads else 2 if writes else 1
+    ready = _ppoll(w.polls.ctypes.data, np.uint64(count), w.timespec.ctypes.data, np.uintp(0))
+    return ready < 0 or (ready > 0 and w.polls[0, 1] >> 16 != 0)
+
+
+@kernel(types.boolean(TABLES, FLOW, _EVENTS, WIRES))
+def sink(t: Tables, f: Flow, leaves: Any, w: Wires) -> Any:
+    """See :func:`inanet.proto.tree.leaf.sink`; of all trees."""
+    needed = False
+    for k in range(len(w.order)):
+        if k == 0 or w.order[k, 0] != w.order[k - 1, 0]:
+            needed |= leaf.sink(t, f, leaves, w.order[k, 0])
+    return needed
+
+
+@kernel(_i64(TABLES, FLOW, WIRES))
+def lacking(t: Tables, f: Flow, w: Wires) -> Any:
+    """Results that the round nearest to its end still lacks; 0 if there is none."""
+    least: Any = np.int64(1) << 40
+    for k in range(len(w.order)):
+        if k == 0 or w.order[k, 0] != w.order[k - 1, 0]:
+            least = flow.lacking(t, f, w.order[k, 0], least)
+    return 0 if least == np.int64(1) << 40 else least
+
+
 @kernel(
     _i64(
         TABLES,
         FLOW,
+        _EVENTS,
         WIRES,
         types.uint8[::1],
+        _i64,
         _i64,
         _i64,
         types.boolean,
@@ -400,13 +509,15 @@ def is_urgent(events: Any, used: Any) -> bool:
 def turn(
     t: Tables,
     f: Flow,
+    leaves: Any,
     w: Wires,
     rows: Any,
     segments: int,
     budget: int,
+    batch: int,
     sends: bool,
     delay: float,
-    now: float,
+    retransmit: float,
     events: Any,
     used: Any,
     left: Any,
@@ -415,52 +526,94 @@ def turn(
     drops: Any,
 ) -> Any:
     """See the module's documentation. ``rows`` is slot memory in bytes, ``segments`` how many packets a message may have,
-    ``budget`` how many batches are taken; returns :class:`Need`.
+    ``budget`` how many batches are taken by a turn that does not wait, ``batch`` how many packets one that waits waits for;
+    returns :class:`Need`.
     """
-    w.soonest[0] = np.inf
+    waits = w.times[_UNTIL] > 0
+    now = w.times[_NOW]
+    since, packets = now, np.int64(0)
+    w.times[_FULL_ENDS] = np.inf
     need: Any = np.int64(0)
-    for _ in range(budget):
+    while True:
         if sends:
-            need = give(t, f, w, rows, segments, now, left, left_used)
-            if need & (_BLOCKED | _REFUSED | _REPORTS):
-                return need
+            w.times[_FULL_ENDS] = np.inf
+            need &= _SINK
+            need |= give(t, f, leaves, w, rows, segments, retransmit, now, events, used, left, left_used)
+            if need & (_REFUSED | _REPORTS) or (need & _BLOCKED and not waits):
+                break
+        if budget == 0:
+            break
         total = take(w)
         if total < 0:
-            return need | _FAILED
-        if total == 0:
-            return need | _DRAINED
-        w.figures[_BATCHES] += 1
-        ingest(
-            t,
-            w.in_arena,
-            w.offsets[:total],
-            w.lengths[:total],
-            w.sources[:total],
-            events,
-            used,
-            counts,
-            drops,
-        )
-        if used[0]:
-            flow.take_credits(t, f, w.in_arena, w.offsets, w.sources, events, used, drops, now)
-        given = not sends or give_credit(t, f, w, delay, now)
-        if used[0] and is_urgent(events, used):
-            return need | _REPORTS
-        if not given:
-            return need
-        if used[0] + 4 * len(w.offsets) + 16 > len(events):
-            return need | _REPORTS
-    if sends:
-        need = give(t, f, w, rows, segments, now, left, left_used)
+            need |= _FAILED
+            break
+        if total:
+            w.figures[_BATCHES] += 1
+            packets += total
+            ingest(
+                t,
+                w.in_arena,
+                w.offsets[:total],
+                w.lengths[:total],
+                w.sources[:total],
+                events,
+                used,
+                counts,
+                drops,
+            )
+            if used[0]:
+                flow.take_credits(t, f, w.in_arena, w.offsets, w.sources, events, used, drops, now)
+            if sink(t, f, leaves, w):
+                need |= _SINK
+        given = True
+        if sends and (total or waits):
+            w.times[_CREDIT_DUE] = np.inf
+            given = give_credit(t, f, w, delay, now)
+        if used[0] and (is_urgent(events, used) or used[0] + 4 * len(w.offsets) + 16 > len(events)):
+            need |= _REPORTS
+            break
+        if need & _SINK and waits:
+            break
+        if not waits:
+            if total == 0:
+                need |= _DRAINED
+                break
+            if not given:
+                break
+            budget -= 1
+            continue
+        now = clock(w)
+        if now >= w.times[_UNTIL]:
+            need |= _DRAINED if total == 0 else 0
+            break
+        if total:
+            continue
+        # the sockets are empty
+        blocked = need & _BLOCKED != 0 or not given
+        pause = pause_after(batch, packets, lacking(t, f, w), now - since)
+        since, packets = now, np.int64(0)
+        end = min(w.times[_UNTIL], w.times[_CREDIT_DUE])
+        seconds = max(0.0, end - now)
+        if pause > 0:
+            seconds = min(seconds, pause)
+        if wait(w, seconds, pause == 0, blocked):
+            need |= _DRAINED
+            break
+        now = clock(w)
+    w.times[_NOW] = now
     return need
 
 
 class Turn:
-    """Turns of one node on one device. ``node`` has its slots for itself."""
+    """Turns of one node on one device. ``node`` has its slots for itself. ``wake`` is a descriptor that ends waits when it is
+    readable.
+    """
 
-    def __init__(self, node: Node, device: UdpDevice) -> None:
+    def __init__(self, node: Node, device: UdpDevice, wake: int = -1) -> None:
         self._node = node
         self._device = device
+        self._wake = wake
+        self._batch = Moderation(device.rx_budget).batch
         table = device.received
         out = self._out = SendTable(SUPERFRAMES, SEGMENTS)
         self._segments = 0
@@ -484,7 +637,9 @@ class Turn:
             np.zeros((0, 2), np.int64),
             np.zeros((LINKS, 3), np.int64),
             np.zeros(LINKS, np.int64),
-            np.zeros(1),
+            np.zeros(len(Time)),
+            np.zeros((1, 2), np.int32),
+            np.zeros(2, np.int64),
             np.zeros((1, 39), np.int32),
             np.zeros(len(Figure), np.int64),
         )
@@ -493,8 +648,11 @@ class Turn:
         self._known = (-1, -1)
         self._trees: list[Tree] = []
 
-    def run(self, now: float, *, sends: bool = True) -> "Outcome":
-        """One turn and what follows from it."""
+    def run(self, now: float, *, sends: bool = True, until: float = 0.0, budget: int = BUDGET) -> "Outcome":
+        """One turn and what follows from it: up to ``budget`` batches are taken, 0 only sends.
+
+        With ``until``, a time of ``CLOCK_MONOTONIC``, it waits for more until then, or until the descriptor of ``wake`` is ready.
+        """
         node, w = self._node, self._wires
         state = node.state
         known = (state.plans, self._device.joins)
@@ -509,18 +667,32 @@ class Turn:
             self._segments = segments
             self._out.aim(0, ROW_BYTES if segments > 1 else 0)
         state.now = max(state.now, now)
-        w.figures[: Figure.FIRST] = 0
-        leftover, need = self._once(BUDGET, sends, now)
+        w.figures[: Figure.LINK] = 0
+        w.figures[Figure.MADE] = 0
+        leftover, need = self._once(budget, sends, now, until)
+        now = state.now
+        others = need
         # what this host has encoded meanwhile leaves at once
-        while sends and leftover is None and node.produce(now):
-            leftover, _ = self._once(0, True, now)
+        while leftover is None and others & _PRODUCE and node.produce(now):
+            leftover, others = self._once(0, True, now)
         figures = w.figures.tolist()
         self._device.account(figures[: Figure.LAST])
         state.rows_sent += figures[Figure.ROWS]
+        state.leaf_contributions += figures[Figure.MADE]
         state.results_multicast += figures[Figure.GROUP_ROWS]
         return Outcome(
-            figures[Figure.RX_PACKETS], figures[Figure.BATCHES], bool(need & Need.DRAINED), leftover
+            figures[Figure.RX_PACKETS],
+            figures[Figure.BATCHES],
+            bool(need & _DRAINED),
+            leftover,
+            figures[Figure.FOUND] > 0,
         )
+
+    @property
+    def deadline(self) -> float:
+        """When Python has to look at the node; turns return credit by themselves."""
+        due = self._node.state.next_timer
+        return math.inf if due is None else due
 
     def _follow(self) -> Wires:
         """Links or sockets have changed."""
@@ -529,24 +701,30 @@ class Turn:
         self._wires = self._wires._replace(
             order=np.array(order, np.int64).reshape(-1, 2),
             fds=np.array(self._device.descriptors(), np.int64),
+            polls=np.array([(fd, 0) for fd in (self._wake, *self._device.descriptors())], np.int32),
         )
         return self._wires
 
-    def _once(self, budget: int, sends: bool, now: float) -> tuple[Transmission | None, int]:
+    def _once(
+        self, budget: int, sends: bool, now: float, until: float = 0.0
+    ) -> tuple[Transmission | None, int]:
         """The kernels' part, and Python's; what the device did not take, and :class:`Need`."""
         node, slots, w = self._node, self._node.slots, self._wires
         state, links = node.state, node.links
         self._used[0] = 0
+        w.times[_NOW], w.times[_UNTIL], w.times[_CREDIT_DUE] = now, until, state.credit_due
         need = turn(
             slots.tables,
             slots.flow,
+            node.memory.leaves,
             w,
             node.memory.bytes,
             self._segments,
             budget,
+            self._batch,
             sends,
             node.timing.reorder,
-            now,
+            node.timing.retransmit,
             self._events,
             self._used,
             links.left.rows,
@@ -554,19 +732,20 @@ class Turn:
             slots.counts,
             slots.drops,
         )
+        now = state.now = max(now, float(w.times[_NOW]))
         links.see_ends(now)
-        if w.soonest[0] != np.inf:
-            state.wake(float(w.soonest[0]))
-        if need & Need.FULL:
-            state.wake(now + node.timing.retransmit / 4)
+        if sends:
+            state.credit_due = float(w.times[_CREDIT_DUE])
+        if need & _FULL:
+            state.wake(max(float(w.times[_FULL_ENDS]), now + node.timing.retransmit / 4))
         leftover = None
-        if need & (Need.BLOCKED | Need.REFUSED):
+        if need & _REFUSED:
             rest = w.burst[w.figures[Figure.TAKEN] : w.figures[Figure.FOUND]].copy()
-            endpoint = int(node.memory.links[w.figures[Figure.LINK], LinkColumn.ENDPOINT])
-            leftover = Transmission(endpoint, node.memory.bytes, rest, ROW_BYTES)
-        if need & Need.FAILED:
+            leftover = Transmission(int(w.figures[Figure.TO]), node.memory.bytes, rest, ROW_BYTES)
+            w.figures[Figure.FOUND] = w.figures[Figure.TAKEN] = 0
+        if need & _FAILED:
             self._device.receive()
-        if need & Need.REPEAT:
+        if need & _REPEAT:
             state.dirty = True
         if self._used[0]:
             total = int(w.figures[Figure.LAST])
@@ -574,25 +753,29 @@ class Turn:
             reports = [(row[0], row[1], row[2], row[3]) for row in self._events[: self._used[0]].tolist()]
             state.dirty |= any(report[0] != Event.GROUP_END for report in reports)
             node.act(reports, batch, now)
-        if sends:
-            # credit has left already
-            node.rounds.sink(now)
-        else:
+        if not sends:
             node.settle(now)
+        elif need & (_SINK | _REPORTS):
+            # credit has left already
+            state.dirty = True
+            node.rounds.sink(now)
         return leftover, int(need)
 
 
 class Outcome(NamedTuple):
-    """What a turn came to: packets and batches taken, whether the sockets are empty, what the device did not take."""
+    """What a turn came to: packets and batches taken; whether the sockets are empty."""
 
     packets: int
     batches: int
     drained: bool
+    #: what the kernel has refused: the device knows what to do
     leftover: Transmission | None
+    #: the device takes no more; the next turn goes on
+    blocked: bool
 
 
-def turn_for(node: object, device: object) -> Turn | None:
+def turn_for(node: object, device: object, wake: int = -1) -> Turn | None:
     """Compiled turns, where a node has its slots for itself and a plain UDP socket; ``None``: batch by batch."""
     if type(node) is Node and isinstance(node.slots, UserSlots) and type(device) is UdpDevice:
-        return Turn(node, device)
+        return Turn(node, device, wake)
     return None

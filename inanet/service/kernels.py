@@ -56,6 +56,8 @@ DEMO: Mapping[str, Sequence[str]] = {
         "inanet.proto.tree.flow:sent_before",
         "inanet.proto.tree.flow:settle",
         "inanet.proto.tree.flow:take_credits",
+        "inanet.proto.tree.leaf:produce",
+        "inanet.proto.tree.leaf:sink_shard",
         "inanet.proto.tree.xagg.control:seal_control",
         "inanet.proto.tree.xagg.policy:ingest",
         "inanet.proto.tree.xagg.slotwork:contribute",

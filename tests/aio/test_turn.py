@@ -1,14 +1,19 @@
 """Compiled turns and batches from Python are two drivers of the same kernels: the same packets and bits for the same arrivals."""
 
+import os
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
-from inanet.aio.turn import Turn
+from inanet.aio.turn import Figure, Turn
 from inanet.phy.udp import UdpDevice
+from inanet.proto.common.events import NodeEvent, Refused, RoundDone
+from inanet.proto.common.formats import make_format
+from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import (
     Child,
     ExponentMode,
@@ -23,6 +28,7 @@ from inanet.proto.common.plan import (
 )
 from inanet.proto.tree.engine import Tables
 from inanet.proto.tree.node import Node
+from inanet.proto.tree.slots import LinkColumn
 from inanet.wire.endpoint import endpoint
 from inanet.wire.xagg import Flag, Kind, Packet, body_bytes
 
@@ -205,3 +211,204 @@ def test_turns_and_batches_send_the_same_and_hold_the_same(places: tuple[Place, 
     drops = turns.node.drops_by_reason()
     assert min(drops[reason] for reason in ("bad_tag", "bad_checksum", "duplicate")) > 0
     assert turns.device.counters()["rx_packets"] == batches.device.counters()["rx_packets"]
+
+
+ELEMENTS = 256 * 1500 + 7
+SPECS = {
+    "f32 prologue": TensorSpec("t", "f32", (ELEMENTS,), "mean", ExponentMode.PROLOGUE),
+    "f32 propagate": TensorSpec("t", "f32", (ELEMENTS,), "sum", ExponentMode.PROLOGUE, propagate=True),
+    "f32 carried": TensorSpec("t", "f32", (ELEMENTS,), "sum", ExponentMode.CARRIED),
+    "bf16 prologue": TensorSpec("t", "bf16", (ELEMENTS,), "sum", ExponentMode.PROLOGUE),
+    "i32": TensorSpec("t", "i32", (ELEMENTS,), "sum", ExponentMode.NONE),
+}
+
+
+class Worker:
+    """A node with a part in a round, whose parent answers each contribution with itself: the only one of a job of one rank."""
+
+    def __init__(self, spec: TensorSpec, arrays: list[np.ndarray], driven: str) -> None:
+        self.device = UdpDevice()
+        self.parent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.parent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+        self.parent.bind(("127.0.0.1", 0))
+        self.parent.setblocking(False)
+        self.node = Node("n", 4096)
+        where = endpoint(*self.parent.getsockname())
+        place = Placement(TREE, Parent("parent", where, 8, WINDOW), ())
+        self.node.apply(NodePlan(JOB, 5, KEY, len(arrays), (place,), WINDOW), 1.0)
+        form = make_format(spec, len(arrays))
+        shards = [Shard(SHARD, 1, TREE, Part.DATA, form.fold, 0, form.fragments)]
+        if form.exponent_fragments:
+            shards.append(Shard(SHARD + 1, 1, TREE, Part.EXPONENTS, Fold.MAX8, 0, form.exponent_fragments))
+        self.node.add_layout(JOB, TensorLayout(1, spec, tuple(shards)), ROUND - 1)
+        self.turn = Turn(self.node, self.device) if driven == "turns" else None
+        self.arrays = [array.copy() for array in arrays]
+        self.sent: list[bytes] = []
+        self.events: list[NodeEvent] = []
+
+    def step(self, now: float) -> None:
+        """Take what has come, send, and have everything answered."""
+        if self.turn is not None:
+            while not self.turn.run(now).drained:
+                pass
+        else:
+            while (batch := self.device.receive()) is not None:
+                self.node.receive(batch, now)
+        logs = self.turn is None
+        for transmission in self.node.transmit(now, logs=logs):
+            assert self.device.send(transmission) == len(transmission)
+        if self.turn is not None:
+            self.turn.run(now, budget=0)
+        self.events += self.node.events()
+        try:
+            while True:
+                self._answer(self.parent.recv(65536))
+        except BlockingIOError:
+            pass
+
+    def _answer(self, packet: bytes) -> None:
+        self.sent.append(packet)
+        kind = packet[1] & 0xF
+        if kind in (Kind.DATA, Kind.EXPONENT):
+            words = np.frombuffer(packet, np.uint32)
+            result = Packet(
+                Kind.RESULT,
+                job=JOB,
+                host=0,
+                gradient=int(words[2]) & 0xFFFFFF,
+                round=ROUND,
+                shard=int(words[4]) & 0xFFFF,
+                plan=5,
+                attempt=0,
+                flags=Flag(packet[1] >> 4 & 1),
+                payload=packet[24:-4],
+            )
+            self.parent.sendto(result.encode(KEY), self.device._socket.getsockname())
+            taken = sum(one[1] & 0xF in (Kind.DATA, Kind.EXPONENT) for one in self.sent)
+            credit = Packet(
+                Kind.CREDIT,
+                payload=TREE.to_bytes(4, "little").ljust(body_bytes(Kind.CREDIT), b"\0"),
+                flags=Flag(0),
+                job=JOB,
+                host=8,
+                gradient=taken,
+                round=0,
+                shard=0,
+                plan=5,
+                attempt=0,
+            )
+            if taken % 16 == 0:
+                self.parent.sendto(credit.encode(KEY), self.device._socket.getsockname())
+
+    def close(self) -> None:
+        self.device.close()
+        self.parent.close()
+
+
+def take_part(spec: TensorSpec, arrays: list[np.ndarray], steps: int = 600) -> tuple[Worker, Worker]:
+    """One round by turns and one by batches, with the same arrivals."""
+    pair = Worker(spec, arrays, "turns"), Worker(spec, arrays, "batches")
+    now = 1.0
+    for worker in pair:
+        worker.node.begin(JOB, 1, ROUND, worker.arrays, now)
+    for _ in range(steps):
+        now += 0.0005
+        for worker in pair:
+            worker.step(now)
+        if all(worker.events for worker in pair):
+            break
+    for worker in pair:
+        worker.close()
+    return pair
+
+
+def values(spec: TensorSpec, ranks: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(5)
+    if spec.dtype == "i32":
+        return [rng.integers(-(2**28), 2**28, ELEMENTS, dtype=np.int32) for _ in range(ranks)]
+    floats = [
+        (rng.standard_normal(ELEMENTS) * 2.0 ** rng.integers(-40, 40, ELEMENTS)).astype(np.float32)
+        for _ in range(ranks)
+    ]
+    return [(a.view(np.uint32) >> 16).astype(np.uint16) if spec.dtype == "bf16" else a for a in floats]
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_hosts_own_part_is_the_same_by_turns_and_by_batches(name: str) -> None:
+    spec = SPECS[name]
+    turns, batches = take_part(spec, values(spec, 2))
+    assert [type(event) for event in turns.events] == [RoundDone]
+    assert turns.events == batches.events
+    assert sorted(turns.sent) == sorted(batches.sent)
+    expected = values(spec, 2)
+    assert LocalTensor(spec, 2).reduce(expected) is None
+    for one, other, right in zip(turns.arrays, batches.arrays, expected, strict=True):
+        assert one.tobytes() == other.tobytes() == right.tobytes()
+    assert turns.node.stats() == batches.node.stats()
+
+
+@pytest.mark.parametrize("at", [0, ELEMENTS - 1])
+def test_a_turn_refuses_what_is_not_to_be_summed(at: int) -> None:
+    spec = SPECS["f32 prologue"]
+    arrays = values(spec, 2)
+    arrays[1][at] = np.nan
+    turns, batches = take_part(spec, arrays)
+    assert turns.events == batches.events
+    assert isinstance(turns.events[0], Refused)
+    assert (turns.events[0].local_rank, turns.events[0].index) == (1, at)
+
+
+def test_a_round_that_is_given_up_leaves_arrays_alone() -> None:
+    """Rows hold addresses: after its end nothing may be written there."""
+    worker = Worker(SPECS["f32 prologue"], values(SPECS["f32 prologue"], 1), "turns")
+    worker.node.begin(JOB, 1, ROUND, worker.arrays, 1.0)
+    for k in range(20):
+        worker.step(1.0 + k * 0.0005)
+    worker.node.fail_round(JOB, ROUND, (1,), 1.1)
+    assert not worker.node.memory.leaves.any()
+    before = worker.arrays[0].copy()
+    for k in range(20):
+        worker.step(1.2 + k * 0.0005)
+    assert before.tobytes() == worker.arrays[0].tobytes()
+    worker.close()
+
+
+def test_a_turn_that_waits_ends_when_the_loop_is_needed(places: tuple[Place, Place]) -> None:
+    place, _ = places
+    wake = os.eventfd(1)
+    try:
+        turn = Turn(place.node, place.device, wake)
+        place.arrive(arrivals(0)[0])
+        now = time.monotonic()
+        outcomes = [turn.run(now, until=now + 3600)]
+        assert outcomes[0].packets > 0
+        # a round has been opened, which Python has to see first
+        while outcomes[-1].packets:
+            outcomes.append(turn.run(now, until=now + 3600))
+        assert outcomes[-1].drained
+    finally:
+        os.close(wake)
+
+
+def test_a_turn_that_waits_ends_by_its_time(places: tuple[Place, Place]) -> None:
+    place, _ = places
+    turn = Turn(place.node, place.device)
+    now = time.monotonic()
+    assert turn.run(now, until=now + 0.001).drained
+    assert time.monotonic() >= now + 0.001
+
+
+def test_a_burst_for_a_neighbour_that_has_gone_is_dropped(places: tuple[Place, Place]) -> None:
+    place, _ = places
+    turn = Turn(place.node, place.device)
+    turn.run(1.0)
+    link = place.node.state.jobs[JOB].trees[TREE].down[0]
+    figures = turn._wires.figures
+    figures[Figure.LINK], figures[Figure.TO] = link.row, link.endpoint
+    figures[Figure.FOUND], figures[Figure.TAKEN] = 2, 1
+    turn._wires.burst[:2] = 0, 1052
+    link.n[link.row, LinkColumn.LIVE] = 0
+    place.sent()
+    outcome = turn.run(1.001)
+    assert not outcome.blocked
+    assert not any(place.sent().values())

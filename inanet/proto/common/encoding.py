@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +55,25 @@ class Bound(tuple[Array, ...]):
     bases: NDArray[np.uint64]
 
 
+class FloatTables(NamedTuple):
+    """What kernels need to encode and decode float32 by themselves; see :mod:`inanet.proto.common.quantised`."""
+
+    top: Bytes
+    scale: NDArray[np.float64]
+    scale32: NDArray[np.float32]
+    multiply: NDArray[np.float64]
+    divide: NDArray[np.float64]
+    multiply32: NDArray[np.float32]
+    #: lowest element that is poisoned
+    poisoned: Index
+    limit: int
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """All tables, in order."""
+        return self[:-1]
+
+
 class Format(ABC):
     """Encoding of one tensor for ``ranks`` contributions; made by ``formats.make_format``.
 
@@ -96,6 +115,11 @@ class Format(ABC):
         an element that was NaN on some rank, or infinite where the tensor does not propagate.
         """
         return _index(self._poisoned)
+
+    @property
+    def tables(self) -> FloatTables | None:
+        """Where kernels can do without :meth:`encode` and :meth:`decode`."""
+        return None
 
     def clear(self) -> None:
         """Forget :attr:`overflow` and :attr:`poisoned`; call it when a round begins."""

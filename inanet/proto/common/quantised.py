@@ -46,7 +46,18 @@ from inanet.kernels.exponents import block_exponents, first_nonfinite
 from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
 from inanet.kernels.quantise import quantise
 from inanet.kernels.together import quantise_together, reduce_together
-from inanet.proto.common.encoding import LARGE, MISFIT, Array, Arrays, Bytes, Format, Index, Rows, shifted
+from inanet.proto.common.encoding import (
+    LARGE,
+    MISFIT,
+    Array,
+    Arrays,
+    Bytes,
+    FloatTables,
+    Format,
+    Index,
+    Rows,
+    shifted,
+)
 from inanet.proto.common.plan import ExponentMode, Fold, TensorSpec
 
 #: entry of an exponent table that stands for the factor of ``ExponentMode.FIXED``
@@ -118,6 +129,21 @@ class FloatSum(Format):
         exact = (multiply >= 2.0**-126) & (multiply <= 2.0**96) & (np.frexp(multiply)[0] == 0.5)
         fits = exact & (self._divide == 1.0)
         self._multiply32 = np.where(fits, multiply, 0.0).astype(np.float32)
+
+    @property
+    def tables(self) -> FloatTables | None:
+        if not self._single:
+            return None
+        return FloatTables(
+            self._top,
+            self._scale,
+            self._scale32,
+            self._multiply,
+            self._divide,
+            self._multiply32,
+            self._poisoned,
+            self._limit,
+        )
 
     def exponents(self, arrays: Arrays, lo: int, hi: int, out: Bytes) -> None:
         super().exponents(arrays, lo, hi, out)

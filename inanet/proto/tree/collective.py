@@ -16,13 +16,16 @@ from inanet.proto.common.encoding import MISFIT
 from inanet.proto.common.formats import Format
 from inanet.proto.common.plan import ExponentMode, Part, Shard, TensorLayout
 from inanet.proto.common.quantised import carried_over
-from inanet.proto.tree.slots import GROUP, HEAD
+from inanet.proto.tree.leaf import AHEAD, Shared
+from inanet.proto.tree.slots import GROUP, HEAD, LeafColumn, Work
 from inanet.wire.xagg import INDEX_BITS, INDEX_WORD
 
-#: exponents are sent this many groups of 1024 fragments ahead of the data they belong to (prologue)
-EXPONENTS_AHEAD = 3
-
 Arrays = Sequence[NDArray[Any]]
+
+
+def address_of(array: NDArray[Any]) -> int:
+    """Where an array's first element lies. The array must outlive every use of the number."""
+    return int(array.__array_interface__["data"][0])
 
 
 class TensorState:
@@ -86,7 +89,13 @@ class Collective:
         self.agreed: NDArray[np.bool_] = np.zeros(form.exponent_fragments, np.bool_)
         #: fragments of which an attempt has begun whose exponent this host was never told
         self._untold: set[int] = set()
-        self.remaining = sum(shard.count for shard in state.layout.shards if shard.part is Part.DATA)
+        #: see :class:`~inanet.proto.tree.leaf.Shared`; kernels count here as well
+        self.shared: NDArray[np.int64] = np.zeros(len(Shared), np.int64)
+        self.shared[Shared.REMAINING] = sum(
+            shard.count for shard in state.layout.shards if shard.part is Part.DATA
+        )
+        #: addresses of the format's tables, if kernels have been told of them
+        self._tables: NDArray[np.int64] | None = None
         #: this host holds NaN or Inf that are not to be propagated
         self.refused = False
         #: range of fragments in which they were found: what lies outside may hold results by now
@@ -111,7 +120,39 @@ class Collective:
     @property
     def finished(self) -> bool:
         """Whether every result has reached the arrays."""
-        return self.remaining == 0
+        return bool(self.shared[Shared.REMAINING] == 0)
+
+    def place(self, shard: Shard, leaf: NDArray[np.int64]) -> None:
+        """Fill the row of a shard's part, once exponents are decided on (:class:`~inanet.proto.tree.slots.LeafColumn`)."""
+        form = self.state.format
+        tables = form.tables
+        leaf[:] = 0
+        leaf[LeafColumn.WORK] = Work.OTHER
+        if tables is None or not self.uses_prologue or self._needs is not None:
+            return
+        if not all(array.flags.writeable for array in self.arrays):
+            # behind an address nothing is read-only: this is refused when the first result comes
+            return
+        if self._tables is None:
+            self._tables = np.array([address_of(array) for array in tables.arrays], np.int64)
+        bases = self.arrays.bases
+        leaf[LeafColumn.WORK] = Work.EXPONENTS if shard.part is Part.EXPONENTS else Work.DATA
+        leaf[LeafColumn.FIRST] = shard.first
+        leaf[LeafColumn.BASES], leaf[LeafColumn.RANKS] = address_of(bases), len(bases)
+        leaf[LeafColumn.ELEMENTS] = form.elements
+        leaf[LeafColumn.TABLE], leaf[LeafColumn.TABLE_SIZE] = address_of(self.exponents), len(self.exponents)
+        leaf[LeafColumn.AGREED], leaf[LeafColumn.AGREED_SIZE] = address_of(self.agreed), len(self.agreed)
+        leaf[LeafColumn.SHARE] = GROUP
+        leaf[LeafColumn.WAITS] = 1
+        leaf[LeafColumn.REFUSES] = not self.state.layout.spec.propagate
+        leaf[LeafColumn.LIMIT], leaf[LeafColumn.FORMAT] = tables.limit, address_of(self._tables)
+        leaf[LeafColumn.SHARED] = address_of(self.shared)
+
+    def refuse(self, low: int, high: int) -> None:
+        """Blocks ``low`` to ``high - 1`` hold what is not to be summed."""
+        if not self.refused:
+            self.refused = True
+            self._suspects = (low, high)
 
     def ready(self, shard: Shard, start: int, most: int, data_position: int) -> int:
         """How many fragments from ``start`` on can be encoded now, at most ``most``.
@@ -123,7 +164,7 @@ class Collective:
         if self.refused:
             return 0
         if shard.part is Part.EXPONENTS:
-            return max(0, min(stop, data_position // GROUP + EXPONENTS_AHEAD) - start)
+            return max(0, min(stop, (data_position + AHEAD) // GROUP) - start)
         if not self.uses_prologue:
             return stop - start
         position = start
@@ -175,9 +216,8 @@ class Collective:
 
     def _judge(self, low: int, high: int, exponents: NDArray[np.uint8]) -> None:
         """Refuse the round if a block of fragments ``low`` to ``high - 1`` needs the exponent of NaN or Inf."""
-        if not self.refused and (exponents == POISON).any():
-            self.refused = True
-            self._suspects = (low, high)
+        if (exponents == POISON).any():
+            self.refuse(low, high)
 
     def _encode_exponents(self, low: int, high: int, rows: NDArray[np.int32], row0: int) -> None:
         form = self.state.format
@@ -228,13 +268,15 @@ class Collective:
             return
         blocks = fragments + shard.first
         form.decode(rows, slots, blocks, self.exponents, self.arrays)
-        self.remaining -= len(fragments)
+        self.shared[Shared.REMAINING] -= len(fragments)
         if self._needs is not None:
             told = rows[slots, INDEX_WORD].view(np.uint32) >> INDEX_BITS
             self._needs[blocks] = self.exponents[blocks] if self.uses_prologue else told
-        if self.remaining == 0:
-            following = None if self._needs is None else carried_over(self._needs, self.exponents)
-            self.state.carry(self.round, following)
+
+    def finish(self) -> None:
+        """Every result has reached the arrays: what the next round carries."""
+        following = None if self._needs is None else carried_over(self._needs, self.exponents)
+        self.state.carry(self.round, following)
 
     def where_refused(self) -> tuple[int, int]:
         """Local rank (position in ``arrays``) and element index of the first NaN or Inf, once :attr:`refused`."""

@@ -56,8 +56,7 @@ class Control:
         elif code == Event.GROUP_END:
             receiver = state.from_parent if a < 0 else state.from_children.get(a)
             if receiver is not None:
-                receiver.group_ended(b if b >= 0 else -1 - b, now, prodded=b < 0)
-                self._node.wake(now + self._node.timing.reorder)
+                self._group_ended(state, receiver, a, b, now)
         elif code == Event.ANSWER:
             link = state.tree.down.get(b)
             if link is not None:
@@ -72,10 +71,27 @@ class Control:
         elif code == Event.AMNESIA:
             with self._slots.exclusive():
                 self._on_amnesia(state, a, b, now)
+        elif code == Event.REFUSED:
+            self._links.refuse(row, a, b)
         elif code == Event.CORRUPT_SLOT:
             for receiver in state.from_children.values():
                 receiver.reopen(a // GROUP, now)
             self._node.wake(now)
+
+    def _group_ended(self, state: ShardState, receiver: Receiver, child: int, end: int, now: float) -> None:
+        """The last fragment of a group has come; where nothing was overtaken, the group is complete already."""
+        group = end if end >= 0 else -1 - end
+        if not self._missing(state, child, group):
+            receiver.checked(group, 0, now)
+        receiver.group_ended(group, now, prodded=end < 0)
+        if receiver.final or receiver.next_due is not None:
+            self._node.wake(now + self._node.timing.reorder)
+
+    def _missing(self, state: ShardState, child: int, group: int) -> int:
+        """How many fragments of a group lack, from a child or (-1) from the parent; they are in ``_bits``."""
+        if child < 0:
+            return int(slotwork.missing_results(self._slots.tables, state.row, group, self._bits))
+        return int(slotwork.missing_from_child(self._slots.tables, state.row, child, group, self._bits))
 
     def misfits(
         self, state: ShardState, fragments: NDArray[np.int64], exponents: NDArray[np.int64], now: float
@@ -395,10 +411,7 @@ class Control:
         if link is None:
             return
         for group in receiver.due(now):
-            if child < 0:
-                missing = slotwork.missing_results(self._slots.tables, state.row, group, self._bits)
-            else:
-                missing = slotwork.missing_from_child(self._slots.tables, state.row, child, group, self._bits)
+            missing = self._missing(state, child, group)
             receiver.checked(group, missing, now)
             if missing:
                 if child >= 0:

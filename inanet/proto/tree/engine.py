@@ -139,6 +139,8 @@ class Event(IntEnum):
     OPENED = 8
     #: rows have left by a link, the last ones of a round or exponents; a = index of the link in its tree
     LEFT = 9
+    #: this host's own values are not to be summed; a = first fragment of the tensor that may hold them, b = that behind the last
+    REFUSED = 10
 
 
 class Count(IntEnum):

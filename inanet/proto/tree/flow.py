@@ -270,6 +270,26 @@ def group_room(f: Flow, tree: int) -> int:
     return max(0, most) if members else -1
 
 
+@kernel(_f64(FLOW, _i64, _f64))
+def wait_ends(f: Flow, link: int, retransmit: float) -> Any:
+    """When something has to be done about a full link, or before: nothing can be overdue sooner."""
+    since = f.link_times[link, _WAITING_SINCE]
+    if f.links[link, _MARK] >= 0:
+        since = min(since, f.link_times[link, _MARKED_AT])
+    return since + retransmit
+
+
+@kernel(_f64(FLOW, _i64, _f64, _f64))
+def group_wait_ends(f: Flow, tree: int, retransmit: float, now: float) -> Any:
+    """As :func:`wait_ends`, of a group that has no room; ``now`` if no member is full, but repairs go first."""
+    ends = np.inf
+    for index in range(32):
+        link = tree * _LINKS + index
+        if f.links[link, _LIVE] and f.links[link, _GROUPED] and room(f.links, f.link_times, link) == 0:
+            ends = min(ends, wait_ends(f, link, retransmit))
+    return now if ends == np.inf else ends
+
+
 @kernel(types.boolean(TABLES, FLOW, _i64, _i64))
 def align_group(t: Tables, f: Flow, tree: int, row: int) -> bool:
     """Set a group's cursor in one shard to where it can go on: never behind its slowest member. Whether there is more."""
@@ -320,6 +340,17 @@ def next_for_group(
                 return found  # type: ignore[no-any-return]
         row = np.int64(f.next_row[row])
     return 0
+
+
+@kernel(_i64(TABLES, FLOW, _i64, _i64))
+def lacking(t: Tables, f: Flow, tree: int, least: int) -> Any:
+    """Results that the round of a tree nearest to its end still lacks here, if they are less than ``least``; else that."""
+    row: Any = np.int64(f.first_row[tree])
+    while row >= 0:
+        if t.shards[row, FOLD] != MAX8:
+            least = min(least, t.shards[row, _COUNT] - t.shards[row, DOWN_LOGGED])
+        row = np.int64(f.next_row[row])
+    return least
 
 
 @kernel(types.boolean(FLOW, _i64, _i64))

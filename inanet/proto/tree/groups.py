@@ -28,12 +28,12 @@ class Groups:
         self._slots = state.slots
         self._links = links
 
-    def burst(self, tree: Tree, link: Link, now: float) -> Transmission | None:
-        """The next packets for one neighbour, or for a group, whose link has no bit."""
+    def burst(self, tree: Tree, link: Link, now: float, *, logs: bool = True) -> Transmission | None:
+        """The next packets for one neighbour, or for a group, whose link has no bit; without ``logs``, only what is repeated."""
         if link.bit:
             if link.grouped and not link.resend and not self.is_behind(tree, link):
                 return None
-            return self._links.burst(tree, link, now)
+            return self._links.burst(tree, link, now, logs=logs)
         group = tree.multicast
         if group is None or group.link is not link or not group.grouped:
             return None
@@ -55,6 +55,8 @@ class Groups:
                 self._node.repairs_multicast += count
                 self._node.retransmissions += count
                 return self._transmission(link, offsets)
+        if not logs:
+            return None
         offsets = np.empty(most, np.int64)
         left = self._links.left
         found = flow.next_for_group(

@@ -7,11 +7,11 @@ what was asked for, and looks at links that wait.
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.tree import flow
+from inanet.proto.tree import flow, leaf
 from inanet.proto.tree.flow import BURST
 from inanet.proto.tree.membership import ShardState, Tree
 from inanet.proto.tree.reliability import Link, Sender
-from inanet.proto.tree.slot_engine import CHUNK, Reported
+from inanet.proto.tree.slot_engine import Reported
 from inanet.proto.tree.slots import LINKS, ROW_BYTES, UP_LINK, State
 from inanet.proto.tree.state import NodeState
 from inanet.proto.tree.xagg import slotwork
@@ -27,14 +27,18 @@ class Links:
         self._slots = state.slots
         #: ends of logs that have left, as kernels report them
         self.left = Reported(64 * 32)
+        #: what this host holds that is not to be summed
+        self._made = Reported(4 * leaf.CHUNK)
         self._withheld: NDArray[np.int64] = np.zeros(LINKS, np.int64)
         self._credits: NDArray[np.int64] = np.zeros((LINKS, 3), np.int64)
         self._soonest: NDArray[np.float64] = np.zeros(1)
 
     # ---------------------------------------------------------------- what leaves
 
-    def burst(self, tree: Tree, link: Link, now: float) -> Transmission | None:
-        """The next packets for one neighbour: what was asked for again, then the emission logs, oldest round first."""
+    def burst(self, tree: Tree, link: Link, now: float, *, logs: bool = True) -> Transmission | None:
+        """The next packets for one neighbour: what was asked for again, then the emission logs, oldest round first, if they are
+        not sent by somebody else.
+        """
         up = link is tree.up
         index = UP_LINK if up else link.bit.bit_length() - 1
         if not up and tree.down.get(index) is not link:
@@ -46,13 +50,11 @@ class Links:
                 self._node.wake(link.wait_ends(self._node.timing))
             return None
         burst = self._repetitions(link, most, now, up=up)
-        if burst is not None:
+        if burst is not None or not logs:
             return burst
         lineup = tree.lineup()
         if up:
-            for state in lineup:
-                if state.collective is not None and state.up is not None:
-                    self._produce(state, state.up, most, now)
+            self.produce(tree, now)
         offsets = np.empty(most, np.int64)
         found = flow.next_rows(
             self._slots.tables,
@@ -138,7 +140,7 @@ class Links:
         if state.encoded > sender.cursor or state.encoded == state.shard.count:
             return
         ahead = self._data_position(state) if not state.data else 0
-        count = collective.ready(state.shard, state.encoded, min(most, CHUNK), ahead)
+        count = collective.ready(state.shard, state.encoded, min(most, leaf.CHUNK), ahead)
         if count:
             first = state.encoded
             state.encoded += count
@@ -151,10 +153,31 @@ class Links:
         if link is None or not (most := min(link.room, BURST)):
             return False
         before = self._node.leaf_contributions
-        for state in tree.lineup():
-            if state.collective is not None and state.up is not None:
-                self._produce(state, state.up, most, now)
+        lineup = tree.lineup()
+        made = leaf.produce(
+            self._slots.tables,
+            self._slots.flow,
+            self._node.memory.leaves,
+            tree.row,
+            most,
+            self._made.rows,
+            self._made.used,
+        )
+        self._node.leaf_contributions += made % leaf.OTHERS
+        for _, row, low, high in self._made.take() if self._made.used[0] else ():
+            self.refuse(row, low, high)
+        if made >= leaf.OTHERS:
+            for state in lineup:
+                if state.collective is not None and state.up is not None:
+                    self._produce(state, state.up, most, now)
         return self._node.leaf_contributions != before
+
+    def refuse(self, row: int, low: int, high: int) -> None:
+        """Kernels have found what is not to be summed in blocks ``low`` to ``high - 1`` of a shard's tensor."""
+        state = self._node.by_row[row]
+        if state.collective is not None and not state.collective.refused:
+            state.collective.refuse(low, high)
+            self._node.refuse(state.job, state.collective)
 
     @staticmethod
     def _data_position(state: ShardState) -> int:
@@ -264,8 +287,7 @@ class Links:
                         down=index == UP_LINK,
                         word0=tree.tree,
                     )
-        if self._soonest[0] != np.inf:
-            self._node.wake(float(self._soonest[0]))
+        self._node.credit_due = float(self._soonest[0])
 
     # ---------------------------------------------------------------- what neighbours lack
 

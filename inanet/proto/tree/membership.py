@@ -9,7 +9,15 @@ from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.collective import Collective, TensorState
 from inanet.proto.tree.multicast import Multicast
 from inanet.proto.tree.reliability import Link, Receiver, Sender
-from inanet.proto.tree.slots import GROUP_LINK, LINKS, UP_LINK, ShardColumn, SlotMemory, TreeColumn
+from inanet.proto.tree.slots import (
+    GROUP_LINK,
+    LINKS,
+    UP_LINK,
+    LeafColumn,
+    ShardColumn,
+    SlotMemory,
+    TreeColumn,
+)
 from inanet.wire.serial import is_newer
 
 #: how many plan versions back an id or a link may date: versions travel modulo 256 and compare within half of that
@@ -173,10 +181,8 @@ class ShardState:
     from_parent: Receiver | None = None
     #: the whole subtree below has the results and the parent has been told (or, at a root, has committed)
     confirmed: bool = False
+    #: this host's part in the round; kernels see its row of ``leaves``
     collective: Collective | None = None
-    #: fragments of the collective encoded, and results decoded, so far
-    encoded: int = 0
-    decoded: int = 0
     #: rounds waiting for the slots to be opened for them, and when to ask the parent again
     waiting: deque[Collective] = field(default_factory=deque)
     ready_due: float | None = None
@@ -192,8 +198,7 @@ class ShardState:
         self.round = round_
         self.tree.changed()
         self.confirmed = False
-        self.collective = None
-        self.encoded = self.decoded = 0
+        self.leave()
         self.stop_sending()
         self.group_cursor = 0
         self.up = self.sender(UP_LINK) if self.tree.up else None
@@ -201,6 +206,16 @@ class ShardState:
         self.down = {index: self.sender(index) for index in self.tree.down}
         self.from_children = {index: Receiver(self.shard.count, timing) for index in self.tree.down}
         self.tree.forget(self.row)
+
+    def take_part(self, collective: Collective) -> None:
+        """This host has a part in the round that has just begun."""
+        self.collective = collective
+        collective.place(self.shard, self.tree.memory.leaves[self.row])
+
+    def leave(self) -> None:
+        """It has none any more: nothing is read from its arrays or written to them."""
+        self.collective = None
+        self.tree.memory.leaves[self.row] = 0
 
     def sender(self, index: int, cursor: int = 0, attach_due: float | None = None) -> Sender:
         """For one link of the tree, from a position of the log on."""
@@ -222,6 +237,24 @@ class ShardState:
     @group_cursor.setter
     def group_cursor(self, value: int) -> None:
         self.tree.memory.cursors[self.row, GROUP_LINK] = value
+
+    @property
+    def encoded(self) -> int:
+        """Fragments of the collective that have been encoded so far."""
+        return int(self.tree.memory.leaves[self.row, LeafColumn.ENCODED])
+
+    @encoded.setter
+    def encoded(self, value: int) -> None:
+        self.tree.memory.leaves[self.row, LeafColumn.ENCODED] = value
+
+    @property
+    def decoded(self) -> int:
+        """Results that have been decoded so far, as a position in their log."""
+        return int(self.tree.memory.leaves[self.row, LeafColumn.DECODED])
+
+    @decoded.setter
+    def decoded(self, value: int) -> None:
+        self.tree.memory.leaves[self.row, LeafColumn.DECODED] = value
 
     @property
     def up_logged(self) -> int:

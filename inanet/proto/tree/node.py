@@ -7,6 +7,7 @@ the same for all of them, so that a root or a worker can one day be an aggregato
 The machine is sans-IO: feed it batches and plans, take transmissions and events, call it when its timer is due.
 """
 
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -274,8 +275,9 @@ class Node:
         made = [self.links.produce(tree, now) for tree in self.state.trees() if tree.up is not None]
         return any(made)
 
-    def transmit(self, now: float) -> Iterator[Transmission]:
-        """What may leave now, control packets first; stop iterating when the device is full.
+    def transmit(self, now: float, *, logs: bool = True) -> Iterator[Transmission]:
+        """What may leave now, control packets first; stop iterating when the device is full. Without ``logs``, somebody else
+        sends the emission logs.
 
         What leaves after that, leaves at the time of what was received meanwhile: a device that is full for a whole round
         would have every packet of it leave at the beginning, and links give up what they have just sent.
@@ -292,7 +294,7 @@ class Node:
                 ways = [(tree, link) for tree in state.trees() for link in tree.links()]
             busy = []
             for way in ways:
-                burst = self.multicast.burst(*way, state.now)
+                burst = self.multicast.burst(*way, state.now, logs=logs)
                 if burst is not None:
                     busy.append(way)
                     yield burst
@@ -302,12 +304,20 @@ class Node:
 
     def timer(self) -> float | None:
         """When :meth:`on_timer` wants to be called next."""
-        return self.state.next_timer
+        state = self.state
+        if state.next_timer is not None:
+            return min(state.next_timer, state.credit_due)
+        return None if state.credit_due == math.inf else state.credit_due
 
     def on_timer(self, now: float) -> None:
         """Look at groups that are due, repeat what was not answered, notice who is silent."""
-        self.state.now = now
-        self.state.dirty = True
+        state = self.state
+        state.now = now
+        if state.credit_due <= now and (state.next_timer is None or state.next_timer > now):
+            # nothing else is due
+            self.settle(now)
+            return
+        state.dirty = True
         self.act(self.slots.reports(now), None, now)
         self.control.on_timer(now)
         self.settle(now)

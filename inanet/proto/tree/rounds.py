@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from inanet.proto.common.events import RoundCommitted, RoundDone
-from inanet.proto.tree import engine
+from inanet.proto.tree import engine, leaf
 from inanet.proto.tree.collective import Collective
 from inanet.proto.tree.membership import Job, ShardState
 from inanet.proto.tree.slots import ShardColumn
@@ -58,7 +58,7 @@ class Rounds:
                 if takes_part and (state.data or collective.uses_prologue):
                     engine.open_round(self._node.slots.tables, state.row, number)
                     self.start(state, number)
-                    state.collective = collective
+                    state.take_part(collective)
             if not state.waiting or state.committed:
                 state.ready_due = None
             elif state.ready_due is None:
@@ -160,7 +160,8 @@ class Rounds:
                 state.collective.state.fail(state.collective.round)
             state.tree.forget(state.row)
             state.stop_sending()
-            state.from_parent = state.collective = None
+            state.from_parent = None
+            state.leave()
             state.from_children = {}
             state.tree.changed()
             for link in state.tree.down.values():
@@ -176,19 +177,22 @@ class Rounds:
         for state in list(self._node.running.values()):
             if state.confirmed:
                 continue
+            if state.collective is not None:
+                leaf.sink_shard(self._node.slots.tables, memory.leaves, state.row)
             logged = state.down_logged
             if state.collective is not None and logged > state.decoded:
                 entries = slice(state.slot0 + state.decoded, state.slot0 + logged)
                 fragments = memory.down_log[entries].astype(np.int64)
                 state.collective.decode(state.shard, memory.rows, fragments + state.slot0, fragments)
                 state.decoded = logged
-                if state.data and state.collective.finished:
-                    self._finish(state.job, state.collective)
             if logged == state.shard.count:
                 self.confirm(state, now)
 
     def _finish(self, job: Job, collective: Collective) -> None:
-        job.collectives.pop(collective.round, None)
+        """A shard has all of its results in the arrays: perhaps all shards have."""
+        if not collective.finished or job.collectives.pop(collective.round, None) is None:
+            return
+        collective.finish()
         tensor = collective.state.layout.tensor
         self._node.events.append(RoundDone(job.job, collective.round, tensor, collective.overflow))
 
@@ -198,8 +202,11 @@ class Rounds:
             return
         if state.down_logged != state.shard.count:
             return
-        if state.collective is not None and state.decoded != state.shard.count:
-            return
+        if state.collective is not None:
+            if state.decoded != state.shard.count:
+                return
+            if state.data:
+                self._finish(state.job, state.collective)
         if not all(sender.done for sender in state.down.values()):
             return
         state.confirmed = True

@@ -22,9 +22,6 @@ from inanet.proto.tree.xagg import policy, slotwork
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import DROP_CODES, Drop
 
-#: fragments a worker encodes at a time
-CHUNK = 248
-
 #: ``(code, shard row, a, b)``: see :class:`~inanet.proto.tree.engine.Event`
 Report = tuple[int, int, int, int]
 Bits = NDArray[np.uint8]
@@ -143,7 +140,7 @@ class Slots:
         self.counts: NDArray[np.int64] = np.zeros(len(Count), np.int64)
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         #: of batches, and of the host's own contributions
-        self.reported, self.own = Reported(CHUNK + 16), Reported(CHUNK + 16)
+        self.reported, self.own = Reported(256), Reported(256)
 
     def ingest(self, batch: PacketBatch, now: float) -> list[Report]:
         """A batch through the slot engine, its CREDIT packets into the link table."""

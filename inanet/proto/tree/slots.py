@@ -139,6 +139,51 @@ class LinkTime(IntEnum):
     CREDIT_DUE = 7
 
 
+class Work(IntEnum):
+    """Who does a host's own part in a round of a shard (:class:`LeafColumn`)."""
+
+    #: this host has no part in it
+    NONE = 0
+    #: kernels: float32 values, or their exponents
+    DATA = 1
+    EXPONENTS = 2
+    #: Python, by the tensor's format
+    OTHER = 3
+
+
+class LeafColumn(IntEnum):
+    """Columns of the table of a host's own parts in rounds, a row per shard. Addresses are valid while there is a part."""
+
+    WORK = 0
+    #: fragments of the shard that have been encoded, and entries of its log of results that have been decoded
+    ENCODED = 1
+    DECODED = 2
+    #: 1: Python was told that the log of results is full
+    ENDED = 3
+    #: the shard's first fragment in the tensor
+    FIRST = 4
+    #: address of the addresses of all local ranks' tensors; ranks; elements of the tensor
+    BASES = 5
+    RANKS = 6
+    ELEMENTS = 7
+    #: address and length of the table of exponents; address and length of what says which fragments of it are agreed on
+    TABLE = 8
+    TABLE_SIZE = 9
+    AGREED = 10
+    AGREED_SIZE = 11
+    #: fragments of data whose exponents one fragment carries
+    SHARE = 12
+    #: 1: data waits for its exponents
+    WAITS = 13
+    #: 1: NaN and infinity are refused
+    REFUSES = 14
+    #: largest quantised magnitude of a rank; address of the addresses of the format's tables
+    LIMIT = 15
+    FORMAT = 16
+    #: address of what the shards of a tensor count together
+    SHARED = 17
+
+
 class JobColumn(IntEnum):
     """Columns of the job table."""
 
@@ -222,6 +267,8 @@ class SlotMemory:
         #: shards with a round on its way, in the order in which they are sent: the first of a tree, the next of a shard
         self.first_row: NDArray[np.int32] = np.full(MAX_TREES, -1, np.int32)
         self.next_row: NDArray[np.int32] = np.full(MAX_SHARDS, -1, np.int32)
+        #: this host's own parts in rounds
+        self.leaves: NDArray[np.int64] = np.zeros((MAX_SHARDS, len(LeafColumn)), np.int64)
         #: ids of trees, -1 where there is none
         self.tree_ids: NDArray[np.int64] = np.full(MAX_TREES, -1, np.int64)
         self._free_slots = [(0, capacity)]
@@ -307,6 +354,7 @@ class SlotMemory:
         self.shards[row, ShardColumn.GROUP0] = group0
         self.state[slot0 : slot0 + count] = State.FREE
         self.cursors[row] = -1
+        self.leaves[row] = 0
         self.shard_row[job_row, shard] = row
         return row
 

@@ -6,6 +6,7 @@ several children at once, :class:`~inanet.proto.tree.control.Control` what neigh
 this state and the parts that it calls; none is called back.
 """
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -45,6 +46,8 @@ class NodeState:
         self.events: list[NodeEvent] = []
         self.outbox = Outbox()
         self.next_timer: float | None = None
+        #: when credit is due that is owed; infinity: none is
+        self.credit_due = math.inf
         #: changes of plans so far: links may be others
         self.plans = 0
         #: the latest time this node was told: a driver may be in the middle of sending for seconds

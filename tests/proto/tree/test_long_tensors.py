@@ -4,13 +4,13 @@ import pytest
 
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import ExponentMode
-from inanet.proto.tree.collective import EXPONENTS_AHEAD
+from inanet.proto.tree.leaf import AHEAD
 from inanet.proto.tree.slots import GROUP
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from tests.proto.tree.test_impairment import impaired
 from tests.proto.tree.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
-COUNT = 256 * GROUP * (EXPONENTS_AHEAD + 2) + 5
+COUNT = 256 * (AHEAD + 2 * GROUP) + 5
 
 
 @pytest.mark.parametrize(("parents", "seed"), [(STAR, 1), (TREE, 2), (DEEP, 3)], ids=["star", "tree", "deep"])
