@@ -97,6 +97,15 @@ class FaultInjector(Wrapper):
         self._delayed = delayed if delay[1] > 0 else 0.0
         self._span, self._hold = reorder_span, reorder_hold
         self._active = max(drop, duplicate, reorder, corrupt, self._delayed) > 0
+        #: draws below these are faults
+        self._limits = np.zeros(_DRAWS)
+        self._limits[[_DROP, _DUPLICATE, _CORRUPT, _REORDER, _DELAY]] = (
+            drop,
+            duplicate,
+            corrupt,
+            reorder,
+            self._delayed,
+        )
         self._held: _Held | None = None
         #: when the first of them is due
         self._earliest = float("inf")
@@ -150,6 +159,9 @@ class FaultInjector(Wrapper):
             return batch
         count = len(batch)
         draws = self._rng.random((count, _DRAWS))
+        if not (draws < self._limits).any() and self._overtaken(count, now):
+            self._arrivals += count
+            return batch
         alive = draws[:, _DROP] >= self._drop
         index = np.flatnonzero(alive)
         again = np.flatnonzero(alive & (draws[:, _DUPLICATE] < self._duplicate))
@@ -178,6 +190,16 @@ class FaultInjector(Wrapper):
         self._counts["injected_delays"] += int(np.count_nonzero(late))
         fresh = _Held(packets, due, passing, arrival)
         return self._merge(fresh, place, count, now)
+
+    def _overtaken(self, count: int, now: float) -> bool:
+        """Let as many packets pass those that are held, if none of these leaves by it."""
+        held = self._held
+        if held is None:
+            return True
+        if now >= self._earliest or (held.passing <= count).any():
+            return False
+        held.passing[held.passing != _NEVER] -= count
+        return True
 
     def _reordered(self, draws: F64) -> I64:
         """How many later packets each packet must let pass; 0 for those that keep their place."""
