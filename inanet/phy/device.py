@@ -113,10 +113,28 @@ def check_transmission(transmission: Transmission) -> None:
     Raises ``ValueError`` naming the destination unless the arena is 1-D, uint8 and contiguous, ``length`` is
     positive and all offsets lie inside the arena.
     """
+    arena, offsets, length = transmission.arena, transmission.offsets, transmission.length
+    if (
+        length > 0
+        and _is_plain(arena, offsets)
+        and (not len(offsets) or (offsets.min() >= 0 and offsets.max() + length <= len(arena)))
+    ):
+        # as it always is: the text below costs more than the look
+        return
     where = f"transmission to {show(transmission.destination)}"
-    if transmission.length <= 0:
-        raise ValueError(f"{where}: packets of {transmission.length} B")
-    check_arena(where, transmission.arena, transmission.offsets, np.int64(transmission.length))
+    if length <= 0:
+        raise ValueError(f"{where}: packets of {length} B")
+    check_arena(where, arena, offsets, np.int64(length))
+
+
+def _is_plain(arena: U8, offsets: I64) -> bool:
+    return (
+        arena.ndim == 1
+        and arena.dtype == np.uint8
+        and bool(arena.flags.c_contiguous)
+        and offsets.dtype == np.int64
+        and bool(offsets.flags.c_contiguous)
+    )
 
 
 def check_arena(where: str, arena: U8, offsets: I64, lengths: I64 | np.int64) -> None:

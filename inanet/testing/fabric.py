@@ -84,6 +84,10 @@ class VirtualFabric:
         self._groups: dict[str, int] = {}
         self._joined: dict[str, frozenset[int]] = {}
         self.log: list[tuple[str, NodeEvent]] = []
+        #: names of those that have reported each round done, as far as the log has been read, and the last event read
+        self._finished: dict[int, set[str]] = {}
+        self._read = 0
+        self._last: tuple[str, NodeEvent] | None = None
         self.layouts: dict[TensorSpec, TensorLayout] = {}
         self.retired: dict[str, list[Retired]] = {}
         self.since: dict[str, int] = {}
@@ -255,9 +259,17 @@ class VirtualFabric:
 
     def done(self, round_: int) -> bool:
         """Whether all workers that are alive have reported a round done."""
-        finished = {
-            name for name, event in self.log if isinstance(event, RoundDone) and event.round == round_
-        }
+        log = self.log
+        if self._read and (len(log) < self._read or log[self._read - 1] is not self._last):
+            # somebody has cleared it
+            self._read = 0
+            self._finished.clear()
+        for name, event in log[self._read :]:
+            if isinstance(event, RoundDone):
+                self._finished.setdefault(event.round, set()).add(name)
+        if log:
+            self._read, self._last = len(log), log[-1]
+        finished = self._finished.get(round_, set())
         return finished >= {name for name in self.ranks if name in self.nodes}
 
     def refusals(self) -> list[Refused]:
