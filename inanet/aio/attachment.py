@@ -75,7 +75,7 @@ def asked_for(wanted: Wanted | Literal["off"], make: Callable[[Wanted], Made], i
         return None
 
 
-class Seat:
+class ModeChoice:
     """``program`` on ``interface`` until :meth:`close`; with ``auto``, ``merged`` is what is better for merged frames.
 
     Raises :class:`~inanet.xdp.attach.Unavailable`.

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import structlog
 
-from inanet.aio.attachment import Seat, Wanted, asked_for, interface_of
+from inanet.aio.attachment import ModeChoice, Wanted, asked_for, interface_of
 from inanet.config.daemons import WorkerConfig
 from inanet.phy.device import Device
 from inanet.wire.batch import PacketBatch
@@ -32,7 +32,7 @@ class ReceivingDevice(InboxDevice):
         # as many results as the socket's own buffer holds
         inbox = load_inbox(device.rx_budget, device.endpoint)
         try:
-            self._seat = Seat(inbox, interface, wanted, merged="off")
+            self._choice = ModeChoice(inbox, interface, wanted, merged="off")
         except BaseException:
             inbox.close()
             raise
@@ -43,20 +43,20 @@ class ReceivingDevice(InboxDevice):
     @property
     def mode(self) -> Mode | Literal["off"]:
         """What the program runs in."""
-        return self._seat.mode
+        return self._choice.mode
 
     def _take(self) -> PacketBatch | None:
         self._batches += 1
         if self._batches % _EVERY == 0:
             counts = self.inbox.counts()
-            self._seat.choose(int(counts[InboxCount.BYTES]) // ROW_BYTES, int(counts[InboxCount.FRAMES]))
+            self._choice.choose(int(counts[InboxCount.BYTES]) // ROW_BYTES, int(counts[InboxCount.FRAMES]))
             if self.mode == "off":
                 self.share_groups()
         return super()._take()
 
     def close(self) -> None:
         """Take the program off, close the device. Closing twice is fine."""
-        self._seat.close()
+        self._choice.close()
         super().close()
         self.inbox.close()
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import structlog
 
-from inanet.aio.attachment import Seat, Wanted, asked_for, interface_of, modes
+from inanet.aio.attachment import ModeChoice, Wanted, asked_for, interface_of, modes
 from inanet.config.daemons import AggConfig
 from inanet.phy.device import Device
 from inanet.proto.common.recovery import Timing
@@ -35,7 +35,7 @@ class Offload:
         # two at least: that of a map is never empty
         self._shared = load(max(2, node.memory // ROW_BYTES), device.endpoint, *modes(wanted))
         try:
-            self._seat = Seat(self._shared, interface, wanted)
+            self._choice = ModeChoice(self._shared, interface, wanted)
             self.slots = KernelSlots(self._shared)
             self.node = Node(node.name, self.slots, timing, random.Random(node.name).random)
         except BaseException:
@@ -49,7 +49,7 @@ class Offload:
     @property
     def mode(self) -> Mode | Literal["off"]:
         """What the program runs in."""
-        return self._seat.mode
+        return self._choice.mode
 
     def watch(self, kick: Callable[[], None]) -> None:
         """Attend to what the program reports, inside the running loop; ``kick`` sends what follows from it."""
@@ -68,9 +68,9 @@ class Offload:
         """With ``auto``: is this the right mode, and does what the program sends arrive?"""
         if self.slots.unheard and not self._warned:
             self._warned = True
-            if self._seat.auto and self.mode == "native":
+            if self._choice.auto and self.mode == "native":
                 _log.warning("what native XDP sends does not arrive, going back to generic mode")
-                if self._seat.change("generic"):
+                if self._choice.change("generic"):
                     self._start_again()
             else:
                 _log.warning(
@@ -79,7 +79,7 @@ class Offload:
                 )
         counts = self._shared.kernel_counts()
         packets = int(counts[KernelCount.BYTES]) // ROW_BYTES
-        if self._seat.choose(packets, int(counts[KernelCount.FRAMES])):
+        if self._choice.choose(packets, int(counts[KernelCount.FRAMES])):
             self._start_again()
 
     def _start_again(self) -> None:
@@ -92,7 +92,7 @@ class Offload:
         if self._loop is not None and self._watched >= 0:
             self._loop.remove_reader(self._watched)
             self._watched = -1
-        self._seat.close()
+        self._choice.close()
         self.slots.close()
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from inanet.phy.trace import Direction, Tracer
+from inanet.testing.trace import Direction, Tracer
 from inanet.wire.batch import PacketBatch, Transmission
 from tests.phy.helpers import PEER, ScriptedDevice, batch_of, contents, numbered
 

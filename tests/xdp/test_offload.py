@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from inanet.aio import attachment as seat
-from inanet.aio.attachment import ModeUnavailable, Seat
+from inanet.aio import attachment
+from inanet.aio.attachment import ModeChoice, ModeUnavailable
 from inanet.aio.inbox import open_receiving
 from inanet.aio.offload import Offload, open_offload
 from inanet.config.daemons import AggConfig, WorkerConfig
@@ -52,7 +52,7 @@ def test_off_unless_asked_for() -> None:
 )
 def test_reasons(node: dict[str, Any], address: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(seat._log, "warning", lambda event, reason: said.append(reason), raising=False)
+    monkeypatch.setattr(attachment._log, "warning", lambda event, reason: said.append(reason), raising=False)
     assert open_offload(config(xdp="auto", **node), device(address), Timing()) is None
     (line,) = said
     assert line.startswith("driver: ")
@@ -86,7 +86,7 @@ def test_reasons_of_a_worker(
 ) -> None:
     said: list[tuple[str, str]] = []
     monkeypatch.setattr(
-        seat._log, "warning", lambda event, reason: said.append((event, reason)), raising=False
+        attachment._log, "warning", lambda event, reason: said.append((event, reason)), raising=False
     )
     assert worker().node.xdp == "off"
     assert open_receiving(worker(), device()) is None
@@ -119,7 +119,7 @@ def without_a_kernel(monkeypatch: pytest.MonkeyPatch, refuses: tuple[Mode, ...] 
             raise Unavailable(f"driver: that of {interface} has no {mode} XDP")
         return Place(interface, mode)
 
-    monkeypatch.setattr(seat, "Attachment", attach)
+    monkeypatch.setattr(attachment, "Attachment", attach)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_what_is_better_depends_on_the_program_and_on_what_comes(
     monkeypatch: pytest.MonkeyPatch, merged: Any, packets: int, frames: int, mode: str
 ) -> None:
     without_a_kernel(monkeypatch)
-    choice = Seat(cast(Any, None), "eth0", "auto", merged)
+    choice = ModeChoice(cast(Any, None), "eth0", "auto", merged)
     assert choice.choose(packets, frames) == (mode != "generic")
     assert choice.mode == mode
     # once is enough
     assert not choice.choose(20_000, 20_000) or mode == "generic"
-    named = Seat(cast(Any, None), "eth0", "generic", merged)
+    named = ModeChoice(cast(Any, None), "eth0", "generic", merged)
     assert not named.choose(packets, frames)
     assert named.mode == "generic"
 
@@ -158,7 +158,7 @@ class Standin(Offload):
         self._shared = SimpleNamespace(kernel_counts=lambda: self.counts)  # type: ignore[assignment]
         self.slots = SimpleNamespace(unheard=False, try_again=self._again)  # type: ignore[assignment]
         self._warned = False
-        self._seat = Seat(cast(Any, None), "eth0", "auto" if auto else "native")
+        self._choice = ModeChoice(cast(Any, None), "eth0", "auto" if auto else "native")
 
     def _again(self) -> None:
         self.slots.unheard = False  # type: ignore[misc]
