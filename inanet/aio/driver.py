@@ -31,6 +31,8 @@ _log: Any = structlog.get_logger("inanet.driver")
 READ_BUDGET = 8
 #: seconds that a turn may take, much being to come: others in the event loop wait for it, unless a descriptor wakes them
 LONGEST_TURN = 0.005
+#: turns that do not wait after one that was woken
+RESTLESS = 4
 #: seconds by which two readings of one clock may differ
 _SAME_CLOCK = 0.1
 #: seconds between two complaints about one destination
@@ -76,6 +78,8 @@ class Driver:
         self._turn = turn_for(node, device, backend)
         #: the device takes no more from turns, and is watched for room
         self._blocked = self._watches_room = False
+        #: turns that are not to wait, because others in the loop have been woken and may call each other
+        self._restless = 0
         #: turns may wait by themselves
         self._waits = self._turn is not None and backend >= 0
         self._watch_arrivals(True)
@@ -166,12 +170,15 @@ class Driver:
     def _run(self, turn: Turn, goes_on: bool) -> tuple[int, bool]:
         """As :meth:`_take`, with what follows sent; ``goes_on``: more is waited for, as long as the loop has nothing else to do."""
         now, until = self._loop.time(), 0.0
-        if goes_on and self._waits and self._pending is None and self._kick is None:
+        self._restless -= self._restless > 0
+        if goes_on and self._waits and self._pending is None and self._kick is None and not self._restless:
             now = time.monotonic()
             until = min(now + LONGEST_TURN, turn.deadline)
         outcome = turn.run(now, sends=self._pending is None, until=until)
         self.batches += outcome.batches
         self._blocked = outcome.blocked
+        if outcome.woken:
+            self._restless = RESTLESS
         if outcome.leftover is not None:
             self._send_on(outcome.leftover)
         return outcome.packets, outcome.drained

@@ -79,6 +79,8 @@ class Need(IntEnum):
     SINK = 128
     #: there may be something to encode that kernels do not
     PRODUCE = 256
+    #: the descriptor that ends waits was ready
+    WOKEN = 512
 
 
 class Figure(IntEnum):
@@ -205,7 +207,7 @@ _ENDPOINT, _BIT, _GROUPED, _QUEUED, _IN_FLIGHT, _REPORTED, _LIVE = (
     int(LinkColumn.LIVE),
 )
 _JOB, _JOB_ID, _VERSION = int(TreeColumn.JOB), int(JobColumn.JOB), int(JobColumn.VERSION)
-_DRAINED, _BLOCKED, _REFUSED, _REPEAT, _FULL, _REPORTS, _FAILED, _SINK, _PRODUCE = map(int, Need)
+_DRAINED, _BLOCKED, _REFUSED, _REPEAT, _FULL, _REPORTS, _FAILED, _SINK, _PRODUCE, _WOKEN = map(int, Need)
 _RX_PACKETS, _RX_BYTES, _RX_SUPER, _TX_PACKETS, _TX_BYTES, _TX_SUPER, _F_EAGAIN, _F_PATH = range(8)
 _LAST, _GROUP_ROWS, _ROWS, _BATCHES, _LINK, _FOUND, _TAKEN, _FIRST, _MADE, _TO = range(8, 18)
 _OTHERS, _CHUNK = leaf.OTHERS, leaf.CHUNK
@@ -597,7 +599,7 @@ def turn(
         if pause > 0:
             seconds = min(seconds, pause)
         if wait(w, seconds, pause == 0, blocked):
-            need |= _DRAINED
+            need |= _DRAINED | _WOKEN
             break
         now = clock(w)
     w.times[_NOW] = now
@@ -686,6 +688,7 @@ class Turn:
             bool(need & _DRAINED),
             leftover,
             figures[Figure.FOUND] > 0,
+            bool(need & _WOKEN),
         )
 
     @property
@@ -772,6 +775,8 @@ class Outcome(NamedTuple):
     leftover: Transmission | None
     #: the device takes no more; the next turn goes on
     blocked: bool
+    #: the descriptor that ends waits was ready
+    woken: bool
 
 
 def turn_for(node: object, device: object, wake: int = -1) -> Turn | None:

@@ -255,7 +255,9 @@ def produce(t: Tables, f: Flow, leaves: Any, tree: int, most: int, events: Any, 
     row: Any = np.int64(f.first_row[tree])
     while row >= 0:
         work, encoded, count = leaves[row, _WORK], leaves[row, _ENCODED], t.shards[row, COUNT_]
-        if work and encoded < count and 0 <= encoded <= f.cursors[row, _UP]:
+        # each fragment may be reported
+        fits = used[0] + _CHUNK < len(events)
+        if fits and work and encoded < count and 0 <= encoded <= f.cursors[row, _UP]:
             if work == _OTHER:
                 other = np.int64(_OTHERS)
             else:

@@ -363,6 +363,8 @@ class SlotMemory:
         values = self.shards[row]
         count = int(values[ShardColumn.COUNT])
         self.shard_row[values[ShardColumn.JOB], values[ShardColumn.SHARD]] = -1
+        # it holds addresses
+        self.leaves[row] = 0
         _give(self._free_slots, int(values[ShardColumn.SLOT0]), count)
         _give(self._free_groups, int(values[ShardColumn.GROUP0]), -(-count // GROUP))
         self._free_shard_rows.append(row)
