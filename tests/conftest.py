@@ -44,6 +44,12 @@ def _pages() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def pytest_collection_finish() -> None:
+    """What has been collected stays: no collection of garbage need look at it again, test for test."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     """Nodes and their parts know each other: the collector frees them, and does not see how much memory arrays have."""
