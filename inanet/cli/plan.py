@@ -216,6 +216,7 @@ def report(topology: str, size: int, costs: Costs, choice: Choice) -> dict[str, 
         "helps": choice.helps,
         "seconds": choice.chosen.seconds,
         "ring_seconds": choice.ring.seconds,
+        "mode": choice.chosen.mode or None,
         "reasons": list(choice.reasons),
         "config": chosen.config() if chosen.trees else None,
         "hosts": {node: chosen.host(node) for node in chosen.servers},
@@ -233,6 +234,7 @@ def _row(price: Price) -> dict[str, Any]:
         "processors_seconds": price.processors,
         "latency_seconds": price.latency,
         "bound": price.bound,
+        "mode": price.mode or None,
     }
 
 

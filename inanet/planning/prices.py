@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from inanet.kernels.layout import SMALL_BLOCK
 from inanet.planning.candidates import Fleet, candidates
 from inanet.planning.costs import Costs
 from inanet.planning.fair_shares import Flow, share
@@ -16,7 +17,7 @@ from inanet.planning.network import Link
 from inanet.planning.plans import Plan
 from inanet.planning.trees import WORTHWHILE, worthwhile
 from inanet.units import show_rate
-from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
+from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES, VALUES
 
 _ETHERNET, _IPV4, _UDP, _TCP = 14, 20, 8, 32
 #: What a byte of payload takes on a link: a fragment in a row of its own, and TCP's largest segment (MTU 1500).
@@ -24,6 +25,8 @@ FRAGMENT = (ROW_BYTES + _UDP + _IPV4 + _ETHERNET) / PAYLOAD_BYTES
 SEGMENT = 1514 / (1500 - _IPV4 - _TCP)
 #: A super-frame of 62 fragments, bytes on the wire: what a hop takes in before it passes anything on.
 SUPERFRAME = 62 * PAYLOAD_BYTES * FRAGMENT
+#: What exact exponents, agreed on before the data, add to a tensor's bytes: one for eight values of four bytes.
+PROLOGUE = VALUES // SMALL_BLOCK / PAYLOAD_BYTES
 #: How much faster than a ring a plan must be predicted to be, before a fabric is worth setting up.
 MARGIN = 0.05
 #: Where nodes share cores they wait for each other, and only a part of a fabric's processor time is hidden behind its links
@@ -52,6 +55,8 @@ class Price:
     latency: float
     #: in words: what it is bound by
     bound: str
+    #: how exponents are agreed on; "" for a ring, which has none
+    mode: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +75,26 @@ class Choice:
 
 
 def price(plan: Plan, fleet: Fleet, size: int, costs: Costs) -> Price:
-    """What an all-reduce of ``size`` bytes per host costs by a plan."""
+    """What an all-reduce of ``size`` bytes per host costs by a plan, in the mode that suits it.
+
+    That is the exact one, "prologue", unless workers that are late would make all others wait for more than :data:`MARGIN`.
+    """
     if plan.kind == "ring":
         return _price_ring(plan, fleet, size, costs)
-    wire = size * FRAGMENT
-    flows = streams(plan, fleet.network, wire, fleet.late)
+    exact = _price_trees(plan, fleet, size, costs, "prologue")
+    if not any(fleet.late.values()):
+        return exact
+    carried = _price_trees(plan, fleet, size, costs, "carried")
+    return carried if carried.seconds < exact.seconds * (1 - MARGIN) else exact
+
+
+def _price_trees(plan: Plan, fleet: Fleet, size: int, costs: Costs, mode: str) -> Price:
+    """``mode``: with "prologue" nobody's data leave before the last worker's exponents have come; with "carried" they do."""
+    wire, late = size * FRAGMENT, dict(fleet.late)
+    if mode == "prologue":
+        wire *= 1 + PROLOGUE
+        late = dict.fromkeys(fleet.workers, max(late.values(), default=0.0))
+    flows = streams(plan, fleet.network, wire, late)
     limits = fleet.network.limits()
     links = finish(flows, limits)
     loads: dict[Link, float] = {}
@@ -93,7 +113,7 @@ def price(plan: Plan, fleet: Fleet, size: int, costs: Costs) -> Price:
     seconds = max(links, processors) + latency
     if fleet.shared_cores:
         seconds += min(1.0, UNHIDDEN * depth) * min(links, processors)
-    return Price(plan, seconds, links, processors, latency, bound)
+    return Price(plan, seconds, links, processors, latency, bound, mode)
 
 
 def _price_ring(plan: Plan, fleet: Fleet, size: int, costs: Costs) -> Price:
@@ -227,8 +247,25 @@ def choose(
         f"{best.plan.name} takes {best.seconds / ring.seconds:.2f} of the time of a ring",
         f"it is bound by {best.bound}",
         f"ring is bound by {ring.bound}",
+        _why_the_mode(best, fleet, size, costs),
     ]
     return Choice(prices, best, ring, tuple(reasons))
+
+
+def _why_the_mode(best: Price, fleet: Fleet, size: int, costs: Costs) -> str:
+    other = _price_trees(
+        best.plan, fleet, size, costs, "prologue" if best.mode == "carried" else "carried"
+    ).seconds
+    if best.mode == "carried":
+        who = max(fleet.late, key=lambda name: fleet.late[name])
+        return (
+            f"mode carried: {who} has its tensor {fleet.late[who]:.3f} s late, and with exact exponents (prologue) all would "
+            f"wait for it: {other / best.seconds:.2f} times as long"
+        )
+    return (
+        f"mode prologue: exact exponents take {PROLOGUE:.1%} more bytes; without them (carried) it would take "
+        f"{other / best.seconds:.2f} of the time, for training that differs from float32"
+    )
 
 
 def _why_a_ring(prices: Sequence[Price], ring: Price) -> str:

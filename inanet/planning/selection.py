@@ -84,7 +84,7 @@ def cheapest(
     prices = sorted((price(plan, fleet, size, costs) for plan in plans), key=lambda found: found.seconds)
     best = prices[0]
     ring = price(Plan("ring", "ring"), fleet, size, costs)
-    reason = f"{best.plan.name} takes {best.seconds:.4f} s, bound by {best.bound}"
+    reason = f"{best.plan.name} takes {best.seconds:.4f} s in mode {best.mode}, bound by {best.bound}"
     if ring.seconds <= best.seconds:
         reason += f"; a ring without a fabric would take {ring.seconds:.4f} s"
     return Selection(best.plan, reason)

@@ -15,7 +15,7 @@ from inanet.planning.trees import Server
 GBPS = 1e9
 SIZE = 100 * 1024 * 1024
 #: what a tensor takes at 1 Gbit/s, as fragments
-TENSOR = SIZE * FRAGMENT * 8 / GBPS
+TENSOR = SIZE * FRAGMENT * 33 / 32 * 8 / GBPS
 #: next to no costs: the links alone
 FREE = Costs(1, 1, 1, 1, 1e-9, 1e-9, 1e-9)
 
@@ -156,6 +156,20 @@ def test_a_fast_server_shards_and_lateness_are_worth_it() -> None:
     late = choose(fleet(4, {"ps": 1.0, "s": 1.0}, late={"w3": 2.0}), SIZE, FREE)
     assert late.helps
     assert late.chosen.seconds < late.ring.seconds
+
+
+def test_the_mode_is_named_with_its_price() -> None:
+    fast = choose(fleet(4, {"ps": 4.0}), SIZE, FREE)
+    assert fast.chosen.mode == "prologue"
+    assert fast.reasons[-1].startswith("mode prologue: exact exponents take 3.1% more bytes; without them")
+    # a slow server takes the others' data while the last worker is late, or has all of it then
+    late = fleet(4, {"ps": 1.0, "s": 1.0}, late={"w3": 2.0})
+    plan = Plan("ps", "ps", (star(0, "ps", [f"w{i}" for i in range(4)]),), "multicast")
+    assert price(plan, late, SIZE, FREE).mode == "carried"
+    assert price(plan, fleet(4, {"ps": 1.0}, late={"w3": 0.001}), SIZE, FREE).mode == "prologue"
+    chosen = choose(late, SIZE, FREE)
+    assert (chosen.chosen.mode, chosen.ring.mode) == ("carried", "")
+    assert chosen.reasons[-1].startswith("mode carried: w3 has its tensor 2.000 s late, and with exact")
 
 
 def test_ten_percent_of_communication_is_the_least() -> None:
