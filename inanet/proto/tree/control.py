@@ -216,7 +216,8 @@ class Control:
         # most of a group that is asked for again and again may not be known here either: that must cost next to nothing
         holds = State.RESULT if child >= 0 else State.SENT
         sent = (self._node.memory.round[slots] == state.round) & (self._node.memory.state[slots] >= holds)
-        before = link.believed_before(now, self._node.timing.retransmit_max)
+        seen = self._links.newest_seen(state, child, h.gradient, wanted) - self._node.timing.reorder
+        before = link.believed_before(now, self._node.timing.retransmit_max, seen)
         wanted = self._links.sent_to(state, child, h.gradient, wanted[sent], before)
         lost = 0
         for fragment in wanted.tolist():

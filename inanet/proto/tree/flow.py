@@ -218,6 +218,17 @@ def sent_before(times: Any, bursts: Any, n: Any, link: int, row: int, cursor: in
     return position
 
 
+@kernel(_f64(_X, types.int64[:, :, ::1], _N, _i64, _i64, _i64))
+def sent_at(times: Any, bursts: Any, n: Any, link: int, row: int, position: int) -> float:
+    """When an entry of a log left by a link; minus infinity if that was before what is remembered of bursts."""
+    used = n[link, _BURSTS]
+    for k in range(min(used, _RING)):
+        at = (used - 1 - k) % _RING
+        if bursts[link, at, 0] == row and bursts[link, at, 1] <= position:
+            return float(times[link, at])
+    return -np.inf
+
+
 @kernel(types.void(TABLES, FLOW, _i64, _i64, types.int64[:, ::1], _I), inline=True)
 def _note_end(t: Tables, f: Flow, row: int, index: int, events: Any, used: Any) -> None:
     """Python starts the SENT handshake where all of a round has left, or exponents have."""

@@ -291,6 +291,19 @@ class Links:
 
     # ---------------------------------------------------------------- what neighbours lack
 
+    def newest_seen(self, state: ShardState, child: int, group: int, wanted: NDArray[np.int64]) -> float:
+        """When the newest of a group's fragments left that a neighbour has, by those that it lacks; minus infinity if unknown.
+
+        What left before has overtaken nothing: it is lost.
+        """
+        sender = state.down.get(child) if child >= 0 else state.up
+        if sender is None:
+            return -np.inf
+        log = self._node.memory.down_log if child >= 0 else self._node.memory.up_log
+        sent = log[state.slot0 : state.slot0 + sender.cursor]
+        seen = np.flatnonzero((sent // GROUP == group) & ~np.isin(sent, wanted))
+        return sender.link.sent_at(state.row, int(seen[-1])) if len(seen) else -np.inf
+
     def sent_to(
         self, state: ShardState, child: int, group: int, wanted: NDArray[np.int64], before: float
     ) -> NDArray[np.int64]:

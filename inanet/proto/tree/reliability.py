@@ -29,6 +29,11 @@ from inanet.proto.common.recovery import Timing
 from inanet.proto.tree import flow
 from inanet.proto.tree.slots import BURSTS, GROUP, LINKS, LinkColumn, LinkTime, SlotMemory
 
+#: seconds that packets may be on their way by a link that has never timed a round trip
+UNKNOWN = 0.1
+#: packets in flight that fit any queue and do not delay one another
+MANY = 64
+
 
 def _integer(column: LinkColumn) -> Any:
     """A column of the link table as an attribute."""
@@ -237,7 +242,10 @@ class Link(_Row):
         """
         waits = (
             (self.waiting_since, self.patience(timing)),
-            (self.congestion.timed_since, max(timing.retransmit, self._doubted(timing.retransmit_max))),
+            (
+                self.congestion.timed_since,
+                max(timing.retransmit, min(self.congestion.crossing, timing.retransmit_max)),
+            ),
         )
         again = self.prodded + self.prod_interval
         return min(since + patience if self.prodded < since else again for since, patience in waits)
@@ -295,19 +303,19 @@ class Link(_Row):
         entry = (row, fragment)
         return entry in self.queued or self.repeated.get(entry, -math.inf) > before
 
-    def believed_before(self, now: float, most: float) -> float:
+    def believed_before(self, now: float, most: float, seen: float = -math.inf) -> float:
         """The neighbour is believed to lack what left by then, as far as it says so.
 
-        Later packets may be on their way; a stall of the other side is no reason to think so for more than ``most``
-        seconds. It has looked for all that left before it was prodded, once it has heard of that: what it said before
-        crossed the prod.
+        That is what left before something that it has: that left at ``seen``. Later packets may be on their way; a stall of the
+        other side is no reason to think so for more than ``most`` seconds. It has looked for all that left before it was
+        prodded, once it has heard of that: what it said before crossed the prod.
         """
-        heard = now - self.prodded >= min(self.congestion.round_trip, most)
-        return max(now - self._doubted(most), self.prodded if heard else -math.inf)
-
-    def _doubted(self, most: float) -> float:
-        """Seconds in which what has left may be on its way."""
-        return min(self.congestion.crossing, most)
+        crossing, round_trip = min(self.congestion.crossing, most), self.congestion.round_trip
+        heard = round_trip and now - self.prodded >= min(round_trip, most)
+        if not round_trip and self.in_flight > MANY:
+            # nobody knows yet, and queues grow
+            crossing = min(UNKNOWN, most)
+        return max(seen, now - crossing, self.prodded if heard else -math.inf)
 
     def take_resend(self, most: int, now: float) -> list[tuple[int, int]]:
         """Up to ``most`` queued entries, removed because they leave."""
@@ -345,6 +353,10 @@ class Link(_Row):
     def sent_before(self, row: int, cursor: int, when: float) -> int:
         """See :func:`inanet.proto.tree.flow.sent_before`."""
         return int(flow.sent_before(*self._bursts, self.n, self.row, row, cursor, when))
+
+    def sent_at(self, row: int, position: int) -> float:
+        """See :func:`inanet.proto.tree.flow.sent_at`."""
+        return float(flow.sent_at(*self._bursts, self.n, self.row, row, position))
 
 
 class Sender:

@@ -306,3 +306,34 @@ def test_no_window_creeps_behind_packets_that_are_lost(
     bound = 4 * count * (ROW_BYTES + 66) * 8 / 1e9
     for seed in range(2):
         assert fabric.all_reduce(spec, float_arrays(count * 256, 7, seed=seed)) < 4 * bound
+
+
+def test_what_left_before_something_that_a_neighbour_has_is_missed_at_once() -> None:
+    """However long a round trip takes: nothing else overtakes on the way."""
+    link = Link("parent", 1, 1, GRANTED)
+    link.congestion.round_trip = 0.1
+    assert link.believed_before(1.0, 0.5, seen=0.97) == pytest.approx(0.97)
+    assert link.believed_before(1.0, 0.5, seen=0.5) == pytest.approx(0.8)
+
+
+def test_a_link_that_never_timed_a_round_trip_doubts_only_what_may_queue() -> None:
+    link = Link("parent", 1, 1, GRANTED)
+    link.sent(64, 1.0)
+    assert link.believed_before(1.0, 0.5) == pytest.approx(1.0)
+    link.sent(1, 1.0)
+    assert link.believed_before(1.0, 0.5) == pytest.approx(0.9)
+    link.prod(0.95, Timing())
+    assert link.believed_before(1.0, 0.5) == pytest.approx(0.9)
+
+
+def test_when_an_entry_of_a_log_left_is_remembered() -> None:
+    sender = Sender(Link("parent", 1, 1, GRANTED))
+    sender.advance(100, 1.0)
+    sender.advance(160, 2.0)
+    assert [sender.link.sent_at(sender.row, position) for position in (0, 99, 100, 159)] == [
+        1.0,
+        1.0,
+        2.0,
+        2.0,
+    ]
+    assert sender.link.sent_at(sender.row + 1, 0) == -np.inf

@@ -215,6 +215,8 @@ def test_the_driver_holds_a_half_sent_burst_while_the_plan_changes():
         rig.feed(*[rig.data(c, f, values) for f in range(300) for c in (0, 1)])
         (lost,) = [rig.packet(Kind.LOST, host=8, values=np.full(32, -1))]
         list(rig.node.transmit(rig.now))
+        # by then all of it has arrived or is lost
+        rig.now += 1.0
         rig.feed((lost, 0x0A00_0001 << 16 | 7000))
         paused = rig.node.transmit(rig.now)
         next(paused)
