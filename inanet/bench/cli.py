@@ -328,6 +328,22 @@ def torch_(places: tuple[str, ...], repetitions: int, steps: int, as_json: bool)
 
 
 @bench.command()
+@click.option(
+    "--place",
+    "places",
+    multiple=True,
+    type=click.Choice(("shared memory", "xagg", "switchml", "a2tp", "netreduce")),
+    help="Only there. [default: all]",
+)
+@_json
+def numbers(places: tuple[str, ...], as_json: bool) -> None:
+    """What number formats do to trainings, beside what rounding to float32 does: losses, final accuracy, bytes, bits."""
+    from inanet.bench.numbers import run, table
+
+    _show(run(places, _say), as_json, table)
+
+
+@bench.command()
 @click.option("-n", "repetitions", default=50, show_default=True, type=click.IntRange(1), help="Repetitions.")
 @_json
 def control(repetitions: int, as_json: bool) -> None:

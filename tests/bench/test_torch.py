@@ -1,5 +1,7 @@
 """``ina bench torch``: what its figures are made of. The training itself is in tests/torch."""
 
+from typing import ClassVar
+
 import pytest
 
 from inanet.bench import torch as bench
@@ -54,10 +56,23 @@ def test_on_shaped_links_steps_are_held_against_what_the_plan_predicts() -> None
     assert bench._marks(result | {"ratio_to_gloo_lab": None})[1]["met"] is None
 
 
-def test_the_loss_difference_is_the_largest_of_all_steps() -> None:
-    assert bench.loss_difference([1.0, 2.02, 3.0], [1.0, 2.0, 3.0]) == pytest.approx(0.01)
+class Trained(Team):
+    """Answers with losses that depend on the way."""
+
+    losses: ClassVar = {"ina": [1.0, 2.02, 3.0], "gloo": [1.0, 2.0, 3.0], "double": [1.0, 2.002, 3.0]}
+
+    def ask(self, question, deadline, what):  # type: ignore[no-untyped-def]
+        return [{"losses": self.losses[question["way"]], "digest": question["way"], "accuracy": 0.9}]
+
+
+def test_losses_are_held_against_what_rounding_alone_does_to_them() -> None:
+    found = bench._train(Trained("trained", []))
+    assert found["loss_diff_max"] == pytest.approx(0.01)
+    assert found["loss_diff_step"] == 1
+    assert found["loss_diff_double"] == pytest.approx(0.001, rel=1e-2)
+    assert found["loss_diff_ratio"] == pytest.approx(10.0, rel=1e-2)
     with pytest.raises(ValueError, match="zip"):
-        bench.loss_difference([1.0], [1.0, 2.0])
+        bench.loss_differences([1.0], [1.0, 2.0])
 
 
 def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
