@@ -171,8 +171,9 @@ class Job:
         others are copied to shared memory and back. ``op`` is sum, mean (floats only), max or min. ``name``
         keeps the exponents of one tensor from serving another of the same shape. ``mode`` (floats, sum and
         mean) is how exponents are agreed: carried, prologue, or fixed with ``factor``. ``nan="propagate"``
-        lets NaN and infinity through, spoiling their block of 256 elements; by default they are refused on
-        all ranks. ``overflow="wrap"`` lets integer sums wrap round, modulo 2**32 or 2**64; by default a sum that does not
+        lets NaN and infinity through as float32 addition would; finite neighbours in their block (8 elements, or 256 with
+        carried and fixed exponents) come as 0. By default they are refused on all ranks. ``overflow="wrap"`` lets
+        integer sums wrap round, modulo 2**32 or 2**64; by default a sum that does not
         fit is :class:`~inanet.errors.OverflowRefused` on all ranks.
 
         Under the system "goat-async", asynchronous training, every call is a step of this rank's own: it needs op mean and

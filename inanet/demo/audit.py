@@ -3,7 +3,7 @@
 The audit has the averaged gradients that came out of the network, one per step, and replays the run from
 them beside the single-process run. Three statements are checked; together they pin the whole run down:
 
-1. *Every average is right.* With n contributions x_i of a 256-element block, all |x_i| < 2^e, the fabric
+1. *Every average is right.* With n contributions x_i of a block (8 elements in ``prologue`` mode, 256 in ``carried``), all |x_i| < 2^e, the fabric
    adds integers rint(x_i 2^s), s = 31 - ceil(log2 n) - e (docs/protocol.md, number format). Each rounding is
    off by at most half a unit 2^-s; integer sums are exact; so the mean is off by at most 2^(-s - 1), plus
    half a unit in the last place for its conversion to float32. (Up to n = 128 a float32 never reaches the
@@ -33,8 +33,8 @@ from inanet.training import classifier as model
 from inanet.training.classifier import F32
 from inanet.training.descent import F64, Descent, Recipe, batches, digest, exact_mean, part_gradients
 
-#: Elements that share an exponent (number format).
-BLOCK = 256
+#: Elements that share an exponent (number format), by mode.
+BLOCKS = {"prologue": 8, "carried": 256}
 #: In ``carried`` mode a block's exponent lies at most this many bits above that of the last step's contributions,
 MOST_HEADROOM = 6
 #: and this many above that of this step's; it is the only bound for a block that was zeros.
@@ -47,33 +47,34 @@ HALF_ULP = 2.0**-24 * (1 + 2.0**-20)
 HALF_DENORMAL = 2.0**-150
 
 
-def block_exponents(values: NDArray[np.floating]) -> NDArray[np.int32]:
-    """The smallest e >= -126 with every |x| < 2^e, for each block of 256 along the last axis: int32[...,
+def block_exponents(values: NDArray[np.floating], width: int) -> NDArray[np.int32]:
+    """The smallest e >= -126 with every |x| < 2^e, for each block of ``width`` along the last axis: int32[...,
     blocks]."""
     *lead, count = values.shape
-    blocks = -(-count // BLOCK)
-    padded = np.zeros((*lead, blocks * BLOCK), values.dtype)
+    blocks = -(-count // width)
+    padded = np.zeros((*lead, blocks * width), values.dtype)
     padded[..., :count] = np.abs(values)
-    largest = padded.reshape(*lead, blocks, BLOCK).max(axis=-1)
+    largest = padded.reshape(*lead, blocks, width).max(axis=-1)
     _, exponent = np.frexp(largest)
     return np.where(largest == 0, -126, np.maximum(exponent, -126)).astype(np.int32)
 
 
-def average_bound(parts: F32, last_parts: F32 | None) -> F64:
+def average_bound(parts: F32, last_parts: F32 | None, width: int) -> F64:
     """Largest error the fabric may make in the mean of ``parts``, float32[n, count]: float64[count].
 
-    ``last_parts`` are the previous step's, if exponents are carried over from it, else ``None``. Raises ``ValueError`` for more than :data:`MAX_CONTRIBUTIONS` parts.
+    ``last_parts`` are the previous step's, if exponents are carried over from it, else ``None``; blocks have ``width``
+    elements. Raises ``ValueError`` for more than :data:`MAX_CONTRIBUTIONS` parts.
     """
     n, count = parts.shape
     if n > MAX_CONTRIBUTIONS:
         raise ValueError(f"{n} contributions: the bound is proven for up to {MAX_CONTRIBUTIONS}")
-    exponents = block_exponents(parts).max(axis=0)
+    exponents = block_exponents(parts, width).max(axis=0)
     if last_parts is not None:
-        last = block_exponents(last_parts).max(axis=0)
+        last = block_exponents(last_parts, width).max(axis=0)
         carried = np.where(last == -126, exponents + SLACK, last + MOST_HEADROOM)
         exponents = np.maximum(exponents, np.minimum(carried, exponents + SLACK))
     half_unit = np.ldexp(1.0, exponents + (n - 1).bit_length() - 32)
-    fixed = np.repeat(half_unit, BLOCK)[:count]
+    fixed = np.repeat(half_unit, width)[:count]
     bound: F64 = fixed + HALF_ULP * (np.abs(exact_mean(parts)) + fixed) + HALF_DENORMAL
     return bound
 
@@ -140,7 +141,8 @@ def audit(recipe: Recipe, digits: Digits, averages: F32) -> Verdict:
     for step, parts in enumerate(batches(recipe, len(digits.images))):
         _, contributions = part_gradients(recipe, digits, run.weights, parts)
         exact = exact_mean(contributions)
-        bound = average_bound(contributions, last if recipe.mode == "carried" else None)
+        carried = last if recipe.mode == "carried" else None
+        bound = average_bound(contributions, carried, BLOCKS[recipe.mode])
         averaged = np.asarray(averages[step])
         error = np.abs(averaged - exact)
         # a NaN in the average must count as the worst error, not vanish in a comparison

@@ -1,10 +1,15 @@
-"""Floats to integers, straight into rows (number format).
+"""Floats to integers (number format).
 
 With exponent ``E`` of a block and ``n`` contributing ranks an element becomes ``q = rint(x * scale[E])``,
 clamped to ``limit = floor((2**31 - 1) / n)``: no sum of ``n`` such integers can wrap. Scales are powers of
 two from 2**-112 to 2**157, beyond float32; the product is taken in float64, where it is exact, and so is the
-clamp. Where float32 gives the same (``fast[E]`` is not 0), half as much is to be computed.
+clamp. Where float32 gives the same (``scale32[E]`` is not 0), half as much is to be computed.
+
+A block of exponent 255 holds a NaN or infinity somewhere. Its integers are no values but marks: 1 for infinity, 2^16 for
+minus infinity, both for NaN, 0 for what is finite. Sums of up to 2^15 of them say which an element has had.
 """
+
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +17,16 @@ from numpy.typing import NDArray
 from inanet.kernels.checksum import slot_checksum
 from inanet.kernels.half import widen16
 from inanet.kernels.jit import njit
-from inanet.kernels.layout import BLOCK, CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, POISON, WORDS
+from inanet.kernels.lanes import LANES, add_scaled8
+from inanet.kernels.layout import CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, POISON
+
+#: marks of elements in poisoned blocks
+PLUS, MINUS = 1, 1 << 16
+
+_LANES = np.uint64(LANES)
+#: of a fragment, one number each in what :func:`spread_factors` writes
+GROUPS = PAYLOAD_WORDS // LANES
+_GROUPS = np.uint64(GROUPS)
 
 
 @njit("float32(int64)", cache=True, nogil=True, inline="always")
@@ -23,8 +37,85 @@ def largest_float32(limit: int) -> np.float32:
     return nearest if nearest <= np.float64(limit) else np.float32(nearest * np.float32(1 - 2**-24))
 
 
+@njit("int32(float32)", cache=True, nogil=True, inline="always")
+def mark(value: float) -> Any:
+    """What an element of a poisoned block becomes."""
+    if value != value:
+        return np.int32(PLUS + MINUS)
+    if value == np.inf:
+        return np.int32(PLUS)
+    return np.int32(MINUS) if value == -np.inf else np.int32(0)
+
+
+@njit("boolean(float32[::1], uint8[::1], int64, int64, float32[::1])", cache=True, nogil=True, _nrt=False)
+def spread_factors(
+    table: NDArray[np.float32], exps: NDArray[np.uint8], first: int, blocks: int, factors: NDArray[np.float32]
+) -> bool:
+    """Write ``table[E]`` for each eight elements of a fragment, whose ``blocks`` exponents begin at ``first``.
+
+    False if one of the blocks has no factor (0).
+    """
+    whole = True
+    if blocks == factors.size:
+        for block in range(_GROUPS):
+            factor = table[exps[np.uint64(first) + block]]
+            whole &= factor != 0
+            factors[block] = factor
+    else:
+        each = factors.size // blocks
+        for block in range(blocks):
+            factor = table[exps[first + block]]
+            whole &= factor != 0
+            factors[block * each : (block + 1) * each] = factor
+    return whole
+
+
 @njit(
-    "void(uint16[::1], boolean, int64, int64, uint8[::1], float64[::1], float32[::1], int64, uint8[::1],"
+    "void(float32[::1], boolean, float32[::1], uint8[::1], int64, int64, float64[::1], int64, int32[::1])",
+    cache=True,
+    nogil=True,
+    _nrt=False,
+)
+def add_quantised(
+    values: NDArray[np.float32],
+    quick: bool,
+    factors: NDArray[np.float32],
+    exps: NDArray[np.uint8],
+    first: int,
+    blocks: int,
+    scale: NDArray[np.float64],
+    limit: int,
+    sums: NDArray[np.int32],
+) -> None:
+    """Add one rank's elements of a fragment to ``sums``.
+
+    ``quick``, for whole fragments: by ``factors``. Else by ``scale`` of the fragment's ``blocks`` exponents, which begin at ``first``.
+    """
+    if quick:
+        bound32 = largest_float32(limit)
+        for group in range(_GROUPS):
+            add_scaled8(values, group * _LANES, factors[group], bound32, sums)
+        return
+    bound, each = np.float64(limit), _GROUPS // np.uint64(blocks)
+    for group in range(_GROUPS):
+        exponent, start = exps[np.uint64(first) + group // each], group * _LANES
+        factor = scale[exponent]
+        if exponent != POISON and start + _LANES <= np.uint64(values.size):
+            add_scaled8(values, start, factor, bound, sums)
+        else:
+            for at in range(start, min(start + _LANES, np.uint64(values.size))):
+                if exponent == POISON:
+                    sums[at] += mark(values[at])
+                else:
+                    q = np.rint(np.float64(values[at]) * factor)
+                    # comparisons, because the NaN rules of min and max cost time
+                    q = q if q < bound else bound
+                    q = q if q > -bound else -bound
+                    sums[at] += np.int32(q)
+
+
+@njit(
+    "void(uint16[::1], boolean, int64, int64, uint8[::1], int64, float64[::1], float32[::1], int64, uint8[::1],"
     " int32[:, ::1], int64, boolean, boolean)",
     cache=True,
     nogil=True,
@@ -35,8 +126,9 @@ def quantise(
     lo: int,
     hi: int,
     exps: NDArray[np.uint8],
+    blocks: int,
     scale: NDArray[np.float64],
-    fast: NDArray[np.float32],
+    scale32: NDArray[np.float32],
     limit: int,
     misfit: NDArray[np.uint8],
     rows: NDArray[np.int32],
@@ -44,40 +136,29 @@ def quantise(
     first: bool,
     last: bool,
 ) -> None:
-    """Quantise blocks ``lo`` to ``hi - 1`` of one rank's elements into rows ``row0`` onwards.
+    """Quantise fragments ``lo`` to ``hi - 1`` of one rank's elements into rows ``row0`` onwards.
 
     ``values`` holds patterns of f16 (``brain`` False) or bf16 (``brain`` True); float32 has a kernel that takes all
-    ranks at once (:func:`inanet.kernels.together.quantise_together`). ``exps`` holds one exponent per block of the tensor. The ``first`` rank of a host clears the payload, each adds to
-    it, the ``last`` one writes the checksum; what a short last block leaves over stays 0.
+    ranks at once (:func:`inanet.kernels.together.quantise_together`). ``exps`` holds ``blocks`` exponents per fragment of the
+    tensor. The ``first`` rank of a host clears the payload, each adds to it, the ``last`` one writes the checksum; what a
+    short last fragment leaves over stays 0.
 
-    A block with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros. A block of
-    exponent 255 contributes zeros.
+    A fragment with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros.
     """
-    bound, bound32 = np.float64(limit), largest_float32(limit)
+    wide, factors = np.empty(PAYLOAD_WORDS, np.float32), np.empty(GROUPS, np.float32)
     for i in range(hi - lo):
-        row = np.uint64(row0 + i)
+        payload = rows[row0 + i, HEADER_WORDS : HEADER_WORDS + PAYLOAD_WORDS]
         if first:
-            for j in range(WORDS):
-                rows[row, HEAD + j] = 0
-        exponent = exps[lo + i]
+            payload[:] = 0
         if misfit[i] != 0:
-            rows[row, HEAD] = misfit[i]
-        elif exponent != POISON:
-            start = np.uint64((lo + i) * BLOCK)
-            count = min(WORDS, np.uint64(values.size) - start)
-            factor, quick = scale[exponent], fast[exponent]
-            if quick != 0:
-                for j in range(count):
-                    r = np.rint(np.float32(widen16(values[start + j], brain) * quick))
-                    r = r if r < bound32 else bound32
-                    r = r if r > -bound32 else -bound32
-                    rows[row, HEAD + j] += np.int32(r)
-                count = np.uint64(0)
+            rows[row0 + i, HEAD] = misfit[i]
+        else:
+            start = (lo + i) * PAYLOAD_WORDS
+            count = min(PAYLOAD_WORDS, values.size - start)
             for j in range(count):
-                # comparisons, because the NaN rules of min and max cost time; a NaN becomes a bound
-                q = np.rint(np.float64(widen16(values[start + j], brain)) * factor)
-                q = q if q < bound else bound
-                q = q if q > -bound else -bound
-                rows[row, HEAD + j] += np.int32(q)
+                wide[j] = widen16(values[start + j], brain)
+            where = (lo + i) * blocks
+            quick = count == PAYLOAD_WORDS and spread_factors(scale32, exps, where, blocks, factors)
+            add_quantised(wide[:count], quick, factors, exps, where, blocks, scale, limit, payload)
         if last:
-            rows[row, CHECK] = np.int32(slot_checksum(rows, row0 + i, HEADER_WORDS, PAYLOAD_WORDS))
+            rows[row0 + i, CHECK] = np.int32(slot_checksum(rows, row0 + i, HEADER_WORDS, PAYLOAD_WORDS))

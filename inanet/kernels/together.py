@@ -1,4 +1,4 @@
-"""float32 tensors of all ranks on one host, a block at a time, so that each is read from memory once.
+"""float32 tensors of all ranks on one host, a fragment at a time, so that each is read from memory once.
 
 :func:`quantise_together` fills the rows of packets. :func:`reduce_together` does a whole round for a job that has no
 other hosts; its bits are those of the network, for a fifth of the memory traffic of separate kernels with four ranks.
@@ -12,14 +12,19 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
-from inanet.kernels.exponents import exponent_of
+from inanet.kernels.dequantise import read_sums
+from inanet.kernels.exponents import exponent_of, raise_peaks
 from inanet.kernels.jit import njit
-from inanet.kernels.layout import BLOCK, CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, POISON
-from inanet.kernels.quantise import largest_float32
+from inanet.kernels.lanes import LANES, add_scaled8, raise_peaks8, write_scaled8
+from inanet.kernels.layout import CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, POISON
+from inanet.kernels.quantise import GROUPS, add_quantised, largest_float32, spread_factors
 
 U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
 F64 = NDArray[np.float64]
 F32 = NDArray[np.float32]
+
+_LANES = np.uint64(LANES)
 
 
 @intrinsic
@@ -32,20 +37,29 @@ def _float32_pointer(typing_context: Any, address: Any) -> Any:
     return types.CPointer(types.float32)(types.uint64), generate
 
 
-@njit("uint32(uint64[::1], uint64, int64)", cache=True, nogil=True, inline="always")
-def _peak(bases: NDArray[np.uint64], start: int, count: int) -> Any:
-    """float32 bits of the largest magnitude that any rank has in ``count`` elements from ``start`` on."""
-    peak = np.uint32(0)
+@njit("void(uint64[::1], int64, int64, int64, uint32[::1])", cache=True, nogil=True, inline="always")
+def _find_peaks(bases: NDArray[np.uint64], start: int, count: int, blocks: int, peaks: U32) -> None:
+    """float32 bits of the largest magnitude that any rank has, for each of the ``blocks`` of a fragment.
+
+    ``peaks`` has room for one of each eight elements.
+    """
+    peaks[:] = 0
     for rank in range(len(bases)):
-        values = carray(_float32_pointer(bases[rank] + start * np.uint64(4)), (count,), np.float32)
-        bits = values.view(np.uint32)
-        for j in range(count):
-            peak = max(peak, np.uint32(bits[j] & np.uint32(0x7FFFFFFF)))
-    return peak
+        base = bases[rank] + np.uint64(start) * np.uint64(4)
+        if count == PAYLOAD_WORDS:
+            for group in range(np.uint64(0), np.uint64(GROUPS), _LANES):
+                raise_peaks8(base, group * _LANES, peaks, group)
+        else:
+            bits = carray(_float32_pointer(base), (count,), np.float32).view(np.uint32)
+            raise_peaks(bits, LANES, GROUPS, peaks)
+    each = GROUPS // blocks
+    if each > 1:
+        for block in range(blocks):
+            peaks[block] = peaks[block * each : (block + 1) * each].max()
 
 
 @njit(
-    "void(uint64[::1], uint64, int64, float32, float64, int64, int32[::1])",
+    "void(uint64[::1], int64, int64, boolean, float32[::1], uint8[::1], int64, int64, float64[::1], int64, int32[::1])",
     cache=True,
     nogil=True,
     inline="always",
@@ -54,60 +68,30 @@ def _sum(
     bases: NDArray[np.uint64],
     start: int,
     count: int,
-    fast: float,
-    scale: float,
+    quick: bool,
+    factors: F32,
+    exps: U8,
+    first: int,
+    blocks: int,
+    scale: F64,
     limit: int,
     sums: NDArray[np.int32],
 ) -> None:
-    """Quantised sum over all ranks; see :func:`inanet.kernels.quantise.quantise` for the two ways to scale."""
-    bound, bound32 = np.float64(limit), largest_float32(limit)
+    """Quantised sum of a fragment over all ranks; see :func:`inanet.kernels.quantise.add_quantised`."""
+    sums[:] = 0
+    bound32 = largest_float32(limit)
     for rank in range(len(bases)):
-        values = carray(_float32_pointer(bases[rank] + start * np.uint64(4)), (count,), np.float32)
-        if rank == 0:
-            for j in range(count):
-                sums[j] = 0
-        if fast != 0:
-            for j in range(count):
-                r = np.rint(values[j] * fast)
-                r = r if r < bound32 else bound32
-                r = r if r > -bound32 else -bound32
-                sums[j] += np.int32(r)
+        base = bases[rank] + np.uint64(start) * np.uint64(4)
+        if quick:
+            for group in range(np.uint64(GROUPS)):
+                add_scaled8(base, group * _LANES, factors[group], bound32, sums)
         else:
-            for j in range(count):
-                q = np.rint(np.float64(values[j]) * scale)
-                q = q if q < bound else bound
-                q = q if q > -bound else -bound
-                sums[j] += np.int32(q)
+            part = carray(_float32_pointer(base), (count,), np.float32)
+            add_quantised(part, False, factors, exps, first, blocks, scale, limit, sums)
 
 
 @njit(
-    "void(uint64[::1], uint64, int64, float32, float64, float64, int32[::1])",
-    cache=True,
-    nogil=True,
-    inline="always",
-)
-def _spread(
-    bases: NDArray[np.uint64],
-    start: int,
-    count: int,
-    fast: float,
-    multiply: float,
-    divide: float,
-    sums: NDArray[np.int32],
-) -> None:
-    """Dequantise into every rank's array; see :mod:`inanet.kernels.dequantise`."""
-    for rank in range(len(bases)):
-        values = carray(_float32_pointer(bases[rank] + start * np.uint64(4)), (count,), np.float32)
-        if fast != 0:
-            for j in range(count):
-                values[j] = np.float32(sums[j]) * fast
-        else:
-            for j in range(count):
-                values[j] = np.float32(sums[j] * multiply / divide)
-
-
-@njit(
-    "void(uint64[::1], int64, int64, int64, boolean, uint8[::1], uint8[::1], int64, float64[::1], float32[::1],"
+    "void(uint64[::1], int64, int64, int64, boolean, uint8[::1], int64, uint8[::1], int64, float64[::1], float32[::1],"
     " uint8[::1], int32[:, ::1], int64)",
     cache=True,
     nogil=True,
@@ -119,6 +103,7 @@ def quantise_together(
     hi: int,
     check: bool,
     exps: U8,
+    blocks: int,
     top: U8,
     limit: int,
     scale: F64,
@@ -127,35 +112,35 @@ def quantise_together(
     rows: NDArray[np.int32],
     row0: int,
 ) -> None:
-    """Payload and checksum of rows ``row0`` on: blocks ``lo`` to ``hi - 1`` of tensors of ``size`` elements at ``bases``.
+    """Payload and checksum of rows ``row0`` on: fragments ``lo`` to ``hi - 1`` of tensors of ``size`` elements at ``bases``.
 
-    With ``check``, ``needs[i]`` becomes the exponent of block ``lo + i`` over all ranks. If that is more than
-    ``top[exps[lo + i]]``, the block is not quantised; its payload is what it needs, then zeros. A block of exponent 255
-    contributes zeros. Tables as in :mod:`inanet.proto.common.quantised`.
+    ``exps`` has ``blocks`` exponents per fragment. With ``check``, which goes with one, ``needs[i]`` becomes the exponent of
+    fragment ``lo + i`` over all ranks. If that is more than ``top[exps[lo + i]]``, the fragment is not quantised; its payload
+    is what it needs, then zeros. Tables as in :mod:`inanet.proto.common.quantised`.
     """
+    peaks, factors = np.empty(GROUPS, np.uint32), np.empty(GROUPS, np.float32)
     for i in range(hi - lo):
-        block = lo + i
-        start = block * BLOCK
-        count = min(size - start, BLOCK)
-        exponent = exps[block]
-        fits = True
-        if check:
-            needs[i] = exponent_of(_peak(bases, np.uint64(start), count))
-            fits = needs[i] <= top[exponent]
+        start, first = (lo + i) * PAYLOAD_WORDS, (lo + i) * blocks
+        count = max(min(size - start, PAYLOAD_WORDS), 0)
         row = rows[row0 + i]
         payload = row[HEADER_WORDS:CHECKSUM_WORD]
-        if not fits or exponent == POISON:
-            payload[:] = 0
-            payload[0] = np.int32(0) if fits else np.int32(needs[i])
+        fits = True
+        if check:
+            _find_peaks(bases, start, count, 1, peaks)
+            needs[i] = exponent_of(peaks[0])
+            fits = needs[i] <= top[exps[first]]
+        if fits:
+            quick = count == PAYLOAD_WORDS and spread_factors(scale32, exps, first, blocks, factors)
+            _sum(bases, start, count, quick, factors, exps, first, blocks, scale, limit, payload)
         else:
-            _sum(bases, np.uint64(start), count, scale32[exponent], scale[exponent], limit, payload)
-            payload[count:] = 0
+            payload[:] = 0
+            payload[0] = needs[i]
         row[CHECKSUM_WORD] = np.int32(row_checksum(row, HEADER_WORDS, PAYLOAD_WORDS))
 
 
 @njit(
-    "int64(uint64[::1], int64, int64, int64, boolean, boolean, uint8[::1], uint8[::1], uint8[::1], uint8[::1], int64,"
-    " float64[::1], float32[::1], float64[::1], float64[::1], float32[::1], int32[::1])",
+    "int64(uint64[::1], int64, int64, int64, boolean, boolean, uint8[::1], int64, uint8[::1], uint8[::1], uint8[::1], int64,"
+    " float64[::1], float32[::1], float64[::1], float64[::1], float32[::1])",
     cache=True,
     nogil=True,
 )
@@ -167,6 +152,7 @@ def reduce_together(
     prologue: bool,
     refuse: bool,
     exps: U8,
+    blocks: int,
     needs: U8,
     top: U8,
     least: U8,
@@ -176,32 +162,45 @@ def reduce_together(
     multiply: F64,
     divide: F64,
     multiply32: F32,
-    sums: NDArray[np.int32],
 ) -> int:
-    """A whole round for blocks ``lo`` to ``hi - 1`` of float32 tensors of ``size`` elements at addresses ``bases``.
+    """A whole round for fragments ``lo`` to ``hi - 1`` of float32 tensors of ``size`` elements at addresses ``bases``.
 
-    ``prologue``: exponents are what the blocks need; otherwise ``exps`` has them, and blocks that do not fit get what
-    they need, which is noted there: those above ``top`` of their exponent, and those below its ``least`` but for zeros.
-    ``needs`` gets what all blocks need, unless it is empty. Tables as in :mod:`inanet.proto.common.quantised`. ``sums`` is
-    room for one block. Returns -1, or with ``refuse`` the first block that holds a NaN or infinity: from there on
-    nothing has been written.
+    ``prologue``: exponents are what the blocks need; otherwise ``exps``, ``blocks`` per fragment, has them, and blocks that do
+    not fit get what they need, which is noted there: those above ``top`` of their exponent, and those below its ``least`` but
+    for zeros. ``needs`` gets what all blocks need, unless it is empty. Tables as in :mod:`inanet.proto.common.quantised`.
+    Returns -1, or with ``refuse`` the first fragment that holds a NaN or infinity: from there on nothing has been written.
     """
-    for block in range(lo, hi):
-        start = block * BLOCK
-        count = min(size - start, BLOCK)
-        need = exponent_of(_peak(bases, np.uint64(start), count))
-        exponent = exps[block]
-        if prologue or need > top[exponent] or (need != 0 and need < least[exponent]):
-            exps[block] = exponent = need
-        if len(needs):
-            needs[block] = need
-        if exponent == POISON:
-            if refuse:
-                return block
-            sums[:] = 0
+    sums, peaks = np.empty(PAYLOAD_WORDS, np.int32), np.empty(GROUPS, np.uint32)
+    factors = np.empty(GROUPS, np.float32)
+    for fragment in range(lo, hi):
+        start, first = fragment * PAYLOAD_WORDS, fragment * blocks
+        count = max(min(size - start, PAYLOAD_WORDS), 0)
+        _find_peaks(bases, start, count, blocks, peaks)
+        mine = exps[first : first + blocks]
+        if prologue:
+            for block in range(np.uint64(blocks)):
+                mine[block] = exponent_of(peaks[block])
         else:
-            _sum(bases, np.uint64(start), count, scale32[exponent], scale[exponent], limit, sums)
-        _spread(
-            bases, np.uint64(start), count, multiply32[exponent], multiply[exponent], divide[exponent], sums
-        )
+            for block in range(np.uint64(blocks)):
+                need, exponent = exponent_of(peaks[block]), mine[block]
+                if need > top[exponent] or (need != 0 and need < least[exponent]):
+                    mine[block] = need
+        if len(needs):
+            for block in range(np.uint64(blocks)):
+                needs[np.uint64(first) + block] = exponent_of(peaks[block])
+        if refuse:
+            for block in range(np.uint64(blocks)):
+                if exponent_of(peaks[block]) == POISON:
+                    return fragment
+        quick = count == PAYLOAD_WORDS and spread_factors(scale32, exps, first, blocks, factors)
+        _sum(bases, start, count, quick, factors, exps, first, blocks, scale, limit, sums)
+        quick = count == PAYLOAD_WORDS and spread_factors(multiply32, exps, first, blocks, factors)
+        for rank in range(len(bases)):
+            base = bases[rank] + np.uint64(start) * np.uint64(4)
+            if quick:
+                for group in range(np.uint64(GROUPS)):
+                    write_scaled8(sums, group * _LANES, factors[group], base)
+            else:
+                part = carray(_float32_pointer(base), (count,), np.float32)
+                read_sums(sums, False, factors, exps, first, blocks, multiply, divide, part)
     return -1

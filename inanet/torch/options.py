@@ -24,7 +24,7 @@ class Options:
     (default: INA_SOCKET, then the usual places). ``timeout``: seconds a round may take (default: the process
     group's). ``mode`` and ``factor``: how exponents are agreed, as in
     :meth:`inanet.client.job.Job.all_reduce_async`. ``nan``: "propagate" lets NaN and infinity through as
-    torch does, spoiling their block of 256 elements; "refuse" raises
+    torch does; finite neighbours in their block of 8 elements come as 0 (256 with carried and fixed exponents). "refuse" raises
     :class:`~inanet.errors.NonFiniteError` on all ranks. ``require_ina``: raise instead of falling
     back to the process group's own all-reduce (default: INA_REQUIRE). ``measure``: compare with that
     all-reduce at the start and take the faster; without effect if INA is required. ``trace``: directory

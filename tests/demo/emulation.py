@@ -27,7 +27,7 @@ def headroom(n: int) -> int:
 
 
 class EmulatedFabric:
-    """Averages contributions block by block, with exponents by prologue or carried over.
+    """Averages contributions block by block, with exponents by prologue for blocks of 8, or carried over for blocks of 256.
 
     A carried one lies two bits above the last contributions, or one below the last exponent if that is more, but at most
     six bits above them; it serves contributions that it is not below of, nor more than eight bits above.
@@ -41,8 +41,9 @@ class EmulatedFabric:
         """The mean of float32[n, count] as float32[count]."""
         n, count = parts.shape
         result = np.empty(count, np.float32)
-        for first in range(0, count, 256):
-            block = parts[:, first : first + 256]
+        width = 256 if self.carried else 8
+        for first in range(0, count, width):
+            block = parts[:, first : first + width]
             need = e = exponent(np.ascontiguousarray(block).ravel())
             last = self.last.get(first, -200)
             if self.carried and (need == -126 <= last or need <= last <= need + 8):
@@ -53,7 +54,7 @@ class EmulatedFabric:
             sums = np.clip(integers, -limit, limit).sum(axis=0)
             assert np.abs(sums).max() < 2**31
             self.last[first] = max(need + 2, min(e - 1, need + 6)) if need > -126 else max(e - 1, -126)
-            result[first : first + 256] = [
+            result[first : first + width] = [
                 np.float32(float(Fraction(int(total)) * Fraction(2) ** -shift / n)) for total in sums
             ]
         return result

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from inanet.kernels.layout import SMALL_BLOCK
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.common.quantised import FACTOR_BITS, SLACK
@@ -116,11 +117,12 @@ def check(spec: TensorSpec, before: Arrays, after: Arrays) -> None:
         ExponentMode.CARRIED: SLACK,
         ExponentMode.FIXED: 31 - FACTOR_BITS - ceil(log2(ranks)),
     }[spec.mode]
-    for start in range(0, spec.elements, 256):
-        peak = np.abs(values[:, start : start + 256]).max()
+    width = SMALL_BLOCK if spec.mode is ExponentMode.PROLOGUE else 256
+    for start in range(0, spec.elements, width):
+        peak = np.abs(values[:, start : start + width]).max()
         e = max(int(np.frexp(peak)[1]), -125)
         bound = ranks * Fraction(2) ** (ceil(log2(ranks)) - 32 + e + bits) if peak else Fraction(0)
-        for exact, value in zip(sums[start : start + 256], got[start : start + 256], strict=True):
+        for exact, value in zip(sums[start : start + width], got[start : start + width], strict=True):
             assert np.isfinite(value)
             assert abs(Fraction(value) - exact) <= bound + half_ulp(spec.dtype, Fraction(value))
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.checksum import seal_rows
 from inanet.kernels.dequantise import copy_fragments
-from inanet.kernels.layout import HEADER_WORDS, PAYLOAD_WORDS, ROW_WORDS
+from inanet.kernels.layout import EXPONENTS_PER_FRAGMENT, HEADER_WORDS, PAYLOAD_WORDS, ROW_WORDS
 from inanet.proto.common.plan import Fold, TensorSpec
 
 Array = NDArray[Any]
@@ -97,6 +97,8 @@ class Format(ABC):
         #: Data fragments of the tensor. One without elements has an empty one, so that its rounds too need every host: none
         #: may have finished before all have said that they reduce the same.
         self.fragments = max(1, -(-self.elements // values))
+        #: exponents of a fragment: entries of the table
+        self.blocks = 1
         #: fragments that carry the exponents of a prologue, 1024 blocks each; 0 if the tensor never has one
         self.exponent_fragments = 0
         self._overflow = np.full(1, _NONE, np.int64)
@@ -128,11 +130,19 @@ class Format(ABC):
 
     def initial_exponents(self) -> Bytes:
         """The exponent table to start from: zeros, one per block (none if the format has no exponents)."""
-        return np.zeros(self.fragments if self.uses_exponents else 0, np.uint8)
+        return np.zeros(self.fragments * self.blocks if self.uses_exponents else 0, np.uint8)
+
+    @property
+    def share(self) -> int:
+        """Fragments of data whose exponents one fragment of exponents carries."""
+        return EXPONENTS_PER_FRAGMENT // self.blocks
 
     def exponents(self, arrays: Arrays, lo: int, hi: int, out: Bytes) -> None:
-        """Set ``out[: hi - lo]`` to the exponents of blocks ``lo`` on, the largest over the local ranks."""
-        out[: hi - lo] = 0
+        """Set ``out`` to the exponents of fragments ``lo`` to ``hi - 1``, the largest over the local ranks.
+
+        They are :attr:`blocks` for each fragment.
+        """
+        out[: (hi - lo) * self.blocks] = 0
 
     @abstractmethod
     def encode(

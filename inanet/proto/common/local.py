@@ -144,15 +144,16 @@ class LocalRound:
                 return False
             form.encode(self.arrays, low, high, exponents, rows, 0)
             return True
-        needs = np.zeros(high - low, np.uint8)
+        needs = np.zeros((high - low) * form.blocks, np.uint8)
         form.exponents(self.arrays, low, high, needs)
         if refuses and (needs == POISON).any():
             return False
+        where = slice(low * form.blocks, high * form.blocks)
         if self._needs is not None:
-            self._needs[low:high] = needs
+            self._needs[where] = needs
         # carried, or the factor of fixed mode, does not suit the misfits: they get what they need (exponent agreement)
-        again = slice(None) if self._prologue else form.misfits(needs, exponents[low:high])
-        exponents[low:high][again] = needs[again]
+        again = slice(None) if self._prologue else form.misfits(needs, exponents[where])
+        exponents[where][again] = needs[again]
         form.encode(self.arrays, low, high, exponents, rows, 0)
         return True
 

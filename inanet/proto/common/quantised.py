@@ -1,6 +1,7 @@
 """Sums of floats as integers under shared exponents: the number format, and the proof of its error bound.
 
-A fragment is a block of 256 elements that share an exponent ``E`` with ``|x| < 2**e``, ``e = E - 126``. With
+A fragment has 256 elements. Blocks of them share an exponent ``E``: 8 elements where exponents are agreed on for every
+round (prologue), 256 where they are carried over or fixed. In a block ``|x| < 2**e``, ``e = E - 126``. With
 ``n`` contributing ranks and ``L = ceil(log2 n)`` an element becomes ``q = rint(x * 2**s)``, ``s = 31 - L -
 e``, and the sum ``R`` of the ``q`` becomes ``R * 2**-s`` (divided by ``n`` for a mean).
 
@@ -43,7 +44,7 @@ import numpy as np
 
 from inanet.kernels.dequantise import dequantise16, dequantise32
 from inanet.kernels.exponents import block_exponents, first_nonfinite
-from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
+from inanet.kernels.layout import BLOCK, POISON, SMALL_BLOCK
 from inanet.kernels.quantise import quantise
 from inanet.kernels.together import quantise_together, reduce_together
 from inanet.proto.common.encoding import (
@@ -87,8 +88,10 @@ class FloatSum(Format):
         self._limit = (2**31 - 1) // ranks
         self._factor = spec.factor if spec.mode is ExponentMode.FIXED else 0.0
         self._log2 = (ranks - 1).bit_length()
+        if spec.mode is ExponentMode.PROLOGUE:
+            self.blocks = BLOCK // SMALL_BLOCK
         if spec.mode is not ExponentMode.FIXED:
-            self.exponent_fragments = -(-self.fragments // EXPONENTS_PER_FRAGMENT)
+            self.exponent_fragments = -(-self.fragments // self.share)
         self._tables()
 
     def _tables(self) -> None:
@@ -126,9 +129,14 @@ class FloatSum(Format):
         exact = (scale >= 2.0**-126) & (scale < 2.0**127) & (np.frexp(scale)[0] == 0.5)
         fits = exact & (self._log2 <= 7)
         self._scale32 = np.where(fits, scale, 0.0).astype(np.float32)
+        if not self._factor:
+            # zeros are zeros under any factor
+            self._scale32[0] = 1.0
         exact = (multiply >= 2.0**-126) & (multiply <= 2.0**96) & (np.frexp(multiply)[0] == 0.5)
         fits = exact & (self._divide == 1.0)
         self._multiply32 = np.where(fits, multiply, 0.0).astype(np.float32)
+        if not self._factor and (self._divide == 1.0).all():
+            self._multiply32[0] = 1.0
 
     @property
     def tables(self) -> FloatTables | None:
@@ -148,7 +156,7 @@ class FloatSum(Format):
     def exponents(self, arrays: Arrays, lo: int, hi: int, out: Bytes) -> None:
         super().exponents(arrays, lo, hi, out)
         for view in self.bind(arrays).views:
-            block_exponents(view, self._brain, lo, hi, out)
+            block_exponents(view, self._brain, BLOCK // self.blocks, lo * self.blocks, hi * self.blocks, out)
 
     def judge(self, needs: Bytes, exps: Bytes) -> Bytes:
         verdicts = np.where(needs > self._top[exps], MISFIT, 0).astype(np.uint8)
@@ -166,6 +174,10 @@ class FloatSum(Format):
         needs: Bytes | None = None,
     ) -> None:
         check = needs is not None
+        if check and self.blocks > 1:
+            raise ValueError(
+                f"tensor {self.spec.name!r}: its exponents are agreed on before, none can be asked for"
+            )
         if needs is None:
             needs = np.zeros(hi - lo, np.uint8)
         bound = self.bind(arrays)
@@ -177,6 +189,7 @@ class FloatSum(Format):
                 hi,
                 check,
                 exps,
+                self.blocks,
                 self._top,
                 self._limit,
                 self._scale,
@@ -187,9 +200,10 @@ class FloatSum(Format):
             )
             return
         views = bound.views
+        misfit = np.zeros(hi - lo, np.uint8)
         if check:
             self.exponents(bound, lo, hi, needs)
-        misfit = np.where(needs[: hi - lo] > self._top[exps[lo:hi]], needs[: hi - lo], 0).astype(np.uint8)
+            misfit = np.where(needs[: hi - lo] > self._top[exps[lo:hi]], needs[: hi - lo], misfit)
         for k, bits in enumerate(views):
             quantise(
                 bits,
@@ -197,6 +211,7 @@ class FloatSum(Format):
                 lo,
                 hi,
                 exps,
+                self.blocks,
                 self._scale,
                 self._scale32,
                 self._limit,
@@ -219,11 +234,11 @@ class FloatSum(Format):
         tables = self._multiply, self._divide
         if self._single:
             out = views[0].view(np.float32)
-            poisoned = dequantise32(rows, slots, fragments, exps, *tables, self._multiply32, out)
+            poisoned = dequantise32(rows, slots, fragments, exps, self.blocks, *tables, self._multiply32, out)
         else:
-            poisoned = dequantise16(rows, slots, fragments, exps, *tables, self._brain, views[0])
-        if poisoned < self.fragments:
-            self._poisoned[0] = min(self._poisoned[0], int(poisoned) * BLOCK)
+            poisoned = dequantise16(rows, slots, fragments, exps, self.blocks, *tables, self._brain, views[0])
+        if poisoned < self.elements:
+            self._poisoned[0] = min(self._poisoned[0], int(poisoned))
         self._spread(views, fragments)
 
     def together(
@@ -244,6 +259,7 @@ class FloatSum(Format):
                 prologue,
                 refuse,
                 exps,
+                self.blocks,
                 needs,
                 self._top,
                 self._least,
@@ -253,7 +269,6 @@ class FloatSum(Format):
                 self._multiply,
                 self._divide,
                 self._multiply32,
-                np.empty(BLOCK, np.int32),
             )
         )
 

@@ -11,22 +11,38 @@ the one that a block needs if what was carried over does not suit it, else 0.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.kernels.checksum import row_checksum
+from inanet.kernels.header import tag_of
+from inanet.kernels.jit import njit
 from inanet.proto.common.plan import NodePlan
 from inanet.proto.slots.ps import TensorServer, drops_by_label
 from inanet.proto.slots.tenants import members_of
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.serial import is_newer
-from inanet.wire.xagg import PAYLOAD_BYTES, Kind, MalformedPacket, Packet, decode
+from inanet.wire.xagg import (
+    CHECKSUM_WORD,
+    HEADER_WORDS,
+    MAGIC_VERSION,
+    PAYLOAD_BYTES,
+    ROW_BYTES,
+    ROW_WORDS,
+    TAG_WORD,
+    VALUES,
+    Kind,
+    MalformedPacket,
+    decode,
+)
 
 #: blocks whose exponents fit a packet
 GROUP = PAYLOAD_BYTES
 #: packets that a worker may have unanswered
-WINDOW = 32
+WINDOW = 96
 
 
 @dataclass(slots=True)
@@ -76,17 +92,16 @@ class ExponentClient:
 
     def offer(self, question: Question, group: int, exponents: NDArray[np.uint8], now: float) -> None:
         """Send this worker's exponents of a group, until they are answered."""
-        packet = Packet(
+        packet = _packet(
             Kind.DATA,
-            job=self.job,
-            host=self.bit,
-            gradient=group,
-            round=question.round & 0xFFFFFFFF,
-            shard=question.tensor,
-            plan=0,
-            attempt=0,
-            payload=exponents.tobytes().ljust(PAYLOAD_BYTES, b"\0"),
-        ).encode(self.key)
+            self.job,
+            self.bit,
+            group,
+            question.round & 0xFFFFFFFF,
+            question.tensor,
+            exponents,
+            self.key,
+        )
         where = (question.tensor, question.round & 0xFFFFFFFF, group)
         self._pending[where] = _Pending(question, packet, now, self._timeout)
 
@@ -96,19 +111,18 @@ class ExponentClient:
 
     def receive(self, batch: PacketBatch, index: int) -> Drop:
         """Take one packet that has come from the root."""
-        try:
-            packet = decode(batch.packet(index), self.key)
-        except MalformedPacket as error:
-            return Drop[error.reason.upper()]
-        if packet.kind is not Kind.RESULT or packet.job != self.job:
-            return Drop.BAD_TYPE if packet.kind is not Kind.RESULT else Drop.FOREIGN_JOB
-        pending = self._pending.pop((packet.shard, packet.round, packet.gradient), None)
+        packet = _read(batch.packet(index), Kind.RESULT, self.key)
+        if isinstance(packet, Drop):
+            return packet
+        if packet.job != self.job:
+            return Drop.FOREIGN_JOB
+        pending = self._pending.pop((packet.tensor, packet.round, packet.group), None)
         if pending is None:
             return Drop.DUPLICATE
-        question, start = pending.question, packet.gradient * GROUP
+        question, start = pending.question, packet.group * GROUP
         part = question.table[start : start + GROUP]
-        part[:] = np.frombuffer(packet.payload, np.uint8)[: len(part)]
-        question.agreed[packet.gradient] = True
+        part[:] = packet.exponents[: len(part)]
+        question.agreed[packet.group] = True
         return Drop.OK
 
     def transmit(self, now: float) -> list[Transmission]:
@@ -178,15 +192,12 @@ class ExponentRoot(TensorServer):
         job = self._jobs.get(int.from_bytes(data[2:4], "little"))
         if job is None:
             return Drop.FOREIGN_JOB
-        try:
-            packet = decode(data, job.key)
-        except MalformedPacket as error:
-            return Drop[error.reason.upper()]
-        if packet.kind is not Kind.DATA:
-            return Drop.BAD_TYPE
+        packet = _read(data, Kind.DATA, job.key)
+        if isinstance(packet, Drop):
+            return packet
         if job.members.get(source) != packet.host:
             return Drop.FOREIGN_HOST
-        rounds = job.tables.setdefault(packet.shard, {})
+        rounds = job.tables.setdefault(packet.tensor, {})
         table = rounds.get(packet.round)
         if table is None:
             if len(rounds) > 1 and not all(is_newer(packet.round, known) for known in rounds):
@@ -194,31 +205,25 @@ class ExponentRoot(TensorServer):
             table = rounds[packet.round] = _Table()
             while len(rounds) > 2:
                 del rounds[next(r for r in rounds if not any(is_newer(r, other) for other in rounds))]
-        bitmap = table.bitmaps.get(packet.gradient, 0)
+        bitmap = table.bitmaps.get(packet.group, 0)
         if bitmap & packet.host:
             if bitmap == job.full:
                 self._answer(job, packet, table, [source])
             return Drop.DUPLICATE
-        mine = np.frombuffer(packet.payload, np.uint8)
-        known = table.maxima.get(packet.gradient)
-        table.maxima[packet.gradient] = mine if known is None else np.maximum(known, mine)
-        table.bitmaps[packet.gradient] = bitmap | packet.host
+        known = table.maxima.get(packet.group)
+        table.maxima[packet.group] = (
+            packet.exponents if known is None else np.maximum(known, packet.exponents)
+        )
+        table.bitmaps[packet.group] = bitmap | packet.host
         if bitmap | packet.host == job.full:
             self._answer(job, packet, table, list(job.members))
         return Drop.OK
 
-    def _answer(self, job: _RootJob, packet: Packet, table: _Table, to: list[int]) -> None:
-        answer = Packet(
-            Kind.RESULT,
-            job=packet.job,
-            host=0,
-            gradient=packet.gradient,
-            round=packet.round,
-            shard=packet.shard,
-            plan=0,
-            attempt=0,
-            payload=table.maxima[packet.gradient].tobytes(),
-        ).encode(job.key)
+    def _answer(self, job: _RootJob, packet: "_Exponents", table: _Table, to: list[int]) -> None:
+        maxima = table.maxima[packet.group]
+        answer = _packet(
+            Kind.RESULT, packet.job, 0, packet.group, packet.round, packet.tensor, maxima, job.key
+        )
         for endpoint in to:
             self._out.setdefault(endpoint, []).append(answer)
 
@@ -234,6 +239,69 @@ class ExponentRoot(TensorServer):
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
         return drops_by_label(self.drops)
+
+
+class _Exponents(NamedTuple):
+    """One packet, read."""
+
+    job: int
+    host: int
+    group: int
+    round: int
+    tensor: int
+    #: uint8[1024]
+    exponents: NDArray[np.uint8]
+
+
+@njit("void(int32[::1], uint64)", cache=True, nogil=True)
+def _seal(words: Any, key: int) -> None:
+    """Write tag and checksum of a row."""
+    words[TAG_WORD] = np.int32(
+        tag_of(
+            np.uint32(words[0]),
+            np.uint32(words[1]),
+            np.uint32(words[2]),
+            np.uint32(words[3]),
+            np.uint32(words[4]),
+            key,
+        )
+    )
+    words[CHECKSUM_WORD] = np.int32(row_checksum(words, HEADER_WORDS, VALUES))
+
+
+def _packet(
+    kind: Kind,
+    job: int,
+    host: int,
+    group: int,
+    round_: int,
+    tensor: int,
+    exponents: NDArray[np.uint8],
+    key: int,
+) -> bytes:
+    words = np.zeros(ROW_WORDS, np.int32)
+    words[:TAG_WORD].view(np.uint32)[:] = (MAGIC_VERSION | kind << 8 | job << 16, host, group, round_, tensor)
+    words[HEADER_WORDS:].view(np.uint8)[: len(exponents)] = exponents
+    _seal(words, key)
+    return words.tobytes()
+
+
+def _read(data: bytes, kind: Kind, key: int) -> _Exponents | Drop:
+    """A packet of exponents, or why it is none."""
+    if len(data) == ROW_BYTES:
+        words = np.frombuffer(data, np.int32)
+        sealed = words.copy()
+        _seal(sealed, key)
+        w0, host, group, round_, w4 = words[:TAG_WORD].view(np.uint32).tolist()
+        whole = words[TAG_WORD] == sealed[TAG_WORD] and words[CHECKSUM_WORD] == sealed[CHECKSUM_WORD]
+        if whole and w0 & 0xFFFF == MAGIC_VERSION | kind << 8:
+            values = words[HEADER_WORDS:CHECKSUM_WORD].view(np.uint8)
+            return _Exponents(w0 >> 16, host, group, round_, w4 & 0xFFFF, values)
+    try:
+        decode(data, key)
+    except MalformedPacket as error:
+        return Drop[error.reason.upper()]
+    return Drop.BAD_TYPE
 
 
 def _transmission(destination: int, packets: list[bytes]) -> Transmission:

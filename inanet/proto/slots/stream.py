@@ -21,7 +21,7 @@ from inanet.proto.common.encoding import NOTHING
 from inanet.proto.common.formats import Format
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.quantised import carried_over
-from inanet.proto.slots.exponents import GROUP, ExponentClient, Question
+from inanet.proto.slots.exponents import ExponentClient, Question
 from inanet.proto.slots.source import Arrays, Index, Source, Tensor
 
 
@@ -79,7 +79,7 @@ class Stream(Source):
         if carried is not None:
             self._table[:] = carried
         self._prologue = tensor.spec.mode is not ExponentMode.FIXED and carried is None
-        self._question = Question(tensor.tensor, self.round, np.zeros(form.fragments, np.uint8))
+        self._question = Question(tensor.tensor, self.round, form.initial_exponents())
         if self._prologue or not form.fragments:
             self.count = self._main.count
 
@@ -91,8 +91,8 @@ class Stream(Source):
         assert client is not None, "floats need a root that agrees on exponents"
         form = self.tensor.format
         while client.room > 0 and self._offered < len(question.agreed):
-            low, high = self._offered * GROUP, min((self._offered + 1) * GROUP, form.fragments)
-            exponents = np.zeros(high - low, np.uint8)
+            low, high = self._offered * form.share, min((self._offered + 1) * form.share, form.fragments)
+            exponents = np.zeros((high - low) * form.blocks, np.uint8)
             if self._prologue:
                 form.exponents(self.arrays, low, high, exponents)
             else:
@@ -108,9 +108,11 @@ class Stream(Source):
 
     def _encode_agreed(self, question: Question) -> None:
         while self._encoded < len(question.agreed) and question.agreed[self._encoded]:
-            low = self._encoded * GROUP
-            high = min(low + GROUP, self.tensor.format.fragments)
-            self._table[low:high] = question.table[low:high]
+            form = self.tensor.format
+            low = self._encoded * form.share
+            high = min(low + form.share, form.fragments)
+            where = slice(low * form.blocks, high * form.blocks)
+            self._table[where] = question.table[where]
             self._encode(low, high)
             self._encoded += 1
             self.ready = self._main.fragments_of(high)
@@ -125,7 +127,9 @@ class Stream(Source):
         poisoned = np.flatnonzero(question.table == POISON)
         if len(poisoned) and not spec.propagate:
             position, index = form.locate_nonfinite(self.arrays)
-            self.refusal = (position, index) if position >= 0 else (-1, int(poisoned[0]) * BLOCK)
+            self.refusal = (
+                (position, index) if position >= 0 else (-1, int(poisoned[0]) * (BLOCK // form.blocks))
+            )
         self._needs = question.table
         if self._prologue:
             return

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.kernels.layout import POISON
+from inanet.kernels.layout import EXPONENTS_PER_FRAGMENT, POISON
 from inanet.proto.common.encoding import MISFIT
 from inanet.proto.common.formats import Format
 from inanet.proto.common.plan import ExponentMode, Part, Shard, TensorLayout
 from inanet.proto.common.quantised import carried_over
 from inanet.proto.tree.leaf import AHEAD, Shared
-from inanet.proto.tree.slots import GROUP, HEAD, LeafColumn, Work
+from inanet.proto.tree.slots import HEAD, LeafColumn, Work
 from inanet.wire.xagg import INDEX_BITS, INDEX_WORD
 
 Arrays = Sequence[NDArray[Any]]
@@ -142,7 +142,7 @@ class Collective:
         leaf[LeafColumn.ELEMENTS] = form.elements
         leaf[LeafColumn.TABLE], leaf[LeafColumn.TABLE_SIZE] = address_of(self.exponents), len(self.exponents)
         leaf[LeafColumn.AGREED], leaf[LeafColumn.AGREED_SIZE] = address_of(self.agreed), len(self.agreed)
-        leaf[LeafColumn.SHARE] = GROUP
+        leaf[LeafColumn.SHARE] = form.share
         leaf[LeafColumn.WAITS] = 1
         leaf[LeafColumn.REFUSES] = not self.state.layout.spec.propagate
         leaf[LeafColumn.LIMIT], leaf[LeafColumn.FORMAT] = tables.limit, address_of(self._tables)
@@ -164,15 +164,16 @@ class Collective:
         if self.refused:
             return 0
         if shard.part is Part.EXPONENTS:
-            return max(0, min(stop, (data_position + AHEAD) // GROUP) - start)
+            return max(0, min(stop, (data_position + AHEAD) // self.state.format.share) - start)
         if not self.uses_prologue:
             return stop - start
         position = start
         while position < stop:
-            group = (shard.first + position) // GROUP
+            share = self.state.format.share
+            group = (shard.first + position) // share
             if not self.agreed[group]:
                 break
-            position = min(stop, (group + 1) * GROUP - shard.first)
+            position = min(stop, (group + 1) * share - shard.first)
         return position - start
 
     def encode(
@@ -223,11 +224,11 @@ class Collective:
         form = self.state.format
         view = rows.view(np.uint8)
         for index in range(low, high):
-            first = index * GROUP
-            last = min(first + GROUP, form.fragments)
-            body = view[row0 + index - low, HEAD * 4 : HEAD * 4 + GROUP]
+            first = index * form.share
+            last = min(first + form.share, form.fragments)
+            body = view[row0 + index - low, HEAD * 4 : HEAD * 4 + EXPONENTS_PER_FRAGMENT]
             body[:] = 0
-            form.exponents(self.arrays, first, last, body[: last - first])
+            form.exponents(self.arrays, first, last, body)
             if not self.state.layout.spec.propagate:
                 self._judge(first, last, body)
         form.seal(rows, row0, high - low)
@@ -261,8 +262,8 @@ class Collective:
         if shard.part is Part.EXPONENTS:
             view = rows.view(np.uint8)
             for slot, fragment in zip(slots.tolist(), fragments.tolist(), strict=True):
-                first = (shard.first + fragment) * GROUP
-                last = min(first + GROUP, form.fragments)
+                first = (shard.first + fragment) * EXPONENTS_PER_FRAGMENT
+                last = min(first + EXPONENTS_PER_FRAGMENT, len(self.exponents))
                 self.exponents[first:last] = view[slot, HEAD * 4 : HEAD * 4 + last - first]
                 self.agreed[shard.first + fragment] = True
             return

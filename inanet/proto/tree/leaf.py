@@ -132,6 +132,7 @@ def encode_data(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: int) 
         n[_FIRST] + hi,
         False,
         bytes_at(n[_TABLE], n[_TABLE_SIZE]),
+        _MORE // n[_SHARE],
         bytes_at(form[_TOP], 256),
         n[_LIMIT],
         doubles_at(form[_SCALE], 256),
@@ -156,7 +157,7 @@ def encode_exponents(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: 
         last = min(first + _MORE, n[_TABLE_SIZE])
         for rank in range(len(bases)):
             values = floats_at(np.int64(bases[rank]), n[_ELEMENTS]).view(np.uint32)
-            block_exponents(values, False, first, last, payload)
+            block_exponents(values, False, _BLOCK * n[_SHARE] // _MORE, first, last, payload)
         if n[_REFUSES]:
             for j in range(last - first):
                 if payload[j] == _POISON:
@@ -195,10 +196,18 @@ def decode(leaves: Any, row: int, rows: Any, log: Any, slot0: int, start: int, s
         for rank in range(len(bases)):
             out = floats_at(np.int64(bases[rank]), n[_ELEMENTS])
             poisoned = dequantise32(
-                rows, slots[:count], fragments[:count], table, multiply, divide, multiply32, out
+                rows,
+                slots[:count],
+                fragments[:count],
+                table,
+                _MORE // n[_SHARE],
+                multiply,
+                divide,
+                multiply32,
+                out,
             )
             if poisoned < n[_ELEMENTS]:
-                lowest[0] = min(lowest[0], poisoned * _BLOCK)
+                lowest[0] = min(lowest[0], poisoned)
         at += count
     integers_at(n[_SHARED], 2)[_REMAINING] -= stop - start
 

@@ -46,8 +46,10 @@ def test_table_of_formats(dtype: str, op: str, fold: Fold, values: int) -> None:
 @pytest.mark.parametrize(
     ("mode", "elements", "fragments"),
     [
-        (ExponentMode.PROLOGUE, 1024 * 256, 1),
-        (ExponentMode.PROLOGUE, 1024 * 256 + 1, 2),
+        (ExponentMode.PROLOGUE, 32 * 256, 1),
+        (ExponentMode.PROLOGUE, 32 * 256 + 1, 2),
+        (ExponentMode.CARRIED, 1024 * 256, 1),
+        (ExponentMode.CARRIED, 1024 * 256 + 1, 2),
         (ExponentMode.CARRIED, 1, 1),
         (ExponentMode.CARRIED, 0, 1),
         (ExponentMode.FIXED, 1024 * 256, 0),
@@ -57,7 +59,8 @@ def test_fragments_of_a_prologue(mode: ExponentMode, elements: int, fragments: i
     factor = 1e8 if mode is ExponentMode.FIXED else 0.0
     made = make_format(TensorSpec("t", "f32", (elements,), "sum", mode, factor), 4)
     assert made.exponent_fragments == fragments
-    assert len(made.initial_exponents()) == made.fragments
+    assert len(made.initial_exponents()) == made.fragments * made.blocks
+    assert made.blocks == (32 if mode is ExponentMode.PROLOGUE else 1)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +125,11 @@ def test_chunks_touch_only_their_range(dtype: str, op: str, tail: int) -> None:
     arrays = [random_array(dtype, elements, seed) for seed in (1, 2)]
     exps = table(made, arrays)
     whole = np.full((made.fragments + 2, ROW_WORDS), 0x33333333, np.int32)
-    made.encode(arrays, 0, made.fragments, exps, whole, 1, np.zeros(made.fragments, np.uint8))
+    made.encode(arrays, 0, made.fragments, exps, whole, 1)
     for lo in range(made.fragments):
         for hi in range(lo, made.fragments + 1):
             rows = np.full_like(whole, 0x33333333)
-            made.encode(arrays, lo, hi, exps, rows, 1 + lo, np.zeros(hi - lo, np.uint8))
+            made.encode(arrays, lo, hi, exps, rows, 1 + lo)
             expected = np.full_like(whole, 0x33333333)
             expected[1 + lo : 1 + hi] = whole[1 + lo : 1 + hi]
             np.testing.assert_array_equal(rows, expected)
@@ -191,11 +194,11 @@ def test_fragments_beyond_2_31_elements() -> None:
     made = make_format(make_spec("f16", "sum", elements), 1)
     lo, hi = 2**23 - 1, 2**23 + 2
     assert made.fragments == hi
-    assert made.exponent_fragments == 2**13 + 1
+    assert made.exponent_fragments == 2**18 + 1
     exps = made.initial_exponents()
-    made.exponents([array], lo, hi, exps[lo:hi])
+    made.exponents([array], lo, hi, exps[lo * made.blocks : hi * made.blocks])
     rows = np.zeros((3, ROW_WORDS), np.int32)
-    made.encode([array], lo, hi, exps, rows, 0, np.zeros(3, np.uint8))
+    made.encode([array], lo, hi, exps, rows, 0)
     expected = array[2**31 - 256 :].copy()
     array[2**31 - 1 :] = 0
     made.decode(rows, np.arange(3), np.arange(lo, hi), exps, [array])

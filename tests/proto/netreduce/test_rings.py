@@ -91,7 +91,7 @@ def summed_by_hand(what: TensorSpec, arrays: list[np.ndarray]) -> np.ndarray:
     if what.mode is not ExponentMode.FIXED:
         form.exponents(copies, 0, form.fragments, table)
     rows = np.zeros((form.fragments, 263), np.int32)
-    needs = np.zeros(form.fragments, np.uint8)
+    needs = form.initial_exponents()
     form.exponents(copies, 0, form.fragments, needs)
     blocks = form.misfits(needs, table)
     table[blocks] = needs[blocks]

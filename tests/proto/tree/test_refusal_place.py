@@ -25,7 +25,7 @@ def test_a_result_that_became_infinite_is_not_blamed(mode):
     # results of the first fragments have come, and a sum exceeded what float32 holds
     arrays[0][:256] = arrays[1][:256] = np.inf
     if mode is ExponentMode.PROLOGUE:
-        collective.encode(shards[1], np.array([1]), rows, 0)
+        collective.encode(shards[1], np.array([1024 // form.share]), rows, 0)
     else:
         collective.encode(shards[0], np.arange(1000, 1025), rows, 0)
     assert collective.refused
