@@ -3,8 +3,12 @@ or Python is needed.
 
 The kernels are those that serve a node batch by batch (:mod:`inanet.proto.tree.flow`,
 :mod:`inanet.proto.tree.xagg.policy`); here they run between two system calls without the interpreter. Python is entered
-for what is decided: control packets other than CREDIT, rounds that begin or end, repetitions, encoding and decoding of a
-host's own tensors. docs/datapath.md has the whole.
+for what is decided: control packets other than CREDIT, rounds that begin or end, repetitions; and to encode and decode those
+tensors of this host that kernels do not (all but float32 with a prologue). docs/datapath.md has the whole.
+
+Arguments of the kernels: ``t`` and ``f`` are the tables, ``leaves`` the host's own parts (:mod:`inanet.proto.tree.leaf`), ``w``
+the sockets, ``rows`` slot memory as bytes. ``events`` takes reports of packets, ``left`` those of what has left: int64[n, 4]
+both, of which the first ``used[0]`` and ``left_used[0]`` are filled.
 """
 
 import math
@@ -46,9 +50,9 @@ PACKETS = SUPERFRAMES * 128
 
 
 class Time(IntEnum):
-    """Times of a turn, seconds on the node's clock."""
+    """Entries of :attr:`Wires.times`: seconds on the node's clock."""
 
-    #: when credit is due that was not sent
+    #: when credit that was not sent yet is due
     CREDIT = 0
     #: when a full link may have to be looked at
     FULL = 1
@@ -114,29 +118,38 @@ class Figure(IntEnum):
 class Wires(NamedTuple):
     """Message tables and sockets as kernels see them."""
 
+    #: the socket that sends as well, then those of multicast groups
     fds: NDArray[np.int64]
+    #: the table of ``recvmmsg`` (:class:`~inanet.phy.mmsg.ReceiveTable`), a row per message
     in_words: NDArray[np.uint64]
     in_headers: NDArray[np.uint32]
     in_names: NDArray[np.uint8]
     in_control: NDArray[np.uint32]
     in_sizes: NDArray[np.int64]
     in_arena: NDArray[np.int32]
+    #: of each packet received: where it is in the arena and how long, in bytes; the endpoint that it came from
     offsets: NDArray[np.int64]
     lengths: NDArray[np.int64]
     sources: NDArray[np.uint64]
+    #: the table of ``sendmmsg`` (:class:`~inanet.phy.mmsg.SendTable`)
     out_words: NDArray[np.uint64]
     out_iovecs: NDArray[np.uint64]
     out_name: NDArray[np.uint8]
+    #: byte offsets in slot memory of the rows that leave next
     burst: NDArray[np.int64]
     #: rows of (tree, index of the link), in the order in which they are served
     order: NDArray[np.int64]
+    #: see :func:`inanet.proto.tree.flow.credits_due`: rows of ``out``, and packets withheld of each link (none)
     credits: NDArray[np.int64]
     withheld: NDArray[np.int64]
+    #: indexed by :class:`Time`
     times: NDArray[np.float64]
     #: the descriptor that ends a wait, then those of ``fds``: rows of ``struct pollfd``
     polls: NDArray[np.int32]
     timespec: NDArray[np.int64]
+    #: where a CREDIT packet is made
     staging: NDArray[np.int32]
+    #: indexed by :class:`Figure`
     figures: NDArray[np.int64]
 
 
@@ -230,8 +243,8 @@ def is_path_error(code: int) -> bool:
 
 @kernel(_i64(WIRES))
 def take(w: Wires) -> Any:
-    """One ``recvmmsg`` on each socket; packets in ``offsets``, ``lengths`` and ``sources``. Returns how many, or -1 where
-    the socket is unusable.
+    """One ``recvmmsg`` on each socket; packets in ``offsets``, ``lengths`` and ``sources``. Returns how many packets, or -1
+    where a socket is unusable.
     """
     count, room, sockets = np.int64(0), len(w.in_words), len(w.fds)
     first = w.figures[_FIRST]
@@ -279,8 +292,9 @@ def aim(w: Wires, endpoint: int) -> None:
 
 @kernel(_i64(TABLES, WIRES, types.uint8[::1], _i64, _i64, _i64))
 def push(t: Tables, w: Wires, rows: Any, endpoint: int, found: int, segments: int) -> Any:
-    """Send rows of slot memory, ``found`` offsets in ``burst`` less those that :data:`Figure.TAKEN` have left; returns 0, or why
-    not all have.
+    """Send rows of slot memory: the first ``found`` of ``burst``, without the :data:`Figure.TAKEN` that have left before.
+
+    ``segments`` is how many packets a message may have. Returns 0, or the :class:`Need` that says why not all have left.
     """
     aim(w, endpoint)
     at = w.figures[_TAKEN]
@@ -327,7 +341,7 @@ def give(
     left: Any,
     left_used: Any,
 ) -> Any:
-    """Send what windows allow, a burst of each link in turn; returns :class:`Need`."""
+    """Send what windows allow, a burst of each link in turn; returns :class:`Need`. Full links wait ``retransmit`` seconds."""
     need: Any = np.int64(0)
     if w.figures[_FOUND]:
         # what the device has not taken goes first, unless the neighbour has gone meanwhile
@@ -388,7 +402,7 @@ def give(
 
 @kernel(types.boolean(TABLES, FLOW, WIRES, _f64, _f64))
 def give_credit(t: Tables, f: Flow, w: Wires, delay: float, now: float) -> bool:
-    """Send CREDIT to whom it is due; False if the device takes no more: it stays due."""
+    """Send CREDIT to whom it is due, after ``delay`` seconds at the latest; False if the device takes no more: it stays due."""
     seen = np.int64(-1)
     for k in range(len(w.order)):
         tree = w.order[k, 0]
@@ -453,8 +467,8 @@ def clock(w: Wires) -> Any:
 
 @kernel(types.boolean(WIRES, _f64, types.boolean, types.boolean))
 def wait(w: Wires, seconds: float, reads: bool, writes: bool) -> Any:
-    """Sleep until the first descriptor is ready, or others are to be read (``reads``) or written (``writes``); whether it is the
-    first, or a signal.
+    """Sleep until the first descriptor is ready, a socket can be read (``reads``) or the first one written (``writes``), or
+    ``seconds`` are over. Returns whether the first descriptor has ended it, or a signal.
     """
     w.timespec[0] = np.int64(seconds)
     w.timespec[1] = np.int64((seconds - np.int64(seconds)) * 1e9)
@@ -479,7 +493,7 @@ def sink(t: Tables, f: Flow, leaves: Any, w: Wires) -> Any:
 
 @kernel(_i64(TABLES, FLOW, WIRES))
 def lacking(t: Tables, f: Flow, w: Wires) -> Any:
-    """Results that the round nearest to its end still lacks; 0 if there is none."""
+    """Results that are still missing in the round nearest to its end; 0 if there is no round."""
     least: Any = np.int64(1) << 40
     for k in range(len(w.order)):
         if k == 0 or w.order[k, 0] != w.order[k - 1, 0]:
@@ -527,9 +541,10 @@ def turn(
     counts: Any,
     drops: Any,
 ) -> Any:
-    """See the module's documentation. ``rows`` is slot memory in bytes, ``segments`` how many packets a message may have,
-    ``budget`` how many batches are taken by a turn that does not wait, ``batch`` how many packets one that waits waits for;
-    returns :class:`Need`.
+    """See the module's documentation. ``segments`` is how many packets a message may have, ``budget`` how many batches a turn
+    takes that does not wait, ``batch`` for how many packets a turn that waits sleeps. Credit waits for ``delay`` seconds,
+    a full link for ``retransmit`` seconds. ``counts`` and ``drops`` are those of :func:`~inanet.proto.tree.xagg.policy.ingest`.
+    Returns :class:`Need`.
     """
     waits = w.times[_UNTIL] > 0
     now = w.times[_NOW]
@@ -608,7 +623,7 @@ def turn(
 
 class Turn:
     """Turns of one node on one device. ``node`` has its slots for itself. ``wake`` is a descriptor that ends waits when it is
-    readable.
+    readable; -1: none.
     """
 
     def __init__(self, node: Node, device: UdpDevice, wake: int = -1) -> None:
@@ -653,7 +668,7 @@ class Turn:
     def run(self, now: float, *, sends: bool = True, until: float = 0.0, budget: int = BUDGET) -> "Outcome":
         """One turn and what follows from it: up to ``budget`` batches are taken, 0 only sends.
 
-        With ``until``, a time of ``CLOCK_MONOTONIC``, it waits for more until then, or until the descriptor of ``wake`` is ready.
+        With ``until``, seconds of ``CLOCK_MONOTONIC``, it waits for more until then, or until the descriptor ``wake`` is ready.
         """
         node, w = self._node, self._wires
         state = node.state

@@ -172,9 +172,9 @@ class Job:
         keeps the exponents of one tensor from serving another of the same shape. ``mode`` (floats, sum and
         mean) is how exponents are agreed: carried, prologue, or fixed with ``factor``. ``nan="propagate"``
         lets NaN and infinity through as float32 addition would; finite neighbours in their block (8 elements, or 256 with
-        carried and fixed exponents) come as 0. By default they are refused on all ranks. ``overflow="wrap"`` lets
-        integer sums wrap round, modulo 2**32 or 2**64; by default a sum that does not
-        fit is :class:`~inanet.errors.OverflowRefused` on all ranks.
+        carried and fixed exponents) come as 0. By default they are refused on all ranks. ``overflow="wrap"`` lets integer
+        sums wrap round, modulo 2**32 or 2**64; by default a sum that does not fit is
+        :class:`~inanet.errors.OverflowRefused` on all ranks.
 
         Under the system "goat-async", asynchronous training, every call is a step of this rank's own: it needs op mean and
         mode fixed, returns when the gradient has counted, and leaves in ``array`` the sum of the mean gradients of all epochs

@@ -3,8 +3,10 @@
 Blocks that share an exponent may be as short as a vector register. Loops that short are not vectorised by the compiler: it
 would have to know that no arrays overlap. Here the vectors are written down. LLVM maps them to what the processor has.
 
-All functions are for compiled code. ``at`` is the index of the first of the :data:`LANES` elements, which have to exist: nothing
-is checked. Tensors may be given by their address, as uint64, where kernels cannot have as many arrays as there are ranks.
+All functions are for compiled code and work on 1-D contiguous arrays. ``at`` is the index, uint64, of the first of the
+:data:`LANES` elements, which have to exist: nothing is checked, and nothing has to be aligned. A tensor may be given by its
+address in bytes, uint64, in place of an array, where kernels cannot have as many arrays as there are ranks; it is float32 then,
+or its bit patterns.
 """
 
 from typing import Any
@@ -23,14 +25,14 @@ _F64 = ir.VectorType(ir.DoubleType(), LANES)
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any, at: Any, element: Any) -> Any:
-    """Where element ``at`` is. ``array`` is one, or an address of elements of type ``element``."""
+    """A pointer to element ``at`` of ``array``, whose numba type ``kind`` says whether it is an array or an address."""
     if isinstance(kind, types.Array):
         return builder.gep(context.make_array(kind)(context, builder, array).data, [at])
     return builder.gep(builder.inttoptr(array, element.as_pointer()), [at])
 
 
 def _load(context: Any, builder: Any, kind: Any, array: Any, at: Any, element: Any) -> Any:
-    """The elements as a vector, by an unaligned load."""
+    """Elements ``at`` to ``at + LANES - 1`` as a vector, by an unaligned load."""
     where = _pointer(context, builder, kind, array, at, element)
     vector = ir.VectorType(element, LANES)
     return builder.load(builder.bitcast(where, vector.as_pointer()), align=_size(element))
@@ -59,7 +61,10 @@ def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def _largest(builder: Any, rows: list[Any]) -> Any:
-    """The largest element of each of :data:`LANES` vectors, in one: neighbours are compared, two vectors become one, and again."""
+    """The largest element of each of :data:`LANES` vectors of unsigned integers, as one vector in the order of ``rows``.
+
+    A transposition on the way: elements next to each other are compared, the larger ones of two vectors become one, and again.
+    """
     lanes = range(2 * LANES)
     while len(rows) > 1:
         pairs = []
@@ -74,10 +79,10 @@ def _largest(builder: Any, rows: list[Any]) -> Any:
 
 @intrinsic
 def raise_peaks8(typing_context: Any, bits: Any, at: Any, peaks: Any, to: Any) -> Any:
-    """``raise_peaks8(bits, at, peaks, to)``: :data:`LANES` blocks of as many patterns, which begin at ``at``.
+    """``raise_peaks8(bits, at, peaks, to)``: raise ``peaks[to + k]`` to the largest magnitude of block ``k``.
 
-    Raises ``peaks[to]`` and its neighbours, uint32, to the largest of each without sign bits; ``bits`` is uint32 or uint16, or the
-    address of uint32.
+    There are :data:`LANES` blocks of as many elements; the first one begins at ``at``: 64 elements are read in all. ``bits``
+    holds IEEE bit patterns, uint32 or uint16, or is the address of uint32; ``peaks``, uint32, gets them without sign bits.
     """
     width = bits.dtype.bitwidth if isinstance(bits, types.Array) else 32
 
@@ -102,9 +107,10 @@ def raise_peaks8(typing_context: Any, bits: Any, at: Any, peaks: Any, to: Any) -
 
 @intrinsic
 def add_scaled8(typing_context: Any, values: Any, at: Any, factor: Any, bound: Any, sums: Any) -> Any:
-    """``add_scaled8(values, at, factor, bound, sums)``: add ``rint(values * factor)``, at most ``bound`` either way, to ``sums``.
+    """``add_scaled8(values, at, factor, bound, sums)``: ``sums += rint(values * factor)``, at most ``bound`` either way.
 
-    ``values`` is float32, ``sums`` int32; the product is taken in the type of ``factor``, float32 or float64.
+    Here floats become integers. ``values`` is float32 or the address of such, ``sums`` int32; both are indexed by ``at``.
+    ``factor`` and ``bound`` are both float32 or both float64, and the product is taken in their type.
     """
     double = factor == types.float64
     signature_ = types.void(values, types.uint64, factor, factor, sums)
@@ -131,9 +137,10 @@ def add_scaled8(typing_context: Any, values: Any, at: Any, factor: Any, bound: A
 
 @intrinsic
 def write_scaled8(typing_context: Any, sums: Any, at: Any, factor: Any, out: Any) -> Any:
-    """``write_scaled8(sums, at, factor, out)``: ``out = sums * factor``, in the type of ``factor`` and rounded to that of ``out``.
+    """``write_scaled8(sums, at, factor, out)``: ``out = sums * factor``, in the type of ``factor``, then rounded to ``out``'s.
 
-    ``sums`` is int32, ``factor`` float32 or float64, ``out`` the same or float32.
+    Here integers become floats. ``sums`` is int32, ``factor`` float32 or float64, ``out`` of the same type or float32, or the
+    address of float32; ``sums`` and ``out`` are indexed by ``at``.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -151,9 +158,9 @@ def write_scaled8(typing_context: Any, sums: Any, at: Any, factor: Any, out: Any
 
 @intrinsic
 def write_quotient8(typing_context: Any, sums: Any, at: Any, multiply: Any, divide: Any, out: Any) -> Any:
-    """``write_quotient8(sums, at, multiply, divide, out)``: ``out = sums * multiply / divide`` in float64, rounded to ``out``'s type.
+    """``write_quotient8(sums, at, multiply, divide, out)``: ``out = sums * multiply / divide`` in float64.
 
-    ``sums`` is int32, ``out`` float32 or float64.
+    ``sums`` is int32, ``out`` float32, to which the quotient is rounded, or float64.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:

@@ -3,10 +3,14 @@
 With exponent ``E`` of a block and ``n`` contributing ranks an element becomes ``q = rint(x * scale[E])``,
 clamped to ``limit = floor((2**31 - 1) / n)``: no sum of ``n`` such integers can wrap. Scales are powers of
 two from 2**-112 to 2**157, beyond float32; the product is taken in float64, where it is exact, and so is the
-clamp. Where float32 gives the same (``scale32[E]`` is not 0), half as much is to be computed.
+clamp. Where float32 gives the same (``scale32[E]`` is not 0) that is done: twice as many elements fit a vector.
 
-A block of exponent 255 holds a NaN or infinity somewhere. Its integers are no values but marks: 1 for infinity, 2^16 for
-minus infinity, both for NaN, 0 for what is finite. Sums of up to 2^15 of them say which an element has had.
+Tables (``scale``, ``scale32``, ...) have 256 entries, one for each exponent; :mod:`inanet.proto.common.quantised` makes
+them. ``exps`` is uint8, the exponents of a whole tensor, ``blocks`` for each fragment of 256 elements. *Groups* are eight
+neighbouring elements (:data:`~inanet.kernels.lanes.LANES`), whether or not they are a block.
+
+A block of exponent 255 holds a NaN or infinity on some rank. Its integers are no values but marks: 1 for infinity, 2^16 for
+minus infinity, both for NaN, 0 for what is finite. Sums of up to 2^15 of them tell what an element was on any rank.
 """
 
 from typing import Any
@@ -24,16 +28,16 @@ from inanet.kernels.layout import CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, POIS
 PLUS, MINUS = 1, 1 << 16
 
 _LANES = np.uint64(LANES)
-#: of a fragment, one number each in what :func:`spread_factors` writes
+#: groups in a fragment
 GROUPS = PAYLOAD_WORDS // LANES
 _GROUPS = np.uint64(GROUPS)
 
 
 @njit("float32(int64)", cache=True, nogil=True, inline="always")
 def largest_float32(limit: int) -> np.float32:
-    """Largest float32 not beyond ``limit``, which is positive."""
+    """Largest float32 that is not above ``limit``, a positive integer."""
     nearest = np.float32(limit)
-    # half a unit in the last place or more off it, whatever its mantissa
+    # the next one down: the product is off by half a unit in the last place at least, whatever the mantissa
     return nearest if nearest <= np.float64(limit) else np.float32(nearest * np.float32(1 - 2**-24))
 
 
@@ -51,9 +55,9 @@ def mark(value: float) -> Any:
 def spread_factors(
     table: NDArray[np.float32], exps: NDArray[np.uint8], first: int, blocks: int, factors: NDArray[np.float32]
 ) -> bool:
-    """Write ``table[E]`` for each eight elements of a fragment, whose ``blocks`` exponents begin at ``first``.
+    """Write the factor of each group of a fragment, ``table[E]``, into ``factors`` (float32[:data:`GROUPS`]).
 
-    False if one of the blocks has no factor (0).
+    The fragment's ``blocks`` exponents begin at ``exps[first]``. False if one of them has no factor in float32 (0).
     """
     whole = True
     if blocks == factors.size:
@@ -87,9 +91,10 @@ def add_quantised(
     limit: int,
     sums: NDArray[np.int32],
 ) -> None:
-    """Add one rank's elements of a fragment to ``sums``.
+    """Add one rank's elements of a fragment (``values``, 256 of them or less at a tensor's end) to ``sums``, int32[256].
 
-    ``quick``, for whole fragments: by ``factors``. Else by ``scale`` of the fragment's ``blocks`` exponents, which begin at ``first``.
+    ``quick``, for whole fragments: in float32, by ``factors`` (:func:`spread_factors`). Else in float64, by ``scale`` of the
+    fragment's ``blocks`` exponents, which begin at ``exps[first]``.
     """
     if quick:
         bound32 = largest_float32(limit)
@@ -140,10 +145,10 @@ def quantise(
 
     ``values`` holds patterns of f16 (``brain`` False) or bf16 (``brain`` True); float32 has a kernel that takes all
     ranks at once (:func:`inanet.kernels.together.quantise_together`). ``exps`` holds ``blocks`` exponents per fragment of the
-    tensor. The ``first`` rank of a host clears the payload, each adds to it, the ``last`` one writes the checksum; what a
-    short last fragment leaves over stays 0.
+    tensor. ``rows`` is slot memory, int32[slots, 263]. The ``first`` rank of a host clears the payload, each adds to it, the
+    ``last`` one writes the checksum; what a short last fragment leaves over stays 0.
 
-    A fragment with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros.
+    A fragment ``lo + i`` with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros.
     """
     wide, factors = np.empty(PAYLOAD_WORDS, np.float32), np.empty(GROUPS, np.float32)
     for i in range(hi - lo):

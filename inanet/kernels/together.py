@@ -2,6 +2,9 @@
 
 :func:`quantise_together` fills the rows of packets. :func:`reduce_together` does a whole round for a job that has no
 other hosts; its bits are those of the network, for a fifth of the memory traffic of separate kernels with four ranks.
+
+``bases`` holds one address for each rank, uint64, where its tensor of ``size`` float32 begins; whoever calls keeps the tensors
+alive. Exponents, tables and groups are as in :mod:`inanet.kernels.quantise`.
 """
 
 from typing import Any
@@ -39,9 +42,9 @@ def _float32_pointer(typing_context: Any, address: Any) -> Any:
 
 @njit("void(uint64[::1], int64, int64, int64, uint32[::1])", cache=True, nogil=True, inline="always")
 def _find_peaks(bases: NDArray[np.uint64], start: int, count: int, blocks: int, peaks: U32) -> None:
-    """float32 bits of the largest magnitude that any rank has, for each of the ``blocks`` of a fragment.
+    """Set ``peaks[:blocks]`` to the float32 bits of the largest magnitude that any rank has in each block of a fragment.
 
-    ``peaks`` has room for one of each eight elements.
+    The fragment is elements ``start`` to ``start + count - 1`` of the tensors. ``peaks`` has room for one of each group.
     """
     peaks[:] = 0
     for rank in range(len(bases)):
@@ -77,7 +80,9 @@ def _sum(
     limit: int,
     sums: NDArray[np.int32],
 ) -> None:
-    """Quantised sum of a fragment over all ranks; see :func:`inanet.kernels.quantise.add_quantised`."""
+    """Quantised sum of elements ``start`` to ``start + count - 1`` over all ranks into ``sums``, int32[256]; the rest is as in
+    :func:`inanet.kernels.quantise.add_quantised`.
+    """
     sums[:] = 0
     bound32 = largest_float32(limit)
     for rank in range(len(bases)):
@@ -114,9 +119,9 @@ def quantise_together(
 ) -> None:
     """Payload and checksum of rows ``row0`` on: fragments ``lo`` to ``hi - 1`` of tensors of ``size`` elements at ``bases``.
 
-    ``exps`` has ``blocks`` exponents per fragment. With ``check``, which goes with one, ``needs[i]`` becomes the exponent of
-    fragment ``lo + i`` over all ranks. If that is more than ``top[exps[lo + i]]``, the fragment is not quantised; its payload
-    is what it needs, then zeros. Tables as in :mod:`inanet.proto.common.quantised`.
+    ``exps`` has ``blocks`` exponents per fragment. With ``check``, for one block per fragment only, ``needs[i]`` becomes the
+    exponent of fragment ``lo + i`` over all ranks. If that is more than ``top[exps[lo + i]]``, the fragment is not quantised;
+    its payload is what it needs, then zeros. Without ``check``, ``needs`` is not touched and may be empty.
     """
     peaks, factors = np.empty(GROUPS, np.uint32), np.empty(GROUPS, np.float32)
     for i in range(hi - lo):

@@ -111,10 +111,10 @@ class Format(ABC):
 
     @property
     def poisoned(self) -> int:
-        """Lowest element decoded since :meth:`clear` that is NaN by poisoning, or -1.
+        """Lowest element decoded since :meth:`clear` that is poisoned, or -1.
 
-        For sums it is the first element of a block that held a NaN or infinity on some rank. For maxima it is
-        an element that was NaN on some rank, or infinite where the tensor does not propagate.
+        For sums it is an element that was NaN or infinite on some rank. For maxima it is an element that was NaN on some
+        rank, or infinite where the tensor does not propagate.
         """
         return _index(self._poisoned)
 

@@ -234,7 +234,7 @@ class TensorSpec:
     mode: ExponentMode
     #: factor of ``ExponentMode.FIXED``, 0 otherwise
     factor: float = 0.0
-    #: what cannot be summed passes instead of being refused: NaN and Inf poison their block, integer sums wrap round
+    #: what cannot be summed passes instead of being refused: NaN and Inf as in float32 addition, integer sums wrap round
     propagate: bool = False
 
     @property

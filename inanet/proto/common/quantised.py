@@ -24,10 +24,11 @@ range becomes infinite, as IEEE addition would.
 *Order independence.* Integer addition commutes, exponents are maxima, and ``E`` is a function of values
 alone: all ranks get the same bits whatever the arrival order, topology and placement of ranks.
 
-**Exponent tables** are uint8, one entry per block of the tensor. 255 means that the block holds a NaN or
-infinity: it contributes zeros and its result is NaN throughout. Under ``ExponentMode.FIXED`` the entry
-:data:`FIXED_FACTOR` (0) means "use the factor" and any other a power of two as above. The two cannot clash: no block
-but one of zeros needs exponent 0. With the factor the bound is ``n * (1/2 + 2**-22) / factor`` plus rounding.
+**Exponent tables** are uint8, one entry per block of the tensor. 255 means that the block holds a NaN or infinity on some
+rank: its integers are marks (:mod:`inanet.kernels.quantise`), by which such elements become infinity or NaN, as float32
+addition would make them, and all others 0. Under ``ExponentMode.FIXED`` the entry :data:`FIXED_FACTOR` (0) means "use the
+factor" and any other a power of two as above. The two cannot clash: no block but one of zeros needs exponent 0. With the
+factor the bound is ``n * (1/2 + 2**-22) / factor`` plus rounding.
 
 **Misfits** (carried and fixed exponents), in both directions. Let ``N`` be the largest exponent that any rank's block needs.
 The block goes again under ``N`` if its table entry ``E`` is less, and if it is so much more that the largest element
@@ -77,7 +78,9 @@ MOST_HEADROOM = 6
 
 
 class FloatSum(Format):
-    """Sum or mean of floats, in blocks of 256 that share an exponent (number format)."""
+    """Sum or mean of floats, in blocks that share an exponent (number format): of 8 elements with a prologue in every round,
+    else of 256.
+    """
 
     uses_exponents = True
 

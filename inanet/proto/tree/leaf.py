@@ -5,6 +5,11 @@ Each shard of a running round has a row that says where the host's tensors, expo
 :attr:`~inanet.proto.tree.slots.Work.OTHER` and done by :class:`~inanet.proto.tree.collective.Collective`, with the same bits.
 
 Rows hold addresses: whoever fills one keeps the arrays alive until the row is cleared.
+
+Arguments of the kernels: ``leaves`` is that table, int64[shards, columns]; ``row`` a shard's row in it and in ``t.shards``;
+``rows`` slot memory, int32[slots, 263], in which ``slot0`` is the shard's first slot. Fragments ``lo``, ``hi`` and ``encoded``
+are counted within the shard, and so are entries of its log of results. ``events`` takes reports, int64[n, 4]; ``used[0]`` says
+how many there are.
 """
 
 from enum import IntEnum
@@ -40,7 +45,7 @@ from inanet.proto.tree.slots import CHECK, GROUP, HEAD, UP_LINK, LeafColumn, Wor
 CHUNK = 248
 #: exponents are sent this many fragments of data ahead of those that they belong to (prologue)
 AHEAD = 3 * GROUP
-#: results that are decoded at a time
+#: results that one call of the kernel decodes
 PIECE = 512
 
 
@@ -53,7 +58,7 @@ class Shared(IntEnum):
     REMAINING = 1
 
 
-#: what :func:`produce` returns on top of how many it has encoded, if Python may have some to encode
+#: what :func:`produce` adds to how many fragments it has encoded, if Python may have some to encode
 OTHERS = 1 << 32
 
 _i64, _I, _EVENTS, _LEAVES = types.int64, types.int64[::1], types.int64[:, ::1], types.int64[:, ::1]
@@ -75,7 +80,7 @@ _TOP, _SCALE, _SCALE32, _MULTIPLY, _DIVIDE, _MULTIPLY32, _POISONED = range(7)
 
 
 def whole(signature: Any) -> Any:
-    """A compiled function that may make arrays: said, because numba takes it over from whatever caller is compiled first."""
+    """A kernel that makes arrays. ``_nrt`` is said, because numba takes it over from whatever caller is compiled first."""
     return njit(signature, cache=True, nogil=True, _nrt=True)
 
 
@@ -98,7 +103,7 @@ _float, _double = _pointer_to(types.float32), _pointer_to(types.float64)
 
 @whole(_I(_i64, _i64))
 def integers_at(address: int, count: int) -> Any:
-    """An array over memory that somebody else owns."""
+    """An array of ``count`` elements over memory at ``address`` that somebody else owns."""
     return carray(_integer(address), (count,), np.int64)
 
 
@@ -122,7 +127,7 @@ def doubles_at(address: int, count: int) -> Any:
 
 @whole(types.void(_LEAVES, _i64, types.int32[:, ::1], _i64, _i64, _i64))
 def encode_data(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: int) -> None:
-    """Payload and checksum of fragments ``lo`` to ``hi - 1`` of a shard, whose slots begin at ``slot0``."""
+    """Write payload and checksum of fragments ``lo`` to ``hi - 1`` of a shard of data into their rows."""
     n = leaves[row]
     form = integers_at(n[_FORMAT], 7)
     quantise_together(
@@ -145,8 +150,8 @@ def encode_data(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: int) 
 
 @whole(_i64(_LEAVES, _i64, types.int32[:, ::1], _i64, _i64, _i64))
 def encode_exponents(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: int) -> Any:
-    """As :func:`encode_data`, for exponents: the largest over the local ranks. Returns the first fragment that holds one that is
-    refused, or ``hi``.
+    """As :func:`encode_data`, for a shard of exponents: the largest over the local ranks, a byte each. Returns ``hi``, or the
+    first fragment with an exponent of NaN or infinity where those are refused; from there on nothing may be sent.
     """
     n = leaves[row]
     bases = carray(_word(n[_BASES]), (n[_RANKS],), np.uint64)
@@ -168,7 +173,9 @@ def encode_exponents(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: 
 
 @whole(types.void(_LEAVES, _i64, types.int32[:, ::1], types.uint32[::1], _i64, _i64, _i64))
 def decode(leaves: Any, row: int, rows: Any, log: Any, slot0: int, start: int, stop: int) -> None:
-    """Results into the tensors of all local ranks, exponents into their table: entries ``start`` to ``stop - 1`` of a shard's log."""
+    """Take entries ``start`` to ``stop - 1`` of a shard's ``log`` of results (fragments, uint32[slots]): sums into the tensors
+    of all local ranks, exponents into their table.
+    """
     n = leaves[row]
     table = bytes_at(n[_TABLE], n[_TABLE_SIZE])
     if n[_WORK] == _EXPONENTS:
@@ -214,8 +221,8 @@ def decode(leaves: Any, row: int, rows: Any, log: Any, slot0: int, start: int, s
 
 @whole(_i64(_LEAVES, _i64, _i64, _i64))
 def ready(leaves: Any, row: int, encoded: int, stop: int) -> Any:
-    """Up to where a shard can be encoded now, ``stop`` at most. Data waits for its exponents; exponents stay a few groups ahead of
-    data instead of scanning the whole tensor before the first byte leaves.
+    """The fragment up to which a shard can be encoded now, ``stop`` at most. Data waits for its exponents; exponents stay
+    :data:`AHEAD` fragments of data ahead instead of scanning the whole tensor before the first byte leaves.
     """
     n = leaves[row]
     if n[_WORK] == _EXPONENTS:
@@ -235,7 +242,7 @@ def ready(leaves: Any, row: int, encoded: int, stop: int) -> Any:
 
 @whole(types.void(_LEAVES, _i64, _i64))
 def advance(leaves: Any, row: int, encoded: int) -> None:
-    """A shard has been encoded so far."""
+    """Note that the first ``encoded`` fragments of a shard have been encoded."""
     n = leaves[row]
     n[_ENCODED] = encoded
     if n[_WORK] == _DATA:
@@ -257,8 +264,8 @@ def contribute(t: Tables, row: int, lo: int, hi: int, events: Any, used: Any) ->
 
 @kernel(_i64(TABLES, FLOW, _LEAVES, _i64, _i64, _EVENTS, _I))
 def produce(t: Tables, f: Flow, leaves: Any, tree: int, most: int, events: Any, used: Any) -> Any:
-    """Encode what can leave next by the link to the parent, up to ``most`` fragments of each shard, oldest round first; returns how
-    many, and :data:`OTHERS`.
+    """Encode what can leave next by the link to the parent of ``tree``, up to ``most`` fragments of each shard, oldest round
+    first. Returns how many, plus :data:`OTHERS` where Python may have some to encode.
     """
     made, other = np.int64(0), np.int64(0)
     row: Any = np.int64(f.first_row[tree])
@@ -299,7 +306,7 @@ def produce(t: Tables, f: Flow, leaves: Any, tree: int, most: int, events: Any, 
 
 @kernel(types.boolean(TABLES, _LEAVES, _i64))
 def sink_shard(t: Tables, leaves: Any, row: int) -> Any:
-    """Decode what has come of a shard; whether Python is needed: it has all of its results, or others decode them."""
+    """Decode what has come of a shard. Returns whether Python is needed: all results are there, or it has to decode them."""
     needed = False
     logged, work = t.shards[row, DOWN_LOGGED], leaves[row, _WORK]
     if work and logged > leaves[row, _DECODED]:

@@ -1,8 +1,8 @@
 """Reliable, flow-controlled hops: XAgg's group acknowledgements (section IV-D), the same in both directions.
 
 A hop carries fragments of a shard from a *sender* to a *receiver*: contributions from child to parent, results from
-parent to child. Both sides think in index groups of 1024 fragments, but groups end in **emission order** (emission groups): the
-fragment that is the last of its group to leave carries GROUP_END, whatever its index.
+parent to child. Both sides think in index groups of 1024 fragments, but groups end in **emission order** (emission
+groups): the fragment that is the last of its group to leave carries GROUP_END, whatever its index.
 
 - On GROUP_END the receiver queues the group (the paper's Check Queue), waits one reorder window, looks at its slots, and
   asks for what is missing with a LOST bitmap, again and again with back-off, until the group is complete (the paper's
@@ -14,7 +14,8 @@ fragment that is the last of its group to leave carries GROUP_END, whatever its 
   returns what was taken; a LOST bitmap returns what will never be; a link that hears nothing for a while starts afresh.
   What queues on the way do not bear, a link does not send either: :mod:`inanet.proto.tree.flow`.
 
-Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.node.Node` does.
+Nothing here reads a clock or a slot: :class:`~inanet.proto.tree.node.Node` does. Times are seconds on the node's clock, windows
+and counts are packets. A *row* is a shard's row in the tables, a *position* an index into its emission log.
 """
 
 import math
@@ -76,8 +77,9 @@ class Congestion(_Row):
 
     #: what may be in flight
     window: float = _number(LinkTime.CONGESTION)
-    #: Windows double at most from one measurement to the next, but several links fill a queue at once, and what an empty one
-    #: took says nothing about it: as many seconds are believed in any case as a node waits before it repeats something
+    #: A measured round trip is believed up to twice the known one, because windows double at most from one measurement to the
+    #: next; and up to this in any case, because several links fill a queue at once: what a node waits before it repeats
+    #: something
     plausible: float = _number(LinkTime.PLAUSIBLE)
     #: smoothed time from sending to credit where nothing was lost, 0 before the first; never below what was seen last
     round_trip: float = _number(LinkTime.ROUND_TRIP)
@@ -173,9 +175,9 @@ class Link(_Row):
         #: (shard row, fragment) to send again, in order, each at most once
         self.resend: deque[tuple[int, int]] = deque()
         self.queued: set[tuple[int, int]] = set()
-        #: when what was sent again in running rounds has left
+        #: when each (shard row, fragment) that was sent again in a running round has left
         self.repeated: dict[tuple[int, int], float] = {}
-        #: when fragments of a group were last started again, for a later attempt in running rounds
+        #: when fragments of each (shard row, group) were last started again, as a later attempt of a running round
         self.restarted: dict[tuple[int, int], float] = {}
         #: packets sent again by this link; what nodes count outlives it
         self.retransmissions = 0
@@ -259,7 +261,7 @@ class Link(_Row):
         return afresh if self.grouped else min(self.prod_due(timing), afresh)
 
     def prod(self, now: float, timing: Timing) -> None:
-        """That has been done."""
+        """The last row has been repeated: when to do so again."""
         again = self.prodded >= min(self.waiting_since, self.congestion.timed_since)
         self.prod_interval = (
             min(2 * self.prod_interval, timing.retransmit_max) if again else self.patience(timing)
@@ -267,7 +269,7 @@ class Link(_Row):
         self.prodded = now
 
     def written_off(self, packets: int, now: float) -> None:
-        """These will never be credited: the receiver has just said that they are lost."""
+        """So many packets will never be credited: the receiver has just said that they are lost."""
         self.in_flight = max(0, self.in_flight - packets)
         if packets:
             self.waiting_since = now
@@ -306,8 +308,8 @@ class Link(_Row):
     def believed_before(self, now: float, most: float, seen: float = -math.inf) -> float:
         """The neighbour is believed to lack what left by then, as far as it says so.
 
-        That is what left before something that it has: that left at ``seen``. Later packets may be on their way; a stall of the
-        other side is no reason to think so for more than ``most`` seconds. It has looked for all that left before it was
+        That is what left before something that it has, which left at ``seen``. Later packets may be on their way; a stall of
+        the other side is no reason to think so for more than ``most`` seconds. It has looked for all that left before it was
         prodded, once it has heard of that: what it said before crossed the prod.
         """
         crossing, round_trip = min(self.congestion.crossing, most), self.congestion.round_trip
@@ -332,7 +334,7 @@ class Link(_Row):
         self._count()
 
     def forget(self, row: int) -> None:
-        """Drop queued entries of one shard: its round is over, and a pause may follow that times nothing."""
+        """Drop queued entries of one shard, whose round is over. A pause may follow, so nothing in flight is timed any more."""
         self.congestion.reset()
         if self.resend:
             self.resend = deque(entry for entry in self.resend if entry[0] != row)
@@ -362,7 +364,7 @@ class Link(_Row):
 class Sender:
     """One shard's round on one outgoing hop: how far its emission log has been sent, and the SENT/DONE handshake.
 
-    The cursor is that of shard ``row`` and link ``index`` of the tree in ``cursors``.
+    The cursor is entry ``[row, index]`` of ``cursors``, int64[shards, links of a tree].
     """
 
     __slots__ = (
@@ -426,8 +428,9 @@ class Sender:
 class Receiver:
     """One shard's round on one incoming hop: which groups are complete, which have to be looked at, and when.
 
-    ``spread`` gives numbers in [0, 1). What is sent to many is missed by many at once: with it they wait up to twice as
-    long before they look, and before they ask again, each for another time (multicast results).
+    ``count`` is the number of fragments of the shard. ``spread`` gives numbers in [0, 1). What is sent to many is missed by
+    many at once: with it they wait up to twice as long before they look, and before they ask again, each for another time
+    (multicast results).
     """
 
     __slots__ = ("_complete", "_due", "_passed", "_spread", "_timing", "count", "done", "final", "groups")
@@ -442,6 +445,7 @@ class Receiver:
         self._timing = timing
         self._spread = spread
         self._complete = bytearray(self.groups)
+        #: by group: when it is looked at, and how long to wait from then if something is missing
         self._due: dict[int, tuple[float, float]] = {}
         #: groups before this one are complete, or to be looked at
         self._passed = 0
@@ -490,7 +494,7 @@ class Receiver:
         yield from [group for group, (at, _) in self._due.items() if at <= now]
 
     def checked(self, group: int, missing: int, now: float) -> None:
-        """Outcome of a look at a group."""
+        """A group was looked at: ``missing`` of its fragments are not there. If none are missing, it is complete."""
         _, interval = self._due.pop(group, (0.0, self._timing.retransmit))
         if missing:
             self._due[group] = (

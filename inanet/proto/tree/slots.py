@@ -2,8 +2,8 @@
 
 A *slot* is one aggregator entry: a row of int32 words at the stride of the wire (header, 256 values, checksum), so that
 whatever a slot holds leaves the node straight from slot memory. Beside the rows stand small per-slot arrays (bitmap,
-round, state, ...) and three tables with one int64 row per shard, tree and job. Kernels index all of it; Python code
-changes tables only between batches, which is what makes a plan change atomic.
+round, state, ...) and tables with one row per shard, tree, job and link. Kernels index all of it; Python code changes
+tables only between batches, which is what makes a plan change atomic.
 """
 
 from collections.abc import Callable
