@@ -155,7 +155,8 @@ class GlooGroup:
         self.unwaited.sweep()
         self._running = [one for one in self._running if not one.is_completed()]
         self._running.append(work)
-        kinds = "/".join(sorted({str(tensor.dtype).removeprefix("torch.") for tensor in tensors}))
+        dtypes = {tensor.dtype for tensor in tensors}
+        kinds = str(dtypes.pop()) if len(dtypes) == 1 else "/".join(sorted(map(_short, dtypes)))
         entry = self._ledger.entry(name, kinds, "Gloo", why)
         entry.count(tensors)
 
@@ -200,6 +201,10 @@ class GlooGroup:
         except RuntimeError:
             # the interpreter ends, and from 3.12 on starts no thread then
             _let_go(kept)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _let_go(kept: list[Any]) -> None:

@@ -8,8 +8,8 @@ cases by Gloo and then by every way of all-reduce:
 It takes an hour and more, prints the counts of every run, and ends with 1 if a case passes by Gloo that does not by ina and
 is not among :data:`EXPECTED`. One run prints a line per case: ``--way fabric``, ``"one host"``, ``"no agent"`` or ``gloo``,
 and ``--kind``: ``cpu`` (as torch chooses cases for Gloo), ``cuda`` (those that torch runs on CUDA devices alone, with the
-devices' tensors on the CPU, and the optimizer parity that torch has commented out), ``hook`` (both, of DDP, by Gloo with the
-hook on every model). Ranks are forked with torch imported. Some groups of cases want ``--world 8``.
+devices' tensors on the CPU, and the optimizer parity that torch has commented out), ``nccl`` (those that it runs over NCCL
+alone, likewise), ``hook`` (those of DDP, by Gloo with the hook on every model). Ranks are forked with torch imported. Some groups of cases want ``--world 8``.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import inspect
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -35,31 +36,50 @@ from inanet.launch.fabric import Fabric
 EXPECTED: dict[str, str] = {
     "test_get_backend": "the backend's name is ina, and the case wants gloo",
 }
+#: with the hook alone
+WITH_HOOK: dict[str, str] = {
+    "test_ddp_grad_div_uneven_inputs": "hooks divide by all ranks, torch's as well: join does not tell them by how many",
+}
 #: those of them that torch before 2.14 refuses by itself
 BEFORE_2_14: dict[str, str] = {
     "test_monitored_barrier_gloo": "torch offers monitored_barrier for the backend gloo alone",
     "test_monitored_barrier_gloo_subgroup": "torch offers monitored_barrier for the backend gloo alone",
 }
-#: what a quick run consists of: every collective once, DDP, hooks, subgroups, profilers
-QUICK = (
-    "test_all_gather_object_subgroup",
-    "test_all_reduce_coalesced_sum",
-    "test_all_reduce_sum_async",
-    "test_all_reduce_sum_complex",
-    "test_barrier_timeout_full_group",
-    "test_DistributedDataParallelCPU_grad_is_view",
-    "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
-    "test_ddp_create_graph",
-    "test_ddp_logging_data_cpu",
-    "test_destroy_full_group",
-    "test_get_future",
-    "test_isend_torch_profiler",
-    "test_reduce_sum",
-    "test_scatter_complex",
-    "test_send_recv_any_source",
-    "test_sparse_all_reduce_sum",
-    "test_static_graph_api_cpu",
-)
+#: what a quick run consists of, by kind: every collective once, DDP, hooks, subgroups, profilers, joins, parity
+QUICK: dict[str, tuple[str, ...]] = {
+    "cpu": (
+        "test_all_gather_object_subgroup",
+        "test_all_reduce_coalesced_sum",
+        "test_all_reduce_sum_async",
+        "test_all_reduce_sum_complex",
+        "test_barrier_timeout_full_group",
+        "test_DistributedDataParallelCPU_grad_is_view",
+        "test_accumulate_gradients_no_sync_allreduce_with_then_hook",
+        "test_ddp_create_graph",
+        "test_ddp_logging_data_cpu",
+        "test_destroy_full_group",
+        "test_get_future",
+        "test_isend_torch_profiler",
+        "test_reduce_sum",
+        "test_scatter_complex",
+        "test_send_recv_any_source",
+        "test_sparse_all_reduce_sum",
+        "test_static_graph_api_cpu",
+    ),
+    "cuda": (
+        "test_all_reduce_sum_cuda_async",
+        "test_ddp_apply_optim_in_backward_ignored_params",
+        "test_ddp_buffer_hook_allreduce",
+        "test_ddp_control_flow_different_across_ranks",
+        "test_ddp_grad_div_uneven_inputs",
+        "test_ddp_hook_with_optimizer_parity_sgd_view",
+        "test_ddp_uneven_input_join_disable",
+        "test_post_localSGD_optimizer_parity",
+        "test_undefined_grad_parity_unused_parameters",
+    ),
+    "nccl": ("test_all_to_all_single_unequal_split_cuda", "test_gather_cuda", "test_reduce_scatter_v_cuda"),
+    "hook": ("test_ddp_ignore_params_arg", "test_static_graph_multi_forward"),
+}
 WAYS: dict[str, Sequence[int]] = {
     "fabric": (0, 0, 1, 1),
     "one host": (0, 0, 0, 0),
@@ -68,9 +88,7 @@ WAYS: dict[str, Sequence[int]] = {
 }
 
 
-KINDS = ("cpu", "cuda", "hook")
-#: seconds that a case may take; none takes a third of it
-PATIENCE = 100
+KINDS = ("cpu", "cuda", "nccl", "hook")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +106,9 @@ class Place:
 
 def _prepare(place: Place, world: int, kind: str) -> Any:
     """The module with the cases, whose conditions it evaluates when it is imported."""
-    os.environ.update(BACKEND="gloo", WORLD_SIZE=str(world), TEMP_DIR=str(place.directory / "torch"))
-    os.environ["DISTRIBUTED_TESTS_DEFAULT_TIMEOUT"] = str(PATIENCE)
+    # where torch chooses cases
+    os.environ["BACKEND"] = "nccl" if kind == "nccl" else "gloo"
+    os.environ.update(WORLD_SIZE=str(world), TEMP_DIR=str(place.directory / "torch"))
     if place.sockets:
         os.environ["INA_REQUIRE"] = "1"
     os.makedirs(os.environ["TEMP_DIR"])
@@ -99,7 +118,8 @@ def _prepare(place: Place, world: int, kind: str) -> Any:
 
     import inanet.torch
 
-    common_distributed.TIMEOUT_OVERRIDE.clear()
+    os.environ["BACKEND"] = distributed_test.BACKEND = "gloo"
+    common_distributed.TEST_CUDA = kind != "cpu"
     if kind != "cpu":
         # after the imports: they compile functions that make tensors
         _imagine_devices(torch, world)
@@ -157,6 +177,9 @@ def _imagine_devices(torch: Any, count: int) -> None:
     class Stream:
         """What is done on it is done at once."""
 
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
         def __getattr__(self, name: str) -> Any:
             return lambda *_, **__: self
 
@@ -180,6 +203,8 @@ def _imagine_devices(torch: Any, count: int) -> None:
         wrap(self, module, **more)
 
     ddp.__init__ = __init__
+    torch.Stream = torch.Event = Stream
+    torch.accelerator.current_stream = lambda *_: Stream()
     for name, value in {
         "device_count": lambda: count,
         "is_available": lambda: True,
@@ -189,8 +214,8 @@ def _imagine_devices(torch: Any, count: int) -> None:
         "manual_seed": lambda seed: None,
         "manual_seed_all": lambda seed: None,
         "empty_cache": lambda: None,
-        "Stream": lambda *_, **__: Stream(),
-        "Event": lambda *_, **__: Stream(),
+        "Stream": Stream,
+        "Event": Stream,
         "current_stream": lambda *_: Stream(),
         "stream": lambda _: nullcontext(),
         "device": lambda _: nullcontext(),
@@ -252,15 +277,15 @@ def _cases(module: Any, place: Place, kind: str) -> type[unittest.TestCase]:
 
 
 def _names(cases: type[unittest.TestCase], kind: str) -> list[str]:
-    """Cases of a kind. Those of ``hook`` are told by what they are called, or by the DDP in their text."""
+    """Cases of a kind, told by their text."""
     names = list(unittest.TestLoader().getTestCaseNames(cases))
-    if kind == "hook":
-        return [
-            name
-            for name in names
-            if "DataParallel" in inspect.getsource(getattr(cases, name)) or "ddp" in name
-        ]
-    return names
+    wanted = {
+        "cpu": "",
+        "cuda": "gpu|cuda|parity|GPU",
+        "nccl": r'BACKEND != "nccl"',
+        "hook": "ddp|DataParallel",
+    }[kind]
+    return [name for name in names if re.search(wanted, name + inspect.getsource(getattr(cases, name)))]
 
 
 class _Result(unittest.TestResult):
@@ -348,11 +373,13 @@ def main() -> int:
         cases = _cases(_prepare(place, options.world, kind), place, kind)
         names = _names(cases, kind)
         if options.quick:
-            names = [name for name in names if name in QUICK]
+            names = [name for name in names if name in QUICK[kind]]
         chosen = [name for name in names if not options.names or any(part in name for part in options.names)]
         import torch
 
         expected = EXPECTED if torch.__version__ >= (2, 14) else EXPECTED | BEFORE_2_14
+        if kind == "hook":
+            expected = WITH_HOOK
         result = _Result({} if options.way == "gloo" else expected)
         unittest.TestSuite(map(cases, chosen)).run(result)
     if options.outcomes is not None:

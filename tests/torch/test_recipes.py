@@ -90,12 +90,17 @@ trainer.fit(Model(), torch.utils.data.DataLoader(torch.zeros(8, 1)))
 DEEPSPEED = """
 import torch, torch.distributed as dist, inanet.torch, deepspeed
 
+# a reduction of its own for inference, which it would compile here
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 dist.init_process_group("ina")
 torch.manual_seed(0)
 model = torch.nn.Linear(10, 1)
 engine, *_ = deepspeed.initialize(
     model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
-    config={"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": STAGE}},
+    config={
+        "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 1000.0,
+        "zero_optimization": {"stage": STAGE}, "zero_allow_untested_optimizer": True,
+    },
 )
 before = model.weight.detach().clone()
 engine.backward(engine(torch.full((4, 10), float(dist.get_rank()))).sum())
@@ -123,22 +128,25 @@ import sys, tempfile, ray
 from ray.train import RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
-def train():
+def train(config):
     import ray.train, ray.train.torch, torch, inanet.torch
     model = ray.train.torch.prepare_model(torch.nn.Linear(10, 1))
     state, hook = inanet.torch.hook(require_ina=True)
     model.register_comm_hook(state, hook)
     rank = ray.train.get_context().get_world_rank()
     model(torch.full((4, 10), float(rank))).sum().backward()
-    ray.train.report({"gradient": model.module.weight.grad[0, 0].item(), "ina": state.verdict.use_ina})
+    with open(f"{config['folder']}/{rank}", "w") as file:
+        print("gradient", model.module.weight.grad[0, 0].item(), state.verdict.use_ina, file=file)
 
 with tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as folder:
     ray.init(num_cpus=3, include_dashboard=False, _temp_dir=folder, object_store_memory=100 << 20, log_to_driver=False)
     trainer = TorchTrainer(
-        train, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=folder)
+        train, train_loop_config={"folder": folder}, scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=folder),
     )
-    metrics = trainer.fit().metrics
-    print("gradient", metrics["gradient"], metrics["ina"], flush=True)
+    trainer.fit()
+    for rank in range(2):
+        print(open(f"{folder}/{rank}").read(), flush=True)
     ray.shutdown()
 """
 
@@ -189,6 +197,7 @@ def test_gradients_go_through_the_fabric(
     assert sorted(output(script).split("\n"))[-2:] == ["gradient 2.0 True"] * 2
 
 
+@pytest.mark.timeout(400)
 def test_ray_trains_through_the_fabric(torch_fabric: Fabric, tmp_path: Path) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("ray is not installed: pip install 'inanet[frameworks]'")
@@ -205,12 +214,11 @@ def test_ray_trains_through_the_fabric(torch_fabric: Fabric, tmp_path: Path) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=380,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    # of both ranks Ray hands out what rank 0 reports: the mean, where its own would be 0
-    assert "gradient 2.0 True" in done.stdout
+    assert done.stdout.count("gradient 2.0 True") == 2
 
 
 def test_the_script_for_slurm(torch_fabric: Fabric, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""A part of PyTorch's own distributed tests over the process group; :mod:`tests.torch.conformance` runs the whole."""
+"""A part of PyTorch's own distributed tests over the process group and with the hook; :mod:`tests.torch.conformance` runs the
+whole."""
 
 import importlib.util
 import json
@@ -23,10 +24,22 @@ pytestmark = [
 ]
 
 
-def test_torchs_own_tests_pass_through_the_fabric(tmp_path: Path) -> None:
+#: which kind of cases goes which way; the whole suite has all kinds by all ways
+PARTS = (
+    ("cpu", "gloo"),
+    ("cpu", "fabric"),
+    ("cpu", "one host"),
+    ("cpu", "no agent"),
+    *((kind, "fabric") for kind in ("cuda", "nccl", "hook")),
+)
+
+
+@pytest.mark.parametrize(("kind", "way"), PARTS, ids=[", ".join(part) for part in PARTS])
+def test_torchs_own_tests_pass(tmp_path: Path, kind: str, way: str) -> None:
     outcomes = tmp_path / "outcomes.json"
+    command = [sys.executable, "-m", "tests.torch.conformance", "--quick", "--kind", kind, "--way", way]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.torch.conformance", "--quick", "--outcomes", str(outcomes)],
+        [*command, "--outcomes", str(outcomes)],
         cwd=Path(__file__).parents[2],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -35,6 +48,4 @@ def test_torchs_own_tests_pass_through_the_fabric(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    found = json.loads(outcomes.read_text())
-    assert set(found) == set(QUICK)
-    assert set(found.values()) == {"passed"}
+    assert json.loads(outcomes.read_text()) == {name: ["passed", ""] for name in QUICK[kind]}
