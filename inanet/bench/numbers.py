@@ -46,9 +46,10 @@ def run(places: tuple[str, ...], say: Callable[[str], None]) -> dict[str, Any]:
                 sockets = [str(fabric.worker_socket(rank % fabric.workers)) for rank in range(RANKS)]
                 with _team(Path(name) / place.replace(" ", "-"), digits, sockets, place) as ranks:
                     modes = MODES if place in ("shared memory", "xagg") else (DEFAULT,)
+                    meter = _Meter(len(set(sockets)))
                     for model, steps in MODELS.items():
                         say(f"{place}: {model}")
-                        rows += _compare(ranks, place, model, steps, modes)
+                        rows += _compare(ranks, meter, place, model, steps, modes)
     result["ok"] = all(row["bit_identical"] and row["met"] is not False for row in rows)
     return result
 
@@ -75,15 +76,29 @@ def _team(directory: Path, digits: Path, sockets: list[str], place: str) -> Any:
     return team("numbers", directory, commands, _START, spawn)
 
 
+class _Meter:
+    """Bytes that the agents of ``hosts`` send: ranks tell what theirs has sent since it began, the first of each host first."""
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self._before = 0
+
+    def passed(self, answers: list[dict[str, Any]]) -> int:
+        """Since it was read last."""
+        total = sum(answer["sent"] for answer in answers[: self._hosts])
+        self._before, passed = total, total - self._before
+        return int(passed)
+
+
 def _compare(
-    ranks: Team, place: str, model: str, steps: int, modes: tuple[str, ...]
+    ranks: Team, meter: _Meter, place: str, model: str, steps: int, modes: tuple[str, ...]
 ) -> Iterator[dict[str, Any]]:
     def train(way: str, mode: str = DEFAULT) -> dict[str, Any]:
         question = {"do": "train", "way": way, "model": model, "steps": steps, "mode": mode}
         answers = ranks.ask(question, _ANSWER, f"training {model} by {way}")
         first: dict[str, Any] = answers[0]
         first["same"] = len({answer["digest"] for answer in answers}) == 1
-        first["bytes"] = sum(answer["bytes"] for answer in answers)
+        first["bytes"] = meter.passed(answers) if way == "ina" else 0
         return first
 
     gloo, double = train("gloo"), train("double")

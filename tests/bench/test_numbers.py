@@ -47,3 +47,9 @@ def test_rows_have_a_line_each() -> None:
     row = bench.judge("xagg", "cnn", bench.DEFAULT, ours, ours, GLOO, [1e-6] * 3)
     lines = list(bench.table({"cores": 2, "rows": [row, row]}))
     assert sum(not line.startswith("#") for line in lines) == 2
+
+
+def test_bytes_are_those_since_the_last_training_and_of_each_host_once() -> None:
+    meter = bench._Meter(2)
+    assert meter.passed([{"sent": 5}, {"sent": 7}, {"sent": 5}, {"sent": 7}]) == 12
+    assert meter.passed([{"sent": 15}, {"sent": 8}, {"sent": 15}, {"sent": 8}]) == 11

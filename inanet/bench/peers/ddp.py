@@ -136,8 +136,8 @@ class Batches:
 
 
 def train(way: str, model: str, steps: int, digits: Digits, **options: Any) -> dict[str, Any]:
-    """Train a fresh model: ``losses`` of the steps (mean over ranks), ``digest`` of the weights, and ``accuracy``
-    on the images held out. Needs a default process group."""
+    """Train a fresh model: ``losses`` of the steps (mean over ranks), ``digest`` of the weights, ``accuracy`` on the images
+    held out, and ``sent``, bytes of values that this rank's agent has sent since it began. Needs a default process group."""
     ddp, state = build(model, way, **options)
     optimizer: torch.optim.Optimizer
     if model == "transformer":
@@ -167,7 +167,7 @@ def train(way: str, model: str, steps: int, digits: Digits, **options: Any) -> d
         sent = figures.get("gradient_sent", 1024 * figures.get("rows_sent", 0))
         state.close()
     return {
-        "bytes": sent,
+        "sent": sent,
         "losses": (losses / dist.get_world_size()).tolist(),
         "digest": digest.hexdigest(),
         "accuracy": float(right.double().mean()),
