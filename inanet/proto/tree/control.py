@@ -454,8 +454,8 @@ class Control:
             self._node.send(state, sender.link, Kind.SENT, down=down)
             sender.sent_due = now + sender.interval
             sender.interval = min(sender.interval * 2, self._node.timing.retransmit_max)
-            waited = now - sender.asking_since
-            if not down and waited > self._node.timing.silent:
+            if not down and now - max(sender.asking_since, sender.told) > self._node.timing.silent:
+                waited = now - sender.asking_since
                 self._node.events.append(PeerSilent(state.job.job, sender.link.name, waited))
-                sender.asking_since = now
+                sender.told = now
         self._node.wake(sender.sent_due)

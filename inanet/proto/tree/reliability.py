@@ -377,6 +377,7 @@ class Sender:
         "link",
         "row",
         "sent_due",
+        "told",
     )
 
     def __init__(
@@ -398,6 +399,8 @@ class Sender:
         self.interval = 0.0
         #: since when SENT has gone unanswered
         self.asking_since: float | None = None
+        #: when that was last told to the coordinator
+        self.told = -math.inf
         self.done = False
         #: a fresh hop into a running round: the neighbour has to say what it lacks first
         self.attach_due = attach_due

@@ -2,18 +2,21 @@
 
 import gc
 import random
+from dataclasses import fields
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from inanet.proto.common.events import RoundCommitted
+from inanet.coordinator.settings import Settings
+from inanet.proto.common.events import PeerSilent, RoundCommitted
 from inanet.proto.common.plan import ExponentMode, NodePlan, Parent, Placement, TensorSpec
 from inanet.proto.tree.node import Node
 from inanet.proto.tree.rounds import MAX_DEAD
 from inanet.proto.tree.slots import MAX_JOBS, MAX_SHARDS_PER_JOB, MAX_TREES, OutOfSlots, State
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.xagg import Kind
-from tests.proto.tree.rig import JOB, SHARD, TENSOR, Rig, child_at, integers, snapshot
+from tests.proto.tree.rig import JOB, PARENT, SHARD, TENSOR, Rig, child_at, integers, snapshot
 from tests.proto.tree.test_impairment import impaired
 from tests.proto.tree.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
@@ -205,6 +208,25 @@ def test_a_job_is_dropped_with_packets_in_flight_and_its_number_used_again():
     arrays = arrays_for(A, number)
     fabric.all_reduce(A, arrays)
     check(A, arrays, number)
+
+
+def test_a_parent_that_never_answers_is_told_of_until_the_coordinator_believes_it():
+    """Each report has the whole time: what was said before counts, or no time would ever be long enough."""
+    rig = Rig()
+    values = integers(5)
+    rig.feed(*[rig.data(c, f, values[f]) for f in range(5) for c in (0, 1)])
+    rig.wait(30.0)
+    told = [event for event in rig.node.events() if isinstance(event, PeerSilent)]
+    assert {(event.job, event.name) for event in told} == {(JOB, "up")}
+    seconds = [event.seconds for event in told]
+    assert 5.0 < seconds[0] < 6.0
+    assert all(5.0 < later - earlier < 6.0 for earlier, later in pairwise(seconds))
+    assert seconds[1] >= next(field.default for field in fields(Settings) if field.name == "silence")
+    # one that answers in between begins anew
+    rig.feed((rig.packet(Kind.LOST, host=8, values=np.full(32, -1)), PARENT))
+    rig.wait(9.0)
+    (again,) = [event for event in rig.node.events() if isinstance(event, PeerSilent)]
+    assert again.seconds < 7.0
 
 
 def test_the_driver_holds_a_half_sent_burst_while_the_plan_changes():
