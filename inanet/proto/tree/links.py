@@ -300,9 +300,12 @@ class Links:
         if sender is None:
             return -np.inf
         log = self._node.memory.down_log if child >= 0 else self._node.memory.up_log
-        sent = log[state.slot0 : state.slot0 + sender.cursor]
-        seen = np.flatnonzero((sent // GROUP == group) & ~np.isin(sent, wanted))
-        return sender.link.sent_at(state.row, int(seen[-1])) if len(seen) else -np.inf
+        # a log may be long, and each of its groups be reported: what no burst is remembered of has no time either
+        first = sender.sent_before(-np.inf)
+        sent = log[state.slot0 + first : state.slot0 + sender.cursor]
+        mine = np.flatnonzero(sent // GROUP == group)
+        seen = mine[~np.isin(sent[mine], wanted)]
+        return sender.link.sent_at(state.row, first + int(seen[-1])) if len(seen) else -np.inf
 
     def sent_to(
         self, state: ShardState, child: int, group: int, wanted: NDArray[np.int64], before: float

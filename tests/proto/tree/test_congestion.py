@@ -1,5 +1,7 @@
 """Windows that follow what a path bears, and whole fabrics whose children overrun a shared port."""
 
+import tracemalloc
+from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -8,7 +10,9 @@ import pytest
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.flow import AT_FIRST, FIRST_WINDOW, LEAST_WINDOW
+from inanet.proto.tree.links import Links
 from inanet.proto.tree.reliability import Congestion, Link, Sender
+from inanet.proto.tree.slots import BURSTS, GROUP
 from inanet.sim.fabric import SimulatedFabric
 from inanet.sim.link import LinkSpec
 from inanet.testing.fabric import float_arrays
@@ -337,3 +341,28 @@ def test_when_an_entry_of_a_log_left_is_remembered() -> None:
         2.0,
     ]
     assert sender.link.sent_at(sender.row + 1, 0) == -np.inf
+
+
+@pytest.mark.parametrize("lost", [0, 1, 700])
+def test_what_a_report_of_losses_costs_does_not_grow_with_the_log(lost: int) -> None:
+    """Each group of a long tensor may be reported, again and again."""
+    count, burst = 1 << 20, 496
+    log = np.arange(count, dtype=np.uint32)
+    sender = Sender(Link("parent", 1, 1, GRANTED))
+    for k in range(count // burst):
+        sender.advance((k + 1) * burst, float(k))
+    links = SimpleNamespace(_node=SimpleNamespace(memory=SimpleNamespace(up_log=log)))
+    state = SimpleNamespace(up=sender, slot0=0, row=0)
+    group = sender.cursor // GROUP - 1
+    end = (group + 1) * GROUP - lost
+    wanted = np.arange(end, end + lost)
+    tracemalloc.start()
+    try:
+        seen = Links.newest_seen(links, state, -1, group, wanted)  # type: ignore[arg-type]
+        forgotten = Links.newest_seen(links, state, -1, 0, wanted)  # type: ignore[arg-type]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert seen == (end - 1) // burst
+    assert forgotten == -np.inf
+    assert peak < BURSTS * burst * 32
