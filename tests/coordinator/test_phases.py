@@ -12,7 +12,16 @@ from tests.coordinator.test_elasticity import Elastic
 from tests.coordinator.test_whole import DEEP, Whole, arrays_for
 
 FRAGMENTS = 60
+#: with those of exponents, each for 32 of data
+ALL = FRAGMENTS + 2
 SPEC = TensorSpec("p", "f32", (256 * FRAGMENTS,), "sum", ExponentMode.PROLOGUE)
+
+
+def reverse(named: dict[str, Any]) -> None:
+    """The pump knows the mapping."""
+    entries = list(reversed(named.items()))
+    named.clear()
+    named.update(entries)
 
 
 class Watched(Whole):
@@ -22,8 +31,9 @@ class Watched(Whole):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        # a step goes through the members in order: children before their parents
-        self.members = dict(reversed(self.members.items()))
+        # a step goes through the nodes in order: children before their parents
+        reverse(self.nodes)
+        reverse(self.members)
 
     def root(self) -> int:
         """Data fragments of the round that are whole at the root."""
@@ -48,7 +58,7 @@ class WatchedElastic(Elastic, Watched):
 PHASES: dict[str, Callable[[Watched], bool]] = {
     "sending": lambda whole: whole.members["a0"].node.stats()["contributions_in"] > 2,
     "half aggregated": lambda whole: whole.root() > FRAGMENTS // 2,
-    "results going down": lambda whole: whole.root() > FRAGMENTS and 0 < whole.arrived() <= FRAGMENTS,
+    "results going down": lambda whole: whole.root() == ALL and 0 < whole.arrived() < ALL,
     "between rounds": lambda whole: whole.done(1),
 }
 

@@ -82,7 +82,7 @@ def test_floats_get_data_and_exponent_shards(nodes: Nodes) -> None:
     shards = nodes.last("w0", Layout).layout.shards
     assert [(s.shard, s.tree, s.part, s.fold, s.first, s.count) for s in shards] == [
         (0, 0, Part.DATA, Fold.SUM, 0, 2500),
-        (1, 0, Part.EXPONENTS, Fold.MAX8, 0, 3),
+        (1, 0, Part.EXPONENTS, Fold.MAX8, 0, 79),
     ]
 
 
@@ -97,8 +97,8 @@ def test_shards_are_spread_over_trees() -> None:
     assert [(s.tree, s.part, s.first, s.count) for s in shards] == [
         (0, Part.DATA, 0, 1250),
         (1, Part.DATA, 1250, 1251),
-        (0, Part.EXPONENTS, 0, 1),
-        (1, Part.EXPONENTS, 1, 2),
+        (0, Part.EXPONENTS, 0, 39),
+        (1, Part.EXPONENTS, 39, 40),
     ]
     nodes.begin(2, spec("small", 3, dtype="i32"))
     shards = nodes.last("w0", Layout).layout.shards
