@@ -18,8 +18,7 @@ from itertools import pairwise
 from inanet.papers.claims import Claim, reduction
 from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.proto.slots import window
-from inanet.proto.slots.a2tp.windows import PAPER
-from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.windows import PAPER, A2tpPace
 from inanet.sim.link import LinkSpec
 from inanet.sim.rack import OVERHEAD, SYSTEMS, Rack
 
@@ -110,8 +109,8 @@ def build(
         # shares of a static system are equal, rounded up, and do not depend on who is there
         share = math.ceil(own / len(jobs)) if made.static else own
         for worker in rack.add_job(job, WORKERS, window, slots=share, links=links):
-            if threshold is not None and isinstance(worker, A2tpWorker):
-                worker.windows.profile = replace(PAPER, threshold=threshold)
+            if threshold is not None and isinstance(worker.pace, A2tpPace):
+                worker.pace.windows.profile = replace(PAPER, threshold=threshold)
     return rack
 
 
@@ -273,8 +272,8 @@ def fig11() -> Outcome:
         for _ in range(10):
             looks += watch(rack, SAMPLE)
             for worker in rack.jobs[B].workers:
-                assert isinstance(worker, A2tpWorker)
-                degrees.append(worker.degrees()["gamma"])
+                assert isinstance(worker.pace, A2tpPace)
+                degrees.append(worker.pace.degrees()["gamma"])
         counted = degrees[4 * WORKERS :]
         found[left] = statistics.fmean(counted)
         rows.append((left, mean(looks[4:], B), found[left], left / HOST))

@@ -16,7 +16,7 @@ from inanet.papers.outcome import Outcome, Panel, Table
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.proto.slots.tenants import Tenant
 from inanet.proto.slots.worker import Membership
 from inanet.sim.fabric import SimulatedFabric
@@ -139,7 +139,7 @@ def simulate_switch(pool: int = 32) -> float:
     machines = {}
     for index, (name, address) in enumerate(addresses.items()):
         timing = Timing(retransmit=1.0, retransmit_max=4.0, silent=60.0)
-        machine = SwitchMLWorker(
+        machine = switchml_worker(
             Membership(1, index, len(WORKERS), len(WORKERS), switch), pool, timing=timing
         )
         machine.add_tensor(0, spec)

@@ -26,10 +26,10 @@ from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.goat.job import GoatJob, below, neighbours, sites, towards
 from inanet.proto.slots.goat.program import GoatProgram, tenant_at
 from inanet.proto.slots.goat.ps import GoatServer
-from inanet.proto.slots.goat.worker import GoatWorker
+from inanet.proto.slots.goat.worker import goat_worker
 from inanet.proto.slots.goat_async.program import EpochProgram
 from inanet.proto.slots.goat_async.ps import EpochServer
-from inanet.proto.slots.goat_async.worker import EpochWorker
+from inanet.proto.slots.goat_async.worker import epoch_worker
 from inanet.proto.slots.program import SwitchProgram
 from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.registers import META_BYTES
@@ -92,7 +92,7 @@ class Collaborative:
         self.pull_after = pull_after
         self.network = Network(seed, tick=tick)
         self.programs: dict[str, SwitchProgram] = {}
-        self.workers: dict[str, Worker | EpochWorker] = {}
+        self.workers: dict[str, Worker] = {}
         self.server: ParameterServer | GoatServer | EpochServer
         self._begun: dict[str, int] = dict.fromkeys(tree.workers, 0)
         self._endpoints = {
@@ -177,7 +177,7 @@ class Collaborative:
             self.workers[name] = self._worker(index, name)
             self.network.add_host(name, self._endpoints[name], self.workers[name], send_buffer=_BUFFER)
 
-    def _worker(self, index: int, name: str) -> Worker | EpochWorker:
+    def _worker(self, index: int, name: str) -> Worker:
         its, count = self.tree, len(self.tree.workers)
         switch, ps = its.parents[name], self._endpoints[its.ps]
         to = ps if self.system == PLAIN else self._endpoints[switch]
@@ -186,8 +186,8 @@ class Collaborative:
         place = Membership(JOB, index, count, count, to, results, root=self._root, key=KEY)
         if self.system in SYSTEMS:
             return SYSTEMS[self.system].worker(place, self.window, min(self.slots.values()), self.timing)
-        kind = EpochWorker if self.system == "goat-async" else GoatWorker
-        return kind(place, self.window, self.timing)
+        make = epoch_worker if self.system == "goat-async" else goat_worker
+        return make(place, self.window, self.timing)
 
     def _connect(self, link: LinkSpec, sending: Mapping[str, LinkSpec]) -> None:
         for name, parent in self.tree.parents.items():

@@ -3,7 +3,7 @@
 import pytest
 
 from inanet.papers.a2tp_testbed import ALL_SLOTS, HOST, ROUND, SAMPLE, SCALE, A, B, build, watch
-from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.windows import A2tpPace
 
 
 def test_a_job_alone_reaches_what_a_host_can_do_and_the_slots_are_one_window() -> None:
@@ -36,5 +36,5 @@ def test_a_straggler_bounds_its_job() -> None:
 def test_the_threshold_reaches_the_workers() -> None:
     rack = build("a2tp", (A,), {}, threshold=0.6)
     for worker in rack.jobs[A].workers:
-        assert isinstance(worker, A2tpWorker)
-        assert worker.windows.profile.threshold == 0.6
+        assert isinstance(worker.pace, A2tpPace)
+        assert worker.pace.windows.profile.threshold == 0.6

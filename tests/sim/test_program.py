@@ -9,7 +9,7 @@ from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.proto.slots.tenants import Tenant
 from inanet.proto.slots.worker import Membership
 from inanet.sim.link import LinkSpec
@@ -40,7 +40,7 @@ def test_switchml_sums_at_line_rate_whatever_the_number_of_workers(loss: float) 
     arrays = [rng.integers(-1000, 1000, elements, dtype=np.int32) for _ in range(workers)]
     expected = sum(arrays)
     machines = [
-        SwitchMLWorker(Membership(1, index, workers, workers, SWITCH), pool) for index in range(workers)
+        switchml_worker(Membership(1, index, workers, workers, SWITCH), pool) for index in range(workers)
     ]
     link = LinkSpec(rate=RATE, grain=4, loss=loss)
     for index, machine in enumerate(machines):

@@ -61,7 +61,7 @@ def test_a_straggler_slows_its_own_job_to_its_rate_and_a2tp_sees_it() -> None:
         rack.loop(number, ROUND)
     rack.run(3e-3)
     assert throughput(rack, 2) / (RATE / 4 * ATP_SHARE) == pytest.approx(1.0, abs=0.12)
-    gammas = [[machine.degrees()["gamma"] for machine in job] for job in (quick, slow)]  # type: ignore[attr-defined]
+    gammas = [[machine.pace.degrees()["gamma"] for machine in job] for job in (quick, slow)]  # type: ignore[attr-defined]
     assert min(gammas[0]) > 0.6
     assert max(gammas[1]) < 0.45
 

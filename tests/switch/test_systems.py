@@ -2,7 +2,7 @@
 
 import select
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from ipaddress import IPv4Address
 from typing import Any
@@ -13,13 +13,13 @@ import pytest
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.worker import a2tp_worker
 from inanet.proto.slots.atp.ps import ParameterServer
-from inanet.proto.slots.atp.worker import AtpWorker
-from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.atp.worker import atp_worker
+from inanet.proto.slots.esa.worker import esa_worker
 from inanet.proto.slots.ps import PSJob
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
-from inanet.proto.slots.worker import Membership
+from inanet.proto.slots.switchml.worker import switchml_worker
+from inanet.proto.slots.worker import Membership, Worker
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Faults, PortOptions, Switch
 from inanet.switch.programs import Job, Registration, build
@@ -29,11 +29,11 @@ from tests.switch.test_framed_switch import HARDWARE, OWN, PORT, Rack, hardware_
 
 DEADLINE = 20.0
 JOB, WORKERS, WINDOW, SLOTS, ELEMENTS = 3, 3, 32, 24, 20_000
-WORKER: Mapping[str, type] = {
-    "switchml": SwitchMLWorker,
-    "atp": AtpWorker,
-    "esa": EsaWorker,
-    "a2tp": A2tpWorker,
+WORKER: Mapping[str, Callable[..., Worker]] = {
+    "switchml": switchml_worker,
+    "atp": atp_worker,
+    "esa": esa_worker,
+    "a2tp": a2tp_worker,
 }
 LOSSY = PortOptions(faults=Faults(5, drop=0.02, duplicate=0.02, reorder=0.02))
 
@@ -58,11 +58,9 @@ class Sockets:
         make = WORKER[system]
         for index in range(WORKERS):
             place = Membership(JOB, index, WORKERS, WORKERS, at, results)
-            self.machines.append(
-                make(place, SLOTS) if system == "switchml" else make(place, WINDOW, SLOTS)  # type: ignore[call-arg]
-            )
+            self.machines.append(make(place, SLOTS) if system == "switchml" else make(place, WINDOW, SLOTS))
         if system != "switchml":
-            server = ParameterServer(make.frame_type)  # type: ignore[attr-defined]
+            server = ParameterServer(self.machines[0].framing.frame_type)
             bits = {member: 1 << index for index, member in enumerate(self.members)}
             server.add_job(PSJob(JOB, bits, [at], WINDOW, SLOTS, switches=[at]))
             self.machines.append(server)

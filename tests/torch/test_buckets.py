@@ -19,6 +19,7 @@ import inanet
 from inanet.client.memory import Memory
 from inanet.torch.buckets import LEAST_BYTES, BucketMemory
 from inanet.torch.ddp import GradientHook
+from tests.open_files import open_files
 
 ELEMENTS = LEAST_BYTES // 4 + 100
 
@@ -86,13 +87,13 @@ def test_the_second_time_it_moves_with_all_that_look_into_it(dtype: torch.dtype)
 
 
 def test_no_descriptor_is_left_behind() -> None:
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = open_files()
     for elements in (10, ELEMENTS):
         bucket, other = torch.ones(elements), torch.ones(elements)
         memories = [seen_twice(bucket), BucketMemory(Job(), other)]  # type: ignore[arg-type]
         del bucket, other, memories
         gc.collect()
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
 
 
 def test_the_range_is_unmapped_with_the_bucket_and_the_memory_stays() -> None:
@@ -241,9 +242,7 @@ def test_a_bucket_that_the_agent_still_writes_to_is_not_reduced_again() -> None:
 
 
 def test_a_hook_that_has_left_keeps_no_copies() -> None:
-    # those of earlier tests that were caught in a cycle
-    gc.collect()
-    before = sorted(os.listdir("/proc/self/fd"))
+    before = open_files()
     hook = object.__new__(GradientHook)
     hook._transport, hook._recorder, hook._leave = None, None, lambda: None
     moved, copied = torch.ones(ELEMENTS), torch.ones(ELEMENTS)
@@ -255,4 +254,4 @@ def test_a_hook_that_has_left_keeps_no_copies() -> None:
     assert not mapped(copy)
     assert moved.sum() == ELEMENTS
     del moved
-    assert sorted(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before

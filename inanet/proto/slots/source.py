@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.proto.common.events import Participation
 from inanet.proto.common.formats import Format, make_format
 from inanet.proto.common.plan import Fold, TensorSpec
 from inanet.proto.slots.exponents import ExponentClient
@@ -50,10 +51,18 @@ class Source(ABC):
         self.opened = False
         #: local rank (-1: another host's) and element of the NaN or Inf for which the round is refused
         self.refusal: tuple[int, int] | None = None
+        #: what it took part in (asynchronous training)
+        self.participation: Participation | None = None
 
-    def detach(self) -> None:
-        """Go on with a copy of the arrays: their owner may have other plans for them."""
+    def detach(self) -> bool:
+        """Go on with a copy of the arrays, whose owner may have other plans for them. False: do not go on at all."""
         self.arrays = [array.copy() for array in self.arrays]
+        return True
+
+    @property
+    def overflow(self) -> int:
+        """The first element whose exact integer sum does not fit its dtype, or -1."""
+        return self.tensor.format.overflow
 
     def start(self, first: int) -> None:
         """Number the fragments from here on."""

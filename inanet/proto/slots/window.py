@@ -106,10 +106,39 @@ def _take(
     return base, count, highest, unsure, most
 
 
-class Window:
-    """``capacity`` bounds every window; ``first`` is the number of the first fragment ever."""
+class Lanes:
+    """Ways that fragments take: only what has left later on the same one tells that one is lost. Places are a window's."""
 
-    def __init__(self, capacity: int, timing: Timing, first: int = 0) -> None:
+    def __init__(self) -> None:
+        self._lane: Index = _NONE
+        self._reached: Index = np.full(1, -1, np.int64)
+
+    def resize(self, places: int) -> None:
+        """Have room for so many places."""
+        self._lane = np.zeros(places, np.int64)
+
+    def assign(self, numbers: Index, lanes: Index) -> None:
+        """Say which lanes fragments are on; they have just left."""
+        missing = int(lanes.max(initial=0)) + 1 - len(self._reached)
+        if missing > 0:
+            self._reached = np.append(self._reached, np.full(missing, -1, np.int64))
+        self._lane[numbers % len(self._lane)] = lanes
+
+    def accept(self, numbers: Index) -> None:
+        """These have been answered."""
+        np.maximum.at(self._reached, self._lane[numbers % len(self._lane)], numbers)
+
+    def reached(self, numbers: Index) -> Index:
+        """The highest number that has been answered on the lane of each of these, -1 at first."""
+        return self._reached[self._lane[numbers % len(self._lane)]]
+
+
+class Window:
+    """``capacity`` bounds every window; ``first`` is the number of the first fragment ever; ``lanes`` if there are several."""
+
+    def __init__(
+        self, capacity: int, timing: Timing = TIMING, first: int = 0, lanes: Lanes | None = None
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"a window of {capacity} fragments: at least one is needed")
         self.capacity = capacity
@@ -117,6 +146,9 @@ class Window:
         self._timer = RetransmissionTimer(timing.retransmit, timing.retransmit_max)
         self.base = self.next = first
         self._size = 1 << (2 * capacity - 1).bit_length()
+        self._lanes = lanes
+        if lanes is not None:
+            lanes.resize(self._size)
         self._answered: NDArray[np.bool_] = np.zeros(self._size, np.bool_)
         self._sent_at: NDArray[np.float64] = np.zeros(self._size)
         self._first_at: NDArray[np.float64] = np.zeros(self._size)
@@ -197,7 +229,8 @@ class Window:
 
     def _overtaken(self, waiting: Index) -> NDArray[np.bool_]:
         """Which of these have seen one answered that left well after them."""
-        later: NDArray[np.bool_] = waiting + self.timing.gap <= self._highest
+        reached = self._highest if self._lanes is None else self._lanes.reached(waiting)
+        later: NDArray[np.bool_] = waiting + self.timing.gap <= reached
         return later
 
     # ---------------------------------------------------------------- answers
@@ -225,6 +258,8 @@ class Window:
         )
         if not count:
             return new
+        if self._lanes is not None:
+            self._lanes.accept(numbers[new])
         self._news = True
         self._heard = now
         self._highest = max(self._highest, highest)
@@ -239,6 +274,10 @@ class Window:
             self._shortest = min(self._shortest, shortest)
             self._timer.measure(total / (count - unsure), min(1.0, share))
         return new
+
+    def complete(self, end: int, now: float) -> None:
+        """All below ``end`` counts as answered, whatever answers are lost."""
+        self.accept(np.arange(self.base, end), now)
 
     # ---------------------------------------------------------------- time
 

@@ -1,7 +1,7 @@
 """A worker of a system whose slots are in a switch: the machine that all of them share.
 
-It quantises, numbers, sends, takes results, repeats what is lost, and says when a round is done. A system adds its framing
-(:meth:`Worker._read`, :meth:`Worker._dress`) and its pace (:class:`Pace`).
+It quantises, numbers, sends, takes results, repeats what is lost, and says when a round is done. A system adds a
+:class:`Framing` and, if it has one, a :class:`Pace`.
 
 All workers of a job begin the same rounds in the same order. Rounds follow each other in one sequence of fragments, so
 whatever alternates or is hashed by number goes on across tensors; a round that is refused (NaN or infinity somewhere) takes
@@ -10,7 +10,7 @@ its numbers as well.
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 
 from inanet.proto.common.events import NodeEvent, PeerSilent, Refused, RoundDone
 from inanet.proto.common.plan import Scheduled, TensorSpec
-from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.exponents import ExponentClient
+from inanet.proto.slots.ps import drops_by_label
 from inanet.proto.slots.source import Arrays, Source, Tensor
 from inanet.proto.slots.stream import Stream
-from inanet.proto.slots.window import TIMING, Index, Window
+from inanet.proto.slots.window import Index, Window
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import DROP_CODES, Drop
 
@@ -83,6 +83,12 @@ class Answers:
     col: Mask
     #: slot to use from now on instead, or -1 (ATP)
     instead: Index
+
+    @classmethod
+    def unmarked(cls, low: Index, ats: Index) -> "Answers":
+        """Answers of a framing without marks."""
+        none = np.zeros(len(low), np.bool_)
+        return cls(low, ats, none, none, np.full(len(low), -1))
 
 
 class Pace(Protocol):
@@ -151,33 +157,75 @@ class Silence:
         return [PeerSilent(job, name, silent)]
 
 
-class Worker:
-    """``window`` bounds what is in flight; it must be the same for all workers of the job."""
+class Framing:
+    """A system's packets, and what its workers know beside what all systems' do. One object for each worker."""
 
-    def __init__(
-        self,
-        member: Membership,
-        layout: Layout,
-        window: int,
-        pace: Pace | None = None,
-        timing: Timing | None = None,
+    #: exponents of floats are agreed with a root
+    asks_root = True
+
+    def __init__(self, member: Membership, layout: Layout) -> None:
+        self.member, self.layout = member, layout
+
+    def add(self, tensor: Tensor, priority: int) -> None:
+        """A tensor is known from now on. Raises ``ValueError`` for one that the system cannot sum."""
+
+    def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
+        """Where a tensor's sub-models go; only systems of several switches have any."""
+
+    def drop(self, tensor: int) -> None:
+        """A tensor is forgotten; rounds of it that have begun go on."""
+
+    def source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
+        """How a round becomes fragments."""
+        return Stream(tensor, round_, arrays, self.layout.width)
+
+    @abstractmethod
+    def read(self, batch: PacketBatch, index: Index, drops: NDArray[np.int64], now: float) -> Answers:
+        """Find the results among packets ``index``, whose lengths and senders are right; count the others in ``drops``."""
+
+    @abstractmethod
+    def write(
+        self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask, streams: Iterable[Source]
     ) -> None:
-        self.member = member
-        self.layout = layout
-        self.timing = timing or TIMING
-        self.window = Window(window, self.timing, member.first)
-        self.pace: Pace = pace or FixedPace(window)
+        """Write headers: ``frames`` is uint8[n, frame_bytes], the first ``again`` of them are repeated.
+
+        ``slots``: those that may use the switch's slots. ``streams`` are the rounds that the fragments may be of.
+        """
+
+    def learn(self, numbers: Index, instead: Index) -> None:
+        """What new answers say beside values and marks (:attr:`Answers.instead`)."""
+
+    def own(self, now: float, busy: bool) -> NDArray[np.uint8] | None:
+        """What there is to send beside contributions, uint8[n, frame_bytes]. ``busy``: a round is under way."""
+        return None
+
+    def timer(self) -> float:
+        """When :meth:`own` has something to send; infinity: nobody knows."""
+        return inf
+
+    def stats(self, stats: dict[str, int]) -> dict[str, int]:
+        """The worker's counters, by name, with those of the system."""
+        return stats
+
+
+class Worker:
+    """The window bounds what is in flight; its capacity must be the same for all workers of the job."""
+
+    def __init__(self, framing: Framing, window: Window, pace: Pace | None = None) -> None:
+        self.framing = framing
+        self.member = member = framing.member
+        self.layout = framing.layout
+        self.window = window
+        self.pace: Pace = pace or FixedPace(window.capacity)
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self._client = (
             ExponentClient(member.job, member.root, member.bit, member.key) if member.root else None
         )
-        #: exponents of floats are agreed with a root
-        self._asks_root = True
         self._tensors: dict[int, Tensor] = {}
         self._streams: deque[Source] = deque()
         self._end = member.first
         self._events: list[NodeEvent] = []
-        self._silence = Silence(self.timing.silent)
+        self._silence = Silence(window.timing.silent)
         self._sent = self._sent_again = self._bypassed = 0
 
     # ---------------------------------------------------------------- rounds
@@ -189,39 +237,38 @@ class Worker:
         Raises ``ValueError`` for what switches cannot sum, and for floats without a root that agrees on exponents.
         """
         made = Tensor(tensor, spec, self.member.ranks)
-        if made.format.uses_exponents and self._client is None and self._asks_root:
+        if made.format.uses_exponents and self._client is None and self.framing.asks_root:
             raise ValueError(
                 f"job {self.member.job}, tensor {spec.name!r}: {spec.dtype} needs the address of a root for exponents"
             )
+        self.framing.add(made, priority)
         self._tensors[tensor] = made
 
     def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
         """Where a tensor's sub-models go; only systems of several switches have any."""
+        self.framing.schedule(tensor, scheduled)
 
     def drop_tensor(self, tensor: int) -> None:
         """Forget a tensor; rounds of it that have begun go on."""
         self._tensors.pop(tensor, None)
+        self.framing.drop(tensor)
 
     def begin(self, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float) -> None:
         """Start this host's part in a round. ``arrays`` are 1-D, one per local rank, overwritten by the result.
 
         Raises ``ValueError`` for arrays that do not suit the tensor, ``KeyError`` for a tensor that is not known.
         """
-        self._streams.append(self._source(self._tensors[tensor], round_, arrays))
+        self._streams.append(self.framing.source(self._tensors[tensor], round_, arrays))
         self._silence.begin(now)
         self._turn(now)
 
     def give_up(self, round_: int) -> None:
-        """A round has failed for everybody. Its fragments go on, because the numbers of later ones follow theirs, but its
-        arrays are left alone from now on.
+        """A round has failed for everybody. Its arrays are left alone from now on. Its fragments go on where the numbers of
+        later ones follow theirs.
         """
-        for stream in self._streams:
-            if stream.round == round_:
-                stream.detach()
-
-    def _source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
-        """How a round becomes fragments."""
-        return Stream(tensor, round_, arrays, self.layout.width)
+        for stream in [stream for stream in self._streams if stream.round == round_]:
+            if not stream.detach():
+                self._streams.remove(stream)
 
     def _turn(self, now: float) -> None:
         """Open, number, feed and end rounds, in order."""
@@ -252,7 +299,9 @@ class Worker:
         if stream.refusal is not None:
             self._events.append(Refused(job, stream.round, tensor.tensor, *stream.refusal))
         else:
-            self._events.append(RoundDone(job, stream.round, tensor.tensor, tensor.format.overflow))
+            self._events.append(
+                RoundDone(job, stream.round, tensor.tensor, stream.overflow, stream.participation)
+            )
 
     # ---------------------------------------------------------------- packets
 
@@ -269,21 +318,6 @@ class Worker:
         good: Index = index[right & theirs]
         return good
 
-    @abstractmethod
-    def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
-        """Find the results among packets ``index`` of a batch; count the others in :attr:`drops`."""
-
-    @abstractmethod
-    def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
-        """Write headers: ``frames`` is uint8[n, frame_bytes], the first ``again`` of them are repeated.
-
-        ``slots``: those that may use the switch's slots.
-        """
-
-    def _own(self, now: float) -> list[Transmission]:
-        """What the system has to say beside contributions."""
-        return []
-
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take a batch: results, and the root's answers about exponents."""
         index = np.arange(len(batch))
@@ -293,8 +327,9 @@ class Worker:
                 self.drops[self._client.receive(batch, i)] += 1
             index = index[~from_root]
         self._silence.heard(now)
+        index = self._sized(batch, index)
         if len(index):
-            self._results(batch, self._read(batch, index, now), now)
+            self._results(batch, self.framing.read(batch, index, self.drops, now), now)
         self._turn(now)
 
     def _results(self, batch: PacketBatch, answers: Answers, now: float) -> None:
@@ -319,15 +354,13 @@ class Worker:
                 break
             if mine.any():
                 stream.take(batch.arena, ats[mine], taken[mine] - stream.first)
-        self._learn(taken, answers, new)
+        self.framing.learn(taken, answers.instead[new])
         self.pace.answered(taken, answers.ecn[new], answers.col[new], self.window.base, now)
 
-    def _learn(self, numbers: Index, answers: Answers, new: Mask) -> None:
-        """What a system takes from new answers beside values and marks."""
-
     def transmit(self, now: float) -> list[Transmission]:
-        """What is lost, what is new, and what concerns exponents."""
-        out = self._own(now)
+        """What is lost, what is new, what concerns exponents, and what the system has to say beside it."""
+        own = self.framing.own(now, bool(self._streams))
+        out = [] if own is None else [self._transmission(own)]
         if self._client is not None:
             out += self._client.transmit(now)
         lost = self.window.lost(now) if self._streams else np.zeros(0, np.int64)
@@ -366,8 +399,15 @@ class Worker:
         self._bypassed += int(np.count_nonzero(~slots))
         self._sent += count
         self._sent_again += again
-        self._dress(arena.reshape(count, size), numbers, again, slots)
-        return Transmission(self.member.switch, arena, np.arange(count, dtype=np.int64) * size, size)
+        frames = arena.reshape(count, size)
+        self.framing.write(frames, numbers, again, slots, self._streams)
+        return self._transmission(frames)
+
+    def _transmission(self, frames: NDArray[np.uint8]) -> Transmission:
+        count, size = frames.shape
+        return Transmission(
+            self.member.switch, frames.reshape(-1), np.arange(count, dtype=np.int64) * size, size
+        )
 
     def _place(self, stream: Source, numbers: Index, mine: Index, arena: NDArray[np.uint8]) -> None:
         """Write a stream's fragments to their places; these are runs, of repeated and of fresh ones."""
@@ -383,7 +423,7 @@ class Worker:
         """When :meth:`on_timer` wants to be called next; None while no round is under way."""
         if not self._streams:
             return None
-        due = self._silence.due
+        due = min(self._silence.due, self.framing.timer())
         if (late := self.window.timer()) is not None and late < due:
             due = late
         if self._client is not None and (repeat := self._client.timer()) is not None and repeat < due:
@@ -413,7 +453,7 @@ class Worker:
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name."""
-        return {
+        stats = {
             "rows_sent": self._sent,
             "retransmissions": self._sent_again,
             "resent_by_gap": self.window.resent_by_gap,
@@ -423,7 +463,8 @@ class Worker:
             "window": self.pace.window,
             "in_flight": self.window.in_flight,
         }
+        return self.framing.stats(stats)
 
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
-        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
+        return drops_by_label(self.drops)

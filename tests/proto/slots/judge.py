@@ -7,9 +7,9 @@ import numpy as np
 from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.atp.program import AtpProgram
 from inanet.proto.slots.atp.ps import ParameterServer
-from inanet.proto.slots.atp.worker import AtpWorker
+from inanet.proto.slots.atp.worker import AtpFraming, atp_worker
 from inanet.proto.slots.ps import PSJob
-from inanet.proto.slots.worker import Membership
+from inanet.proto.slots.worker import Membership, Worker
 from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire import a2tp, atp
 from inanet.wire.atp import Flag, Packet, decode
@@ -22,6 +22,12 @@ A, B, PS = worker_at(1, 0), worker_at(1, 1), ps_at(1)
 SUM = tuple(100 + 2 * i for i in range(62))
 
 
+def frame_type_of(worker: Worker) -> np.dtype:
+    """The frames of a worker of the family."""
+    assert isinstance(worker.framing, AtpFraming)
+    return worker.framing.frame_type
+
+
 def on_star(
     star: Star,
     number: int,
@@ -30,17 +36,17 @@ def on_star(
     slots: int,
     *,
     first: int = 0,
-    make=AtpWorker,
+    make=atp_worker,
     own: dict | None = None,
     **kwargs,
 ) -> Job:
     """A job with its PS on a star whose switch has ``slots`` slots for it; ``own`` goes to the workers."""
 
-    def worker(member: Membership) -> AtpWorker:
+    def worker(member: Membership) -> Worker:
         return make(replace(member, first=first), window, slots, **(own or {}))
 
     job = Job(star, number, workers, worker, ps=True)
-    ps = star.machines.get(ps_at(number)) or ParameterServer(make.frame_type)
+    ps = star.machines.get(ps_at(number)) or ParameterServer(frame_type_of(job.workers[0]))
     ps.add_job(PSJob(number, job.members, [SWITCH], window, slots, switches=[SWITCH], first=first))
     star.attach(ps_at(number), ps)
     star.program.add_job(job.tenant(ps=ps_at(number), **kwargs))

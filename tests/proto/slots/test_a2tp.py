@@ -16,7 +16,7 @@ from inanet.proto.slots.a2tp.windows import (
     congestion_degree,
     decreasing_factor,
 )
-from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.worker import a2tp_worker
 from inanet.testing.switched import Impairment, Star
 from inanet.wire.a2tp import FRAME, Mark
 from inanet.wire.atp import Flag
@@ -152,12 +152,12 @@ def test_fig_11_gamma_in_the_network():
         rates = {worker_at(1, index): 53e6 for index in range(4)} | {worker_at(1, 3): slow}
         star = Star(A2tpProgram(budget=1000 * SLOT_BYTES), latency=240e-6, rates=rates, tick=40e-6)
         own = {"initial": 193}
-        job = on_star(star, 1, 4, 193, 1000, make=A2tpWorker, own=own)
+        job = on_star(star, 1, 4, 193, 1000, make=a2tp_worker, own=own)
         job.add(0, spec(31 * 700, dtype="i32", mode=ExponentMode.NONE))
         job.begin(0, [np.full(31 * 700, index, np.int32) for index in range(4)])
         star.run(lambda worker=job.workers[0]: worker.window.base > 450)
         assert job.sum("retransmissions") == 0
-        got[name] = job.workers[0].degrees()["gamma"]
+        got[name] = job.workers[0].pace.degrees()["gamma"]
     assert got["straggler"] == pytest.approx(22 / 53, abs=0.05)
     assert got["none"] > 0.9
 
@@ -231,9 +231,9 @@ def test_bypass_has_its_own_flag_and_takes_the_slots_partial_sum_along(program):
 
 
 def test_the_artifacts_bypass_is_its_retransmission_flag_as_well():
-    job = single(2, 8, 8, program=A2tpProgram, make=A2tpWorker, own={"profile": "artifact"})
-    job.workers[0].windows.acw = 1.0
-    job.workers[0].a2tp.__init__(job.workers[0].windows)
+    job = single(2, 8, 8, program=A2tpProgram, make=a2tp_worker, own={"profile": "artifact"})
+    job.workers[0].pace.windows.acw = 1.0
+    job.workers[0].pace.__init__(job.workers[0].pace.windows)
     job.add(0, spec(400, dtype="i32", mode=ExponentMode.NONE))
     job.begin(0, [np.ones(400, np.int32)] * 2)
     sent = next(t for t in job.workers[0].transmit(0.0) if len(t) > 1)
@@ -244,7 +244,7 @@ def test_the_artifacts_bypass_is_its_retransmission_flag_as_well():
 
 def test_profiles_that_do_not_exist_are_refused():
     with pytest.raises(ValueError, match="paper, artifact"):
-        single(2, 8, 8, program=A2tpProgram, make=A2tpWorker, own={"profile": "artefact"})
+        single(2, 8, 8, program=A2tpProgram, make=a2tp_worker, own={"profile": "artefact"})
 
 
 # ---------------------------------------------------------------- jobs
@@ -255,7 +255,7 @@ def test_profiles_that_do_not_exist_are_refused():
     [(4, 50, 450, 8_000), (3, 16, 1, 2_500), (32, 16, 8, 400), (1, 8, 8, 1_000)],
 )
 def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, window, slots, elements):
-    job = single(workers, window, slots, NOISE, program=A2tpProgram, make=A2tpWorker)
+    job = single(workers, window, slots, NOISE, program=A2tpProgram, make=a2tp_worker)
     job.add(0, spec(elements))
     for seed in range(3):
         job.begin(0, floats(elements, workers, seed))
@@ -266,7 +266,7 @@ def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, wi
 
 @pytest.mark.parametrize("first", [65_536 - 30, 2**24 - 30])
 def test_r7_sequence_and_generation_wrap(first):
-    job = single(2, 16, 8, NOISE, program=A2tpProgram, make=A2tpWorker, first=first)
+    job = single(2, 16, 8, NOISE, program=A2tpProgram, make=a2tp_worker, first=first)
     job.add(0, spec(3_000))
     job.begin(0, floats(3_000, 2, 1))
     job.star.run(job.done)
@@ -276,10 +276,10 @@ def test_r7_sequence_and_generation_wrap(first):
 
 def test_r10_windows_that_diverge_between_workers_are_completed_by_the_ps():
     """One worker bypasses nearly everything, the other nothing: no retransmission is needed."""
-    job = single(2, 32, 64, Impairment(), program=A2tpProgram, make=A2tpWorker)
-    job.workers[0].windows.update = lambda h, e, gamma: None
-    job.workers[0].windows.acw = 2.0
-    job.workers[0].a2tp.__init__(job.workers[0].windows)
+    job = single(2, 32, 64, Impairment(), program=A2tpProgram, make=a2tp_worker)
+    job.workers[0].pace.windows.update = lambda h, e, gamma: None
+    job.workers[0].pace.windows.acw = 2.0
+    job.workers[0].pace.__init__(job.workers[0].pace.windows)
     job.add(0, spec(6_200, dtype="i32", mode=ExponentMode.NONE))
     job.begin(0, [np.full(6_200, 7 + index, np.int32) for index in range(2)])
     job.star.run(job.done)
@@ -294,7 +294,7 @@ def test_a_straggling_job_leaves_the_slots_to_the_other():
     """Fig. 2, small: both jobs want all slots; a worker of B has a fifth of its link."""
     rates = {worker_at(job, index): 20e6 for job in (1, 2) for index in range(2)} | {worker_at(2, 1): 4e6}
     star = Star(A2tpProgram(budget=48 * SLOT_BYTES), latency=100e-6, rates=rates, tick=100e-6)
-    jobs = [on_star(star, number, 2, 48, 48, make=A2tpWorker, own={"initial": 24}) for number in (1, 2)]
+    jobs = [on_star(star, number, 2, 48, 48, make=a2tp_worker, own={"initial": 24}) for number in (1, 2)]
     for job, fragments in zip(jobs, (1_500, 300), strict=True):
         job.add(0, spec(31 * fragments, dtype="i32", mode=ExponentMode.NONE))
         job.begin(0, [np.full(31 * fragments, index, np.int32) for index in range(2)])
@@ -303,13 +303,13 @@ def test_a_straggling_job_leaves_the_slots_to_the_other():
     star.run(jobs[0].done)
     for job in jobs:
         job.check()
-    assert b.degrees()["gamma"] < 0.5
-    assert b.windows.acw < a.windows.acw / 2
+    assert b.pace.degrees()["gamma"] < 0.5
+    assert b.pace.windows.acw < a.pace.windows.acw / 2
 
 
 def test_two_jobs_on_shared_slots_never_see_each_other():
     star = Star(A2tpProgram(budget=3 * SLOT_BYTES), NOISE)
-    jobs: list[Job] = [on_star(star, number, 3, 16, 3, make=A2tpWorker) for number in (1, 2)]
+    jobs: list[Job] = [on_star(star, number, 3, 16, 3, make=a2tp_worker) for number in (1, 2)]
     for job in jobs:
         job.add(0, spec(2_000))
         for seed in range(2):
@@ -319,4 +319,4 @@ def test_two_jobs_on_shared_slots_never_see_each_other():
         job.check()
     stats = star.program.stats()
     assert stats["collisions"] > 20
-    assert max(job.workers[0].windows.alpha for job in jobs) > 0.15
+    assert max(job.workers[0].pace.windows.alpha for job in jobs) > 0.15

@@ -7,7 +7,7 @@ from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
 from inanet.proto.slots.atp.program import AtpProgram
 from inanet.proto.slots.atp.slots import SlotTable
-from inanet.proto.slots.atp.worker import AtpPace, AtpWorker
+from inanet.proto.slots.atp.worker import AtpPace, atp_worker
 from inanet.testing.switched import Impairment, Star
 from inanet.wire import atp
 from inanet.wire.atp import PULL, Flag, Packet, decode
@@ -311,7 +311,7 @@ def test_own_shares_are_kept_apart():
     star = Star(made)
     on_star(star, 1, 2, 8, 3)
     star.program.remove_job(1)
-    job = Job(star, 3, 2, lambda member: AtpWorker(member, 8, 3))
+    job = Job(star, 3, 2, lambda member: atp_worker(member, 8, 3))
     made.add_job(job.tenant(ps=ps_at(3), slots=3))
     judge(made, (data(0, 0, job=3, slot=2), worker_at(3, 0)))
     assert made.file.registers.owner[4] == 3

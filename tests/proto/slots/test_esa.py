@@ -8,7 +8,7 @@ import pytest
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
 from inanet.proto.slots.esa.program import EsaProgram
-from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.esa.worker import esa_worker
 from inanet.proto.slots.window import TIMING
 from inanet.testing.switched import Star
 from inanet.wire.atp import Flag, decode
@@ -75,7 +75,7 @@ def test_several_evictions_in_a_batch_leave_for_several_ps(program):
 @pytest.mark.parametrize(("workers", "slots"), [(3, 1), (2, 12)])
 def test_bits_are_those_of_one_host_while_jobs_evict_each_other(workers, slots):
     star = Star(EsaProgram(budget=slots * SLOT_BYTES), NOISE)
-    jobs = [on_star(star, number, workers, 16, slots, make=EsaWorker) for number in (1, 2)]
+    jobs = [on_star(star, number, workers, 16, slots, make=esa_worker) for number in (1, 2)]
     elements = 2_000
     for job in jobs:
         for tensor in range(2):
@@ -92,7 +92,7 @@ def test_bits_are_those_of_one_host_while_jobs_evict_each_other(workers, slots):
 
 
 def test_32_workers_of_a_job_whose_own_tensors_evict_each_other():
-    job = single(32, 16, 1, NOISE, program=EsaProgram, make=EsaWorker)
+    job = single(32, 16, 1, NOISE, program=EsaProgram, make=esa_worker)
     for tensor in range(2):
         for worker in job.workers:
             worker.add_tensor(tensor, spec(400), priority=tensor)
@@ -106,14 +106,14 @@ def test_32_workers_of_a_job_whose_own_tensors_evict_each_other():
 def test_the_ps_pulls_what_is_left_after_an_eviction():
     """Worker 0's values are evicted, worker 1's lie in the slot: nobody repeats anything, the PS asks for the rest."""
     patient = {"timing": replace(TIMING, probe=1.0)}
-    job = single(2, 4, 4, program=EsaProgram, make=EsaWorker, own=patient)
+    job = single(2, 4, 4, program=EsaProgram, make=esa_worker, own=patient)
     star = job.star
     job.add(0, spec(50, dtype="i32", mode=ExponentMode.NONE))
     job.begin(0, [np.full(50, 3 + index, np.int32) for index in range(2)], only=[0])
     star.settle(50e-6)
     registers = star.program.file.registers
     (slot,) = np.flatnonzero(registers.owner == 1)[:1]
-    on_star(star, 2, 2, 4, 4, make=EsaWorker)
+    on_star(star, 2, 2, 4, 4, make=esa_worker)
     judge(star.program, (data(0, 9, slot=int(slot), job=2, mark=4), C))
     star.program.remove_job(2)
     job.begin_late(1)
@@ -124,14 +124,14 @@ def test_the_ps_pulls_what_is_left_after_an_eviction():
 
 
 def test_priorities_fit_a_byte():
-    worker = single(1, 4, 4, program=EsaProgram, make=EsaWorker).workers[0]
+    worker = single(1, 4, 4, program=EsaProgram, make=esa_worker).workers[0]
     with pytest.raises(ValueError, match="0 to 255"):
         worker.add_tensor(0, spec(10), priority=256)
 
 
 @pytest.mark.parametrize("first", [65_536 - 30, 2**24 - 30])
 def test_r7_sequence_and_generation_wrap(first):
-    job = single(2, 16, 8, NOISE, program=EsaProgram, make=EsaWorker, first=first)
+    job = single(2, 16, 8, NOISE, program=EsaProgram, make=esa_worker, first=first)
     job.add(0, spec(3_000))
     job.begin(0, floats(3_000, 2, 1))
     job.star.run(job.done)

@@ -10,7 +10,7 @@ from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.proto.slots.tenants import Tenant
 from inanet.proto.slots.worker import Membership
 from inanet.testing.switched import SWITCH, Star
@@ -32,7 +32,7 @@ class Hosts:
         self.star.group(1, list(members))
         self.star.program.add_job(Tenant(1, members, 1, slots=8))
         self.workers = [
-            SwitchMLWorker(Membership(1, index, 2, 4, SWITCH, root=ROOT, key=KEY), 8, values=64)
+            switchml_worker(Membership(1, index, 2, 4, SWITCH, root=ROOT, key=KEY), 8, values=64)
             for index in range(2)
         ]
         for address, worker in zip(members, self.workers, strict=True):
@@ -104,7 +104,7 @@ def test_an_exact_sum_that_does_not_fit_is_reported():
     ids=["short", "dtype", "strided"],
 )
 def test_arrays_that_do_not_suit_are_refused_at_once(array):
-    worker = SwitchMLWorker(Membership(1, 0, 1, 1, SWITCH, root=ROOT, key=KEY), 8)
+    worker = switchml_worker(Membership(1, 0, 1, 1, SWITCH, root=ROOT, key=KEY), 8)
     worker.add_tensor(0, TensorSpec("t", "f32", (200,), "sum", ExponentMode.PROLOGUE))
     with pytest.raises(ValueError, match="contiguous 1-D float32 array of 200"):
         worker.begin(0, 1, [array], 0.0)

@@ -8,7 +8,7 @@ import pytest
 from inanet.proto.common.events import PeerSilent, RoundDone
 from inanet.proto.common.plan import ExponentMode, NodePlan, Parent, Placement, TensorLayout, TensorSpec
 from inanet.proto.common.refusal import NoRoom
-from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.windows import A2tpPace
 from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.host import SwitchedHost
 from inanet.proto.slots.switchml.job import SwitchMLJob
@@ -117,7 +117,8 @@ def test_options_of_a_host_reach_the_workers_of_their_system() -> None:
     options = {"a2tp": {"profile": "artifact", "weight": 2.0, "straggling": False}, "atp": {"unknown": 1}}
     host = SwitchedHost(place, TIMING, options)
     host.apply(plan, 0.0)
-    worker = host._worker
-    assert isinstance(worker, A2tpWorker)
-    windows = worker.windows
+    assert host._worker is not None
+    pace = host._worker.pace
+    assert isinstance(pace, A2tpPace)
+    windows = pace.windows
     assert (windows.profile.name, windows.weight, windows.straggling) == ("artifact", 2.0, False)

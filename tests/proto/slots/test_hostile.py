@@ -6,17 +6,17 @@ import pytest
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.a2tp.program import A2tpProgram
-from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.worker import a2tp_worker
 from inanet.proto.slots.atp.program import AtpProgram
 from inanet.proto.slots.atp.ps import ParameterServer
-from inanet.proto.slots.atp.worker import AtpWorker
+from inanet.proto.slots.atp.worker import atp_worker
 from inanet.proto.slots.esa.program import EsaProgram
-from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.esa.worker import esa_worker
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.program import SwitchProgram
 from inanet.proto.slots.registers import Register
 from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.proto.slots.tenants import Tenant
 from inanet.testing.switched import SWITCH, Star
 from inanet.wire import a2tp, atp
@@ -30,10 +30,10 @@ from tests.proto.slots.test_tenancy import hostile
 from tests.proto.tree.rig import batch_of
 
 SYSTEMS = {
-    "switchml": (SwitchMLProgram, SwitchMLWorker, FRAMES[64]),
-    "atp": (AtpProgram, AtpWorker, atp.FRAME),
-    "a2tp": (A2tpProgram, A2tpWorker, a2tp.FRAME),
-    "esa": (EsaProgram, EsaWorker, a2tp.FRAME),
+    "switchml": (SwitchMLProgram, switchml_worker, FRAMES[64]),
+    "atp": (AtpProgram, atp_worker, atp.FRAME),
+    "a2tp": (A2tpProgram, a2tp_worker, a2tp.FRAME),
+    "esa": (EsaProgram, esa_worker, a2tp.FRAME),
 }
 ANYWHERE = [worker_at(job, index) for job in (1, 2) for index in range(2)] + [PS, SWITCH, ROOT]
 
@@ -43,7 +43,7 @@ def one_job(system: str) -> Job:
     program, make, _ = SYSTEMS[system]
     if program is SwitchMLProgram:
         star = Star(SwitchMLProgram(values=64))
-        job = Job(star, 1, 2, lambda member: SwitchMLWorker(member, 4, values=64))
+        job = Job(star, 1, 2, lambda member: switchml_worker(member, 4, values=64))
         star.program.add_job(job.tenant(slots=4))
     else:
         job = single(2, 8, 4, program=program, make=make)
@@ -93,11 +93,11 @@ def test_an_answer_that_names_a_slot_beyond_all_keeps_the_old_one():
     job = one_job("atp")
     worker = job.workers[0]
     number = worker.window.base
-    before = worker._table.of(np.arange(number, number + 8)).tolist()
+    before = worker.framing._table.of(np.arange(number, number + 8)).tolist()
     answer = Packet(1, 2, 1, number, 0, (12,) * 62, Flag.ACK | Flag.COLLISION, length=4)
     worker.receive(batch_of([(answer.encode(), PS)]), job.star.now)
     assert worker.window.base == number + 1
-    assert worker._table.of(np.arange(number, number + 8)).tolist() == before
+    assert worker.framing._table.of(np.arange(number, number + 8)).tolist() == before
 
 
 def test_r7_what_is_older_than_the_horizon_does_not_take_a_live_fragments_place():
@@ -168,7 +168,7 @@ def test_switchml_refuses_members_that_stand_for_several_workers():
 
 def test_one_slot_and_32_workers_of_two_jobs():
     star = Star(A2tpProgram(budget=SLOT_BYTES))
-    jobs = [on_star(star, number, 32, 8, 1, make=A2tpWorker) for number in (1, 2)]
+    jobs = [on_star(star, number, 32, 8, 1, make=a2tp_worker) for number in (1, 2)]
     for job in jobs:
         job.add(0, spec(700, dtype="i32", mode=ExponentMode.NONE))
         job.begin(0, [np.full(700, job.job + index, np.int32) for index in range(32)])

@@ -6,7 +6,7 @@ import pytest
 from inanet.proto.common.events import Refused, RoundDone
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.testing.switched import Star
 from inanet.wire.switchml import decode
 from tests.proto.slots.jobs import NOISE, Job, floats, spec
@@ -14,7 +14,7 @@ from tests.proto.slots.jobs import NOISE, Job, floats, spec
 
 def job_of(workers: int, pool: int, values: int = 64) -> Job:
     star = Star(SwitchMLProgram(values=values), NOISE)
-    job = Job(star, 1, workers, lambda m: SwitchMLWorker(m, pool, values=values, packetwise=True))
+    job = Job(star, 1, workers, lambda m: switchml_worker(m, pool, values=values, packetwise=True))
     star.program.add_job(job.tenant(slots=pool))
     return job
 

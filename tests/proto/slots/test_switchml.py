@@ -8,8 +8,8 @@ from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.registers import OutOfRegisters
 from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
-from inanet.proto.slots.worker import Membership
+from inanet.proto.slots.switchml.worker import switchml_worker
+from inanet.proto.slots.worker import Membership, Worker
 from inanet.testing.switched import SWITCH, Impairment, Star
 from inanet.wire.drops import Drop
 from inanet.wire.switchml import Packet, decode
@@ -21,7 +21,7 @@ def switchml(
     workers: int, pool: int, *, values: int = 256, impairment: Impairment | None = None, age: float = 10.0
 ) -> Job:
     star = Star(SwitchMLProgram(values=values, age=age), impairment)
-    job = Job(star, 1, workers, lambda member: SwitchMLWorker(member, pool, values=values))
+    job = Job(star, 1, workers, lambda member: switchml_worker(member, pool, values=values))
     star.program.add_job(job.tenant(slots=pool))
     return job
 
@@ -116,9 +116,9 @@ def test_packet_ids_wrap():
     star = Star(SwitchMLProgram(values=64), NOISE)
     first = 2**32 - 40
 
-    def make(member: Membership) -> SwitchMLWorker:
+    def make(member: Membership) -> Worker:
         fields = {name: getattr(member, name) for name in Membership.__slots__}
-        return SwitchMLWorker(Membership(**(fields | {"first": first})), 8, values=64)
+        return switchml_worker(Membership(**(fields | {"first": first})), 8, values=64)
 
     job = Job(star, 1, 3, make)
     star.program.add_job(job.tenant(slots=8))
@@ -147,7 +147,7 @@ def test_nan_is_refused_by_all_workers_together():
 
 
 def test_maxima_are_refused_because_switches_add():
-    worker = SwitchMLWorker(Membership(1, 0, 1, 1, SWITCH), 4)
+    worker = switchml_worker(Membership(1, 0, 1, 1, SWITCH), 4)
     with pytest.raises(ValueError, match="xagg"):
         worker.add_tensor(0, spec(10, dtype="i32", op="max", mode=ExponentMode.NONE))
     with pytest.raises(ValueError, match="root for exponents"):
@@ -172,7 +172,7 @@ def test_silence_is_reported():
 
 def test_two_jobs_in_shares_of_their_own_do_not_meet():
     star = Star(SwitchMLProgram(values=64), NOISE)
-    jobs = [Job(star, number, 3, lambda member: SwitchMLWorker(member, 4, values=64)) for number in (0, 255)]
+    jobs = [Job(star, number, 3, lambda member: switchml_worker(member, 4, values=64)) for number in (0, 255)]
     for job in jobs:
         star.program.add_job(job.tenant(slots=4))
         job.add(0, spec(3_000))
@@ -188,10 +188,10 @@ def test_a_share_is_used_again_by_the_next_job():
     star = Star(SwitchMLProgram(values=64, budget=560 * 20), NOISE)
     assert star.program.file.slots == 20
     for number in range(3):
-        job = Job(star, number, 2, lambda member: SwitchMLWorker(member, 16, values=64))
+        job = Job(star, number, 2, lambda member: switchml_worker(member, 16, values=64))
         star.program.add_job(job.tenant(slots=16))
         with pytest.raises(OutOfRegisters, match="20 are not given out"):
-            star.program.add_job(Job(star, 9, 1, lambda member: SwitchMLWorker(member, 9)).tenant(slots=9))
+            star.program.add_job(Job(star, 9, 1, lambda member: switchml_worker(member, 9)).tenant(slots=9))
         job.add(0, spec(2_000))
         job.begin(0, floats(2_000, 2, number))
         star.run(job.done)
@@ -223,7 +223,7 @@ def packet(worker: int, number: int, slot: int = 0, version: int = 0, **kwargs) 
 def program() -> SwitchMLProgram:
     made = SwitchMLProgram(values=64)
     star = Star(made)
-    job = Job(star, 1, 2, lambda member: SwitchMLWorker(member, 4, values=64))
+    job = Job(star, 1, 2, lambda member: switchml_worker(member, 4, values=64))
     made.add_job(job.tenant(slots=4))
     return made
 
@@ -302,7 +302,7 @@ def test_partial_sums_of_a_dead_worker_age_out_and_complete_ones_stay(program):
 
 def test_every_register_is_accessed_once_a_pass_and_recirculations_are_counted():
     program = SwitchMLProgram(values=256, budget=10_000)
-    program.add_job(Job(Star(program), 1, 2, lambda m: SwitchMLWorker(m, 2)).tenant(slots=2))
+    program.add_job(Job(Star(program), 1, 2, lambda m: switchml_worker(m, 2)).tenant(slots=2))
     for number in range(8):
         judge(program, *[(Packet(1, number, number % 2, number // 2 % 2, (1,) * 256), s) for s in (A, B, A)])
     stats = program.stats()

@@ -8,13 +8,13 @@ import pytest
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
 from inanet.proto.slots.a2tp.program import A2tpProgram
-from inanet.proto.slots.a2tp.worker import A2tpWorker
+from inanet.proto.slots.a2tp.worker import a2tp_worker
 from inanet.proto.slots.atp.program import AtpProgram
-from inanet.proto.slots.atp.worker import AtpWorker
+from inanet.proto.slots.atp.worker import atp_worker
 from inanet.proto.slots.esa.program import EsaProgram
-from inanet.proto.slots.esa.worker import EsaWorker
+from inanet.proto.slots.esa.worker import esa_worker
 from inanet.proto.slots.switchml.program import SwitchMLProgram
-from inanet.proto.slots.switchml.worker import SwitchMLWorker
+from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.proto.slots.tenants import Tenant
 from inanet.testing.switched import Impairment, Star
 from inanet.wire.a2tp import FRAME as MARKED
@@ -46,10 +46,10 @@ def hostile(rng: np.random.Generator, frame: np.dtype, job: int) -> bytes:
 @pytest.mark.parametrize(
     ("program", "make", "frame"),
     [
-        (SwitchMLProgram, SwitchMLWorker, FRAMES[64]),
-        (AtpProgram, AtpWorker, FRAME),
-        (A2tpProgram, A2tpWorker, MARKED),
-        (EsaProgram, EsaWorker, MARKED),
+        (SwitchMLProgram, switchml_worker, FRAMES[64]),
+        (AtpProgram, atp_worker, FRAME),
+        (A2tpProgram, a2tp_worker, MARKED),
+        (EsaProgram, esa_worker, MARKED),
     ],
     ids=["switchml", "atp", "a2tp", "esa"],
 )
@@ -59,7 +59,7 @@ def test_whatever_other_jobs_and_strangers_send_a_job_gets_its_sums(program, mak
     noise = Impairment(seed=4, drop=0.03, duplicate=0.03, late=0.05)
     if program is SwitchMLProgram:
         star = Star(SwitchMLProgram(values=64), noise)
-        jobs = [Job(star, n, 2, lambda member: SwitchMLWorker(member, 8, values=64)) for n in (1, 2)]
+        jobs = [Job(star, n, 2, lambda member: switchml_worker(member, 8, values=64)) for n in (1, 2)]
         for job in jobs:
             star.program.add_job(job.tenant(slots=8))
     else:
@@ -110,7 +110,7 @@ def test_two_levels_of_switches_sum_racks_first():
     assert all(program.stats()["occupied_1"] == 0 for program in (*leaves, top))
 
 
-@pytest.mark.parametrize(("program", "make"), [(AtpProgram, AtpWorker), (A2tpProgram, A2tpWorker)])
+@pytest.mark.parametrize(("program", "make"), [(AtpProgram, atp_worker), (A2tpProgram, a2tp_worker)])
 def test_congestion_on_the_way_in_shrinks_every_window(program, make):
     """Links that carry 22 fragments in a round trip and 100 us of queue: windows come down from 120 to about that."""
     rates = {worker_at(1, index): 20e6 for index in range(2)}
@@ -145,12 +145,14 @@ def test_r13_survivors_go_on_under_later_numbers(system):
     """A worker dies in the middle; the others begin anew without it while packets from before are still on their way."""
     noise = Impairment(seed=8, drop=0.05, duplicate=0.1, late=0.2, delay=0.02)
     programs = {"atp": AtpProgram, "a2tp": A2tpProgram, "esa": EsaProgram}
-    makers = {"atp": AtpWorker, "a2tp": A2tpWorker, "esa": EsaWorker}
+    makers = {"atp": atp_worker, "a2tp": a2tp_worker, "esa": esa_worker}
 
     def job_of(workers: int, first: int) -> Job:
         if system != "switchml":
             return on_star(star, 1, workers, 16, 8, make=makers[system], first=first)
-        job = Job(star, 1, workers, lambda member: SwitchMLWorker(replace(member, first=first), 8, values=64))
+        job = Job(
+            star, 1, workers, lambda member: switchml_worker(replace(member, first=first), 8, values=64)
+        )
         star.program.add_job(job.tenant(slots=8))
         return job
 

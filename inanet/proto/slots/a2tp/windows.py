@@ -222,6 +222,17 @@ class A2tpPace:
         """Fragments that may be unanswered."""
         return int(self.windows.lcw)
 
+    def degrees(self) -> dict[str, float]:
+        """alpha, beta, gamma and both windows now."""
+        windows = self.windows
+        return {
+            "alpha": windows.alpha,
+            "beta": windows.beta,
+            "gamma": self.straggling.gamma,
+            "acw": windows.acw,
+            "lcw": windows.lcw,
+        }
+
     def _extend(self) -> None:
         """Plan up to where the window can reach before the next update."""
         end = self._finish + self.window

@@ -1,7 +1,11 @@
 """ATP at a worker: fragments hashed to shared slots, one window that halves when congestion is seen anywhere.
 
-The worker's part of A2TP and ESA is this one with another frame, another pace and what they put into the byte at offset 10.
+The worker's part of A2TP and ESA is this one with another frame, another pace and what they put into the byte at offset 10
+(:class:`Marking`).
 """
+
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +15,9 @@ from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.atp.heads import Heads, read_heads, write_heads, write_tails
 from inanet.proto.slots.atp.job import AtpJob
 from inanet.proto.slots.atp.slots import SlotTable
-from inanet.proto.slots.window import Index
-from inanet.proto.slots.worker import Answers, Layout, Mask, Membership, Pace, Worker
+from inanet.proto.slots.source import Source, Tensor
+from inanet.proto.slots.window import TIMING, Index, Window
+from inanet.proto.slots.worker import Answers, Framing, Layout, Mask, Membership, Pace, Worker
 from inanet.wire.atp import FRAME, MAX_JOB, SEQUENCE_BITS, VALUES, Flag
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import Drop
@@ -50,31 +55,55 @@ class AtpPace:
         self._finish = base + self.window
 
 
-class AtpWorker(Worker):
-    """``window`` fragments at most in flight, hashed to ``slots`` slots; both the same for all workers and the PS."""
+class Marking:
+    """What a system of ATP's family has in its frames beside ATP's fields; ATP itself has nothing."""
 
-    frame_type = FRAME
+    frame_type: np.dtype[Any] = FRAME
 
-    def __init__(
-        self,
-        member: Membership,
-        window: int,
-        slots: int,
-        *,
-        initial: int = 50,
-        pace: Pace | None = None,
-        timing: Timing | None = None,
+    def add(self, tensor: Tensor, priority: int) -> None:
+        """A tensor is known. Raises ``ValueError`` for a priority that frames have no room for."""
+
+    def write(
+        self, frames: NDArray[np.uint8], numbers: Index, slots: Mask, streams: Iterable[Source]
     ) -> None:
+        """Mark frames, uint8[n, frame_bytes]; ``slots``: those that may use the switch's slots."""
+
+    def collided(self, heads: Heads) -> Mask:
+        """Which answers say that their slot was wanted by others."""
+        return np.zeros(len(heads.job), np.bool_)
+
+    def other(self, heads: Heads, drops: NDArray[np.int64], now: float) -> None:
+        """Packets of the job that are no answers."""
+        drops[Drop.BAD_TYPE] += len(heads.job)
+
+    def own(self, now: float, busy: bool) -> NDArray[np.uint8] | None:
+        """What there is to send beside contributions, uint8[n, frame_bytes]."""
+        return None
+
+
+class AtpFraming(Framing):
+    """Fragments are hashed to ``slots`` slots; that and the window are the same for all workers and the PS."""
+
+    def __init__(self, member: Membership, window: int, slots: int, marking: Marking) -> None:
         if not 1 <= member.job <= MAX_JOB:
             raise ValueError(
                 f"job {member.job}: numbers are 1 to {MAX_JOB}, 0 is 'free' to public switch programs"
             )
+        self.frame_type = marking.frame_type
         fields = self.frame_type.fields
         assert fields is not None
-        layout = Layout(VALUES, self.frame_type.itemsize, fields["values"][1], SEQUENCE_BITS)
-        super().__init__(member, layout, window, pace or AtpPace(initial, window), timing)
+        super().__init__(member, Layout(VALUES, self.frame_type.itemsize, fields["values"][1], SEQUENCE_BITS))
+        self.marking = marking
         self._table = SlotTable(member.job, window, slots)
         self._slots = slots
+
+    def add(self, tensor: Tensor, priority: int) -> None:
+        """The marking may have no room for a priority."""
+        self.marking.add(tensor, priority)
+
+    def own(self, now: float, busy: bool) -> NDArray[np.uint8] | None:
+        """What the marking has to send."""
+        return self.marking.own(now, busy)
 
     def _instead(self, batch: PacketBatch, offsets: Index, flags: NDArray[np.uint8]) -> Index:
         """The slots that answers name, in the field that is the tensor's length otherwise."""
@@ -86,53 +115,64 @@ class AtpWorker(Worker):
             instead[moved] = named.view(">u4")[:, 0]
         return instead
 
-    def _read(self, batch: PacketBatch, index: Index, now: float) -> Answers:
-        offsets = batch.offsets[self._sized(batch, index)]
+    def read(self, batch: PacketBatch, index: Index, drops: NDArray[np.int64], now: float) -> Answers:
+        """Results are the job's acknowledgements."""
+        offsets = batch.offsets[index]
         heads = read_heads(batch.arena, offsets, self.layout.values_at)
         mine = heads.job == self.member.job
         answers = heads.flags & _KIND == _ACK
         good = mine & answers
         if not good.all():
-            self.drops[Drop.FOREIGN_JOB] += int(np.count_nonzero(~mine))
+            drops[Drop.FOREIGN_JOB] += int(np.count_nonzero(~mine))
             others = mine & ~answers
             if others.any():
-                self._other(heads.part(others), now)
+                self.marking.other(heads.part(others), drops, now)
             heads, offsets = heads.part(good), offsets[good]
         return Answers(
             low=heads.low,
             ats=offsets + self.layout.values_at,
             ecn=heads.flags & _ECN != 0,
-            col=self._col(heads),
+            col=self.marking.collided(heads),
             instead=self._instead(batch, offsets, heads.flags),
         )
 
-    def _col(self, heads: Heads) -> Mask:
-        """Which answers say that their slot was wanted by others."""
-        return np.zeros(len(heads.job), np.bool_)
-
-    def _other(self, heads: Heads, now: float) -> None:
-        """Packets of the job that are no answers."""
-        self.drops[Drop.BAD_TYPE] += len(heads.job)
-
-    def _learn(self, numbers: Index, answers: Answers, new: Mask) -> None:
-        instead = answers.instead[new]
+    def learn(self, numbers: Index, instead: Index) -> None:
+        """Slots that the PS has chosen after a collision."""
         # a slot that there is not would be refused by the switch, fragment after fragment
         moved = (instead >= 0) & (instead < self._slots)
         if moved.any():
             self._table.use(numbers[moved], instead[moved])
 
-    def _dress(self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask) -> None:
+    def write(
+        self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask, streams: Iterable[Source]
+    ) -> None:
+        """The hashed slot, who contributes, and the tensor."""
         flags = np.zeros(len(numbers), np.uint8)
         flags[:again] = _RESEND
         member, head = self.member, self.layout.values_at
         places = self._table.of(numbers)
         write_heads(frames, numbers, places, flags, member.bit, member.workers, member.job, head)
-        for stream in self._streams:
+        for stream in streams:
             if stream.first is None:
                 break
             write_tails(frames, numbers, stream.first, stream.tensor.tensor, stream.tensor.spec.elements)
+        self.marking.write(frames, numbers, slots, streams)
 
 
-def join(member: Membership, job: AtpJob, timing: Timing) -> AtpWorker:
+def make_worker(
+    member: Membership, window: int, slots: int, marking: Marking, pace: Pace, timing: Timing
+) -> Worker:
+    """A worker of a system of the family: ``window`` fragments at most in flight, hashed to ``slots`` slots."""
+    return Worker(AtpFraming(member, window, slots, marking), Window(window, timing, member.first), pace)
+
+
+def atp_worker(
+    member: Membership, window: int, slots: int, *, initial: int = 50, timing: Timing = TIMING
+) -> Worker:
+    """ATP's; ``initial`` fragments may be in flight at first."""
+    return make_worker(member, window, slots, Marking(), AtpPace(initial, window), timing)
+
+
+def join(member: Membership, job: AtpJob, timing: Timing) -> Worker:
     """The worker of a job as its plan describes it."""
-    return AtpWorker(member, job.window, job.slots, initial=job.window, timing=timing)
+    return atp_worker(member, job.window, job.slots, initial=job.window, timing=timing)

@@ -1,41 +1,39 @@
 """A worker in asynchronous training: sends a gradient, waits until it takes part in an epoch, gets the model.
 
-The gradient goes out fragment by fragment to the nodes of its sub-models, within a window; who keeps a fragment acknowledges
-it, and what nobody acknowledges is sent again by time. When all of it has been taken, the worker says so to the PS, and
-again with a doubling pause until it gets a result. Then it asks for what lacks, a window at a time.
+The gradient goes out fragment by fragment to the nodes of its sub-models, within the common worker's window; who keeps a
+fragment acknowledges it, and what nobody acknowledges is sent again by time. When all of it has been taken, the worker says so
+to the PS, and again with a doubling pause until it gets a result. Then it asks for what lacks, a window at a time.
 
 A step's arrays are overwritten with the sum of the mean gradients of all epochs since the worker's last step: with plain SGD,
 what it has to be moved by. All of a host's ranks are one worker, and their gradients' mean is its gradient.
 """
 
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.common.events import NodeEvent, Participation, Refused, RoundDone
-from inanet.proto.common.plan import Scheduled, TensorSpec
+from inanet.proto.common.events import Participation
+from inanet.proto.common.plan import Scheduled
 from inanet.proto.common.recovery import Timing
+from inanet.proto.slots.exponents import ExponentClient
 from inanet.proto.slots.goat.frames import LAST_OF_EPOCHS, FrameChecks, heads_of, seal
 from inanet.proto.slots.goat.job import GoatAsyncJob
+from inanet.proto.slots.goat.worker import LAYOUT, Schedule, write_heads
 from inanet.proto.slots.goat_async.job import beside, pack, unpack
 from inanet.proto.slots.goat_async.tensors import suits
+from inanet.proto.slots.source import Arrays, Source, Tensor
 from inanet.proto.slots.window import TIMING, Index, Window
-from inanet.proto.slots.worker import Layout, Membership, Silence
-from inanet.wire.batch import PacketBatch, Transmission
+from inanet.proto.slots.worker import Answers, Framing, Mask, Membership, Worker
+from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import DROP_CODES, Drop
 from inanet.wire.goat import (
     FRAME,
-    FRAME_BYTES,
-    MAGIC_VERSION,
     MARKS,
-    NO_SUBMODEL,
     PS_NODE,
-    SEQUENCE_BITS,
     VALUES,
     VALUES_AT,
     EpochKind,
@@ -47,404 +45,337 @@ from inanet.wire.goat import (
 PATIENCE = 0.25
 
 
-@dataclass(slots=True)
-class _Tensor:
-    spec: TensorSpec
-    #: per fragment: node, sub-model, and the fragment's place in that
-    node: Index
-    submodel: Index
-    place: Index
-    #: first fragment of each sub-model by number, -1 where there is none
-    first: Index
-    #: float32[F, 64]: the model as it was given last
-    model: NDArray[np.float32]
+class Step(Source):
+    """A gradient and its result."""
 
-    @property
-    def fragments(self) -> int:
-        return len(self.node)
-
-
-@dataclass(slots=True)
-class _Step:
-    """A gradient and its result. ``values`` int32[F, 64]; ``got`` bool[F + 1]."""
-
-    tensor: int
-    round: int
-    arrays: Sequence[NDArray[Any]]
-    values: NDArray[np.int32]
-    serial: int
-    first: int
-    result: NDArray[Any]
-    got: NDArray[np.bool_]
-    #: the fragments of the result below this one are on their way, once there is one
-    asked: int
-    #: the epoch of the result; 0: none yet
-    epoch: int = 0
-
-
-class EpochWorker:
-    """``window`` fragments at most are sent and not acknowledged, or asked for at a time."""
-
-    def __init__(self, member: Membership, window: int, timing: Timing | None = None) -> None:
-        self._checks = FrameChecks(LAST_OF_EPOCHS)
-        self._checks.add(member.job, member.key)
-        self.member = member
-        self.layout = Layout(VALUES, FRAME_BYTES, VALUES_AT, SEQUENCE_BITS)
-        self.timing = timing or TIMING
-        # acknowledgements of nodes and of the PS overtake each other: only time tells what is lost
-        self.window = Window(window, replace(self.timing, gap=1 << 40))
-        self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
-        #: what the last step took part in
-        self.participation: Participation | None = None
-        self._tensors: dict[int, _Tensor] = {}
-        self._queue: deque[tuple[int, int, Sequence[NDArray[Any]]]] = deque()
-        self._step: _Step | None = None
-        self._serial = self._epoch = 0
-        self._again: Index = np.zeros(0, np.int64)
-        self._pause = self.timing.retransmit
-        self._say_at = inf
-        #: since when there is no answer to what is asked for of a result; how long answers took, lately or mostly
+    def __init__(self, tensor: Tensor, round_: int, arrays: Arrays, framing: "EpochFraming") -> None:
+        super().__init__(tensor, round_, arrays)
+        self._framing = framing
+        self._chunk = min(MARKS, framing.window.capacity)
+        self._overflow = -1
+        #: number of the gradient among the worker's
+        self.serial = 0
+        #: the epoch of the result; 0: none yet
+        self.epoch = 0
+        #: uint8[F, 256]: the fragments that leave, big-endian
+        self._values: NDArray[np.uint8] = np.zeros((0, 4 * VALUES), np.uint8)
+        self._acknowledged = 0
+        #: the PS asks for these fragments again
+        self.again: Index = np.zeros(0, np.int64)
+        #: big-endian float32[F + 1, 64], and which fragments of it are here
+        self._result: NDArray[Any] = np.zeros((0, VALUES), ">f4")
+        self._got: NDArray[np.bool_] = np.zeros(0, np.bool_)
+        #: the fragments of the result below this one are on their way, once there is one
+        self._asked = self._chunk
+        self._pause = 0.0
+        #: when there is something to say to the PS
+        self.say_at = inf
+        #: since when there is no answer to what is asked for of a result
         self._asking_since: float | None = None
-        self._answers_took = 0.0
-        self._silence = Silence(self.timing.silent)
-        self._events: list[NodeEvent] = []
-        self._sent = self._sent_again = self._results = self._direct = 0
 
-    # ---------------------------------------------------------------- tensors
+    # ---------------------------------------------------------------- the gradient
 
-    def add_tensor(self, tensor: int, spec: TensorSpec, priority: int = 0) -> None:
-        """Make a tensor known. Raises ``ValueError`` for what epochs cannot have (:func:`suits`)."""
-        suits(spec)
-        nothing = np.zeros(0, np.int64)
-        self._tensors[tensor] = _Tensor(
-            spec, nothing, nothing, nothing, nothing, np.zeros((0, VALUES), np.float32)
-        )
-
-    def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
-        """Where a tensor's sub-models go."""
-        its = self._tensors[tensor]
-        fragments = sum(part.count for part in scheduled)
-        its.node, its.submodel = np.zeros(fragments, np.int64), np.zeros(fragments, np.int64)
-        its.place = np.zeros(fragments, np.int64)
-        its.first = np.full(max((part.number for part in scheduled), default=-1) + 1, -1, np.int64)
-        its.model = np.zeros((fragments, VALUES), np.float32)
-        for part in scheduled:
-            where = slice(part.first, part.first + part.count)
-            its.node[where], its.submodel[where] = part.nodes[self.member.index], part.number
-            its.place[where] = np.arange(part.count)
-            its.first[part.number] = part.first
-
-    def drop_tensor(self, tensor: int) -> None:
-        """Forget a tensor, and what was to be sent of it."""
-        self._tensors.pop(tensor, None)
-        self._queue = deque(one for one in self._queue if one[0] != tensor)
-        if self._step is not None and self._step.tensor == tensor:
-            self._step = None
-            self._silence.end()
-
-    # ---------------------------------------------------------------- steps
-
-    def begin(self, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float) -> None:
-        """Send a gradient, behind those that have been begun. ``arrays`` are 1-D float32, one per local rank.
-
-        Raises ``KeyError`` for a tensor that is not known.
+    def detach(self) -> bool:
+        """What was sent counts, and what it would have been moved by is in the next step's result. A step that waits is never
+        sent.
         """
-        self._tensors[tensor]
-        self._queue.append((tensor, round_, arrays))
-        self._next(now)
+        self.arrays = ()
+        return self.opened
 
-    @property
-    def _chunk(self) -> int:
-        """Fragments of a result that are asked for at a time, and that the PS begins with."""
-        return min(MARKS, self.window.capacity)
-
-    def give_up(self, round_: int) -> None:
-        """A step has failed: its arrays are left alone from now on. What was sent of it counts, and what it would have been
-        moved by is in the next step's result. One that waits is never sent.
-        """
-        self._queue = deque(one for one in self._queue if one[1] != round_)
-        if self._step is not None and self._step.round == round_:
-            self._step.arrays = ()
-
-    def _next(self, now: float) -> None:
-        while self._step is None and self._queue:
-            tensor, round_, arrays = self._queue.popleft()
-            its = self._tensors[tensor]
-            values = self._quantised(tensor, round_, arrays)
-            if values is None:
-                continue
-            self._serial += 1
-            self._step = _Step(
-                tensor,
-                round_,
-                arrays,
-                values,
-                self._serial,
-                self.window.next,
-                np.zeros((its.fragments + 1, VALUES), ">f4"),
-                np.zeros(its.fragments + 1, np.bool_),
-                self._chunk,
-            )
-            self._pause, self._say_at, self._asking_since = self.timing.retransmit, inf, None
-            self._again = self._again[:0]
-            self._silence.begin(now)
-
-    def _quantised(
-        self, tensor: int, round_: int, arrays: Sequence[NDArray[Any]]
-    ) -> NDArray[np.int32] | None:
-        """The host's gradient as integers, int32[F, 64], or None with an event that says why there is none."""
-        its, job = self._tensors[tensor], self.member.job
-        total = np.zeros(its.spec.elements)
-        for local, array in enumerate(arrays):
+    def open(self) -> None:
+        """Quantise the gradient, or have a reason why there is none."""
+        self.opened = True
+        spec, workers = self.tensor.spec, self._framing.member.workers
+        self.ready = self.count = 0
+        total = np.zeros(spec.elements)
+        for local, array in enumerate(self.arrays):
             bad = np.flatnonzero(~np.isfinite(array))
             if len(bad):
-                self._events.append(Refused(job, round_, tensor, local, int(bad[0])))
-                return None
+                self.refusal = local, int(bad[0])
+                return
             total += array
-        scaled = np.rint(total * (its.spec.factor / len(arrays)))
+        scaled = np.rint(total * (spec.factor / len(self.arrays)))
         # the sum of all workers' has to fit
-        large = np.flatnonzero(np.abs(scaled) * self.member.workers >= 2.0**31)
+        large = np.flatnonzero(np.abs(scaled) * workers >= 2.0**31)
         if len(large):
-            self._events.append(RoundDone(job, round_, tensor, int(large[0])))
-            return None
-        values = np.zeros(its.fragments * VALUES, np.int32)
+            self._overflow = int(large[0])
+            return
+        fragments = self._framing.model(self.tensor.tensor).shape[0]
+        values = np.zeros(fragments * VALUES, ">i4")
         values[: len(scaled)] = scaled
-        return values.reshape(its.fragments, VALUES)
+        self._values = values.view(np.uint8).reshape(fragments, 4 * VALUES)
+        self._result = np.zeros((fragments + 1, VALUES), ">f4")
+        self._got = np.zeros(fragments + 1, np.bool_)
+        self.ready = self.count = fragments
+        self._pause = self._framing.window.timing.retransmit
+        self.serial = self._framing.begin(self)
 
-    def _finish(self, step: _Step, now: float) -> None:
-        its = self._tensors[step.tensor]
-        head = step.result.view(">i4")[-1]
-        bits = int(head[Head.PARTICIPANTS]) & 0xFFFFFFFF
-        self.participation = Participation(
-            step.epoch,
-            tuple(worker for worker in range(self.member.workers) if bits >> worker & 1),
-            int(head[Head.AWAITED]),
-            int(head[Head.STALENESS]),
-        )
-        model = step.result[:-1].astype(np.float32)
-        moved = (model - its.model).reshape(-1)[: its.spec.elements]
-        for array in step.arrays:
-            array[:] = moved
-        self._epoch = step.epoch
-        if step.arrays:
-            its.model = model
-        self._events.append(RoundDone(self.member.job, step.round, step.tensor, -1, self.participation))
-        self._step = None
-        self._silence.end()
-        self._next(now)
-
-    # ---------------------------------------------------------------- packets in
-
-    def receive(self, batch: PacketBatch, now: float) -> None:
-        """Take acknowledgements, results, and what the PS asks for."""
-        reason = self._checks.reasons(batch, np.arange(len(batch)))
-        theirs = batch.sources == np.uint64(self.member.results or self.member.switch)
-        reason[(reason == Drop.OK) & ~theirs] = Drop.FOREIGN_HOST
-        sound = np.flatnonzero(reason == Drop.OK)
-        frames = heads_of(batch, sound)
-        kinds = frames["kind"]
-        expected = np.isin(kinds, (Kind.RESULT, EpochKind.ACK, EpochKind.REPEAT))
-        reason[sound[~expected | (frames["bitmap"] != self.member.bit)]] = Drop.BAD_TYPE
-        if len(sound):
-            self._silence.heard(now)
-        ats = batch.offsets[sound] + VALUES_AT
-        mine = reason[sound] == Drop.OK
-        for kind, act in (
-            (EpochKind.ACK, self._acknowledged),
-            (Kind.RESULT, self._answered),
-            (EpochKind.REPEAT, self._asked),
-        ):
-            those = np.flatnonzero(mine & (kinds == kind))
-            if len(those):
-                reason[sound[those]] = act(batch, frames[those], ats[those], now)
-        self.drops += np.bincount(reason, minlength=DROP_CODES)
-
-    def _acknowledged(
-        self, batch: PacketBatch, frames: NDArray[Any], ats: Index, now: float
-    ) -> NDArray[np.uint8]:
-        step = self._step
-        reason = np.full(len(frames), Drop.DUPLICATE, np.uint8)
-        if step is None:
-            return reason
-        its = self._tensors[step.tensor]
-        submodels = frames["submodel"].astype(np.int64)
-        current = (frames["number"] == step.serial) & (submodels < len(its.first))
-        first = its.first[np.where(current, submodels, 0)]
-        numbers = step.first + first + frames["fragment"].astype(np.int64)
-        current &= (first >= 0) & (numbers < step.first + its.fragments)
-        numbers = np.where(current, numbers, -1)
-        # one by one would be slow, and copies of one number in a batch are sorted out by the window
-        order = np.argsort(numbers, kind="stable")
-        fresh = np.zeros(len(frames), np.bool_)
-        fresh[order] = self.window.accept(numbers[order], now)
-        reason[fresh] = Drop.OK
-        if self._all_taken(step) and self._say_at == inf:
+    def advance(self, client: ExponentClient | None, now: float) -> None:
+        """Tell the PS when all of the gradient has been taken."""
+        if self.serial and self.say_at == inf and self._acknowledged == self.count:
             # answers of the PS take as long as acknowledgements
-            self._say_at, self._pause = now, self.window.timeout
-        return reason
+            self.say_at, self._pause = now, self._framing.window.timeout
 
-    def _all_taken(self, step: _Step) -> bool:
-        return self.window.base >= step.first + len(step.values)
+    def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
+        """Write values of fragments."""
+        places = at + np.arange(len(fragments)) * stride
+        arena[places[:, None] + np.arange(4 * VALUES)] = self._values[fragments]
 
-    def _answered(
-        self, batch: PacketBatch, frames: NDArray[Any], ats: Index, now: float
-    ) -> NDArray[np.uint8]:
-        step = self._step
-        reason = np.full(len(frames), Drop.DUPLICATE, np.uint8)
-        if step is None:
-            return reason
-        epochs, places = frames["number"].astype(np.int64), frames["fragment"].astype(np.int64)
-        if not step.epoch:
-            later = epochs[epochs > self._epoch]
+    def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
+        """Acknowledgements have no values."""
+        self._acknowledged += len(fragments)
+
+    def asked(self, head: Any, marks: NDArray[np.bool_]) -> Drop:
+        """The PS asks for fragments again, or has got them all."""
+        if head["number"] != self.serial or self.epoch:
+            return Drop.UNMATCHED
+        places = int(head["fragment"]) + np.flatnonzero(marks)
+        self.again = np.union1d(self.again, places[places < len(self._values)])
+        return Drop.OK
+
+    # ---------------------------------------------------------------- its result
+
+    def answered(self, batch: PacketBatch, heads: NDArray[Any], ats: Index, now: float) -> NDArray[np.uint8]:
+        """Take fragments of a result; what became of each packet (:class:`~inanet.wire.drops.Drop`)."""
+        reason = np.full(len(heads), Drop.DUPLICATE, np.uint8)
+        framing = self._framing
+        epochs, places = heads["number"].astype(np.int64), heads["fragment"].astype(np.int64)
+        if not self.epoch:
+            later = epochs[epochs > framing.epoch]
             if not len(later):
                 return reason
-            step.epoch = int(later[0])
-            self._taken(step, now)
-        good = (epochs == step.epoch) & (places < len(step.got))
-        good[good] = ~step.got[places[good]]
-        for k in np.flatnonzero(good).tolist():
-            if step.got[places[k]]:
-                good[k] = False
-                continue
-            step.got[places[k]] = True
-            step.result[places[k]] = batch.arena[ats[k] : ats[k] + 4 * VALUES].view(">f4")
-        reason[good] = Drop.OK
-        self._results += int(np.count_nonzero(good))
-        if good.any():
-            if step.got.all():
-                self._finish(step, now)
-                return reason
-            self._measure(now)
-            self._pause = self._patience
-            lacking = np.flatnonzero(~step.got)
-            # all that was asked for is here: ask for the next; else give it time
-            self._say_at = now if lacking[0] >= step.asked else now + self._pause
-        return reason
-
-    def _measure(self, now: float) -> None:
-        """Something of a result has come."""
-        if self._asking_since is not None:
-            took, mean = now - self._asking_since, self._answers_took
-            self._answers_took = max(took, mean + (took - mean) / 8)
-            self._asking_since = None
-
-    @property
-    def _patience(self) -> float:
-        """Seconds before a part of a result is asked for again: all workers ask at once, and each waits for its turn."""
-        return max(self.window.timeout, min(2 * self._answers_took, self.timing.retransmit_max))
-
-    def _taken(self, step: _Step, now: float) -> None:
-        """There is a result: all of the gradient has come, whatever acknowledgements are lost."""
-        self.window.accept(np.arange(self.window.base, step.first + len(step.values)), now)
-        self._again = self._again[:0]
-
-    def _asked(self, batch: PacketBatch, frames: NDArray[Any], ats: Index, now: float) -> NDArray[np.uint8]:
-        step = self._step
-        reason = np.full(len(frames), Drop.UNMATCHED, np.uint8)
-        if step is None or step.epoch:
+            self.epoch = int(later[0])
+            # all of the gradient has come, whatever acknowledgements are lost
+            assert self.first is not None
+            framing.window.complete(self.first + len(self._values), now)
+            self._acknowledged = len(self._values)
+            self.again = self.again[:0]
+        good = np.flatnonzero((epochs == self.epoch) & (places < len(self._got)))
+        # a copy may be in the same batch
+        good = good[np.unique(places[good], return_index=True)[1]]
+        good = good[~self._got[places[good]]]
+        if not len(good):
             return reason
-        for k in np.flatnonzero(frames["number"] == step.serial).tolist():
-            marks = unpack(batch.arena[ats[k] : ats[k] + 4 * VALUES].view(">i4"))
-            places = int(frames["fragment"][k]) + np.flatnonzero(marks)
-            self._again = np.union1d(self._again, places[places < len(step.values)])
-            reason[k] = Drop.OK
+        reason[good] = Drop.OK
+        self._got[places[good]] = True
+        values = batch.arena[ats[good][:, None] + np.arange(4 * VALUES)]
+        self._result.view(np.uint8).reshape(-1, 4 * VALUES)[places[good]] = values
+        if not self._got.all():
+            if self._asking_since is not None:
+                framing.measure(now - self._asking_since)
+                self._asking_since = None
+            self._pause = framing.patience
+            # all that was asked for is here: ask for the next; else give it time
+            self.say_at = now if int(np.argmin(self._got)) >= self._asked else now + self._pause
         return reason
 
-    # ---------------------------------------------------------------- packets out
-
-    def transmit(self, now: float) -> list[Transmission]:
-        """What is lost, what is new, what the PS has asked for, and what there is to say to it."""
-        step = self._step
-        if step is None:
-            return []
-        lost = self.window.lost(now) - step.first
-        fresh = self.window.fresh(self.window.capacity, step.first + len(step.values), now) - step.first
-        places = np.concatenate([lost, self._again, fresh]).astype(np.int64)
-        self._sent += len(places)
-        self._sent_again += len(lost) + len(self._again)
-        self._again = self._again[:0]
-        frames = [self._contributions(step, places)] if len(places) else []
-        if self._say_at <= now:
-            frames.append(self._word(step))
-            self._say_at = now + self._pause
-            self._pause = max(self._pause, min(2 * self._pause, PATIENCE))
-            if step.epoch and self._asking_since is None:
-                self._asking_since = now
-        if not frames:
-            return []
-        raw = beside(frames)
-        seal(raw, np.uint64(self.member.key))
-        offsets = np.arange(len(raw), dtype=np.int64) * FRAME_BYTES
-        return [Transmission(self.member.switch, raw.reshape(-1), offsets, FRAME_BYTES)]
-
-    def _frames(self, count: int, kind: int, step: _Step) -> NDArray[Any]:
-        frames = np.zeros(count, FRAME)
-        frames["magic"], frames["kind"], frames["job"] = MAGIC_VERSION, kind, self.member.job
-        frames["number"], frames["bitmap"] = step.serial, self.member.bit
-        return frames
-
-    def _contributions(self, step: _Step, places: Index) -> NDArray[Any]:
-        its = self._tensors[step.tensor]
-        frames = self._frames(len(places), Kind.DATA, step)
-        frames["node"], frames["submodel"] = its.node[places], its.submodel[places]
-        frames["fragment"], frames["values"] = its.place[places], step.values[places]
-        self._direct += int(np.count_nonzero(its.node[places] == PS_NODE))
-        return frames
-
-    def _word(self, step: _Step) -> NDArray[Any]:
-        """That all has been sent, and what of the result lacks."""
-        frames = self._frames(1, EpochKind.READY, step)
-        lacking = np.flatnonzero(~step.got)
+    def word(self, now: float) -> NDArray[Any]:
+        """That all has been sent, and what of the result lacks: a frame."""
+        self.say_at = now + self._pause
+        self._pause = max(self._pause, min(2 * self._pause, PATIENCE))
+        if self.epoch and self._asking_since is None:
+            self._asking_since = now
+        frames = np.zeros(1, FRAME)
+        write_heads(frames, EpochKind.READY, self._framing.member, self.serial)
+        lacking = np.flatnonzero(~self._got)
         start = int(lacking[0])
         marks = np.zeros(MARKS, np.bool_)
-        step.asked = start + self._chunk
-        marks[lacking[lacking < step.asked] - start] = True
-        frames["node"], frames["submodel"] = PS_NODE, NO_SUBMODEL
+        self._asked = start + self._chunk
+        marks[lacking[lacking < self._asked] - start] = True
         frames["fragment"], frames["values"] = start, pack(marks)
         return frames
 
-    # ---------------------------------------------------------------- time
+    # ---------------------------------------------------------------- the end
 
-    def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next; None while no step is under way."""
-        if self._step is None:
+    @property
+    def overflow(self) -> int:
+        """The first element of the gradient that is too large for the factor, or -1."""
+        return self._overflow
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result is here, or there is none."""
+        return self.opened and bool(self._got.all())
+
+    def finish(self) -> None:
+        """Write what there is to be moved by."""
+        if not self.serial:
+            return
+        head = self._result.view(">i4")[-1]
+        bits = int(head[Head.PARTICIPANTS]) & 0xFFFFFFFF
+        inside = tuple(worker for worker in range(self._framing.member.workers) if bits >> worker & 1)
+        self.participation = Participation(
+            self.epoch, inside, int(head[Head.AWAITED]), int(head[Head.STALENESS])
+        )
+        before, model = self._framing.model(self.tensor.tensor), self._result[:-1].astype(np.float32)
+        moved = (model - before).reshape(-1)[: self.tensor.spec.elements]
+        for array in self.arrays:
+            array[:] = moved
+        if self.arrays:
+            before[:] = model
+        self._framing.end(self.participation)
+
+
+class EpochFraming(Framing):
+    """Acknowledgements are what the common worker counts; words and results are the step's under way."""
+
+    asks_root = False
+
+    def __init__(self, member: Membership, window: Window) -> None:
+        super().__init__(member, LAYOUT)
+        self.window = window
+        self._checks = FrameChecks(LAST_OF_EPOCHS)
+        self._checks.add(member.job, member.key)
+        self._schedules: dict[int, Schedule] = {}
+        #: float32[F, 64] of each tensor: the model as it was given last
+        self._models: dict[int, NDArray[np.float32]] = {}
+        self._step: Step | None = None
+        self._serial = 0
+        #: of the last result
+        self.epoch = 0
+        self._last: Participation | None = None
+        #: how long answers of the PS took, lately or mostly
+        self._answers_took = 0.0
+        self._results = self._direct = self._again = 0
+
+    # ---------------------------------------------------------------- tensors and steps
+
+    def add(self, tensor: Tensor, priority: int) -> None:
+        """A tensor is known. Raises ``ValueError`` for one that epochs cannot have."""
+        suits(tensor.spec)
+
+    def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
+        """Where a tensor's sub-models go; all of it is in one."""
+        its = self._schedules[tensor] = Schedule.of(scheduled, self.member.index, {})
+        self._models[tensor] = np.zeros((its.end, VALUES), np.float32)
+
+    def source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
+        """A step."""
+        return Step(tensor, round_, arrays, self)
+
+    def model(self, tensor: int) -> NDArray[np.float32]:
+        """float32[F, 64]: the model of a tensor as it was given last."""
+        return self._models[tensor]
+
+    def begin(self, step: Step) -> int:
+        """A step is under way from now on; the number of its gradient."""
+        self._step = step
+        self._serial += 1
+        return self._serial
+
+    def end(self, participation: Participation) -> None:
+        """The step under way has its result."""
+        self._step, self._last, self.epoch = None, participation, participation.epoch
+
+    def measure(self, took: float) -> None:
+        """Something of a result has come, so many seconds after it was asked for."""
+        self._answers_took = max(took, self._answers_took + (took - self._answers_took) / 8)
+
+    @property
+    def patience(self) -> float:
+        """Seconds before a part of a result is asked for again: all workers ask at once, and each waits for its turn."""
+        return max(self.window.timeout, min(2 * self._answers_took, self.window.timing.retransmit_max))
+
+    # ---------------------------------------------------------------- packets in
+
+    def read(self, batch: PacketBatch, index: Index, drops: NDArray[np.int64], now: float) -> Answers:
+        """Acknowledgements; results and what the PS asks for go to the step under way."""
+        reason = self._checks.reasons(batch, index)
+        heads = heads_of(batch, index)
+        kinds = heads["kind"]
+        expected = np.isin(kinds, (Kind.RESULT, EpochKind.ACK, EpochKind.REPEAT))
+        reason[(reason == Drop.OK) & (~expected | (heads["bitmap"] != self.member.bit))] = Drop.BAD_TYPE
+        ats = batch.offsets[index] + VALUES_AT
+        numbers, known = self._acknowledged(heads)
+        acks = np.flatnonzero((reason == Drop.OK) & (kinds == EpochKind.ACK))
+        reason[acks[~known[acks]]] = Drop.DUPLICATE
+        acks = acks[known[acks]]
+        # copies of one number in a batch are sorted out by the window, which counts them
+        reason[acks] = Drop.OK
+        others = np.flatnonzero((reason == Drop.OK) & (kinds != EpochKind.ACK))
+        results = others[kinds[others] == Kind.RESULT]
+        if len(results):
+            step = self._step
+            reason[results] = (
+                Drop.DUPLICATE if step is None else step.answered(batch, heads[results], ats[results], now)
+            )
+            self._results += int(np.count_nonzero(reason[results] == Drop.OK))
+        for k in others[kinds[others] == EpochKind.REPEAT].tolist():
+            marks = unpack(batch.arena[ats[k] : ats[k] + 4 * VALUES].view(">i4"))
+            reason[k] = Drop.UNMATCHED if self._step is None else self._step.asked(heads[k], marks)
+        counted = np.delete(reason, acks)
+        drops += np.bincount(counted, minlength=DROP_CODES)
+        return Answers.unmarked(numbers[acks], ats[acks])
+
+    def _acknowledged(self, heads: NDArray[Any]) -> tuple[Index, Mask]:
+        """Numbers in the window of what acknowledgements are for, and whether they are for the step under way."""
+        step = self._step
+        if step is None or step.first is None:
+            return np.zeros(len(heads), np.int64), np.zeros(len(heads), np.bool_)
+        its = self._schedules[step.tensor.tensor]
+        places = its.places(heads["submodel"].astype(np.int64), heads["fragment"].astype(np.int64))
+        return step.first + places, (places >= 0) & (heads["number"] == step.serial)
+
+    # ---------------------------------------------------------------- packets out
+
+    def write(
+        self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask, streams: Iterable[Source]
+    ) -> None:
+        """Number of the gradient, node, sub-model and fragment, and the seals."""
+        step = self._step
+        assert step is not None
+        assert step.first is not None
+        self._address(step, frames.view(FRAME)[:, 0], numbers - step.first)
+        seal(frames, np.uint64(self.member.key))
+
+    def _address(self, step: Step, view: NDArray[Any], places: Index) -> None:
+        write_heads(view, Kind.DATA, self.member, step.serial)
+        view["node"], view["submodel"], view["fragment"], _ = self._schedules[step.tensor.tensor].tags(places)
+        self._direct += int(np.count_nonzero(view["node"] == PS_NODE))
+
+    def own(self, now: float, busy: bool) -> NDArray[np.uint8] | None:
+        """What the PS has asked for, and what there is to say to it."""
+        step = self._step
+        if step is None or (not len(step.again) and step.say_at > now):
             return None
-        late = self.window.timer()
-        return min(self._silence.due, self._say_at, inf if late is None else late)
+        said = []
+        if len(step.again):
+            again = np.zeros(len(step.again), FRAME)
+            step.place(step.again, again.view(np.uint8), VALUES_AT, FRAME.itemsize)
+            self._address(step, again, step.again)
+            self._again += len(again)
+            step.again = step.again[:0]
+            said.append(again)
+        if step.say_at <= now:
+            said.append(step.word(now))
+        frames = beside(said)
+        seal(frames, np.uint64(self.member.key))
+        return frames
 
-    def on_timer(self, now: float) -> None:
-        """Report silence; what is due leaves with the next :meth:`transmit`."""
-        self.window.look()
-        if self._step is not None:
-            self._events += self._silence.report(self.member.job, "switch", now)
+    def timer(self) -> float:
+        """When there is something to say to the PS."""
+        return inf if self._step is None else self._step.say_at
 
-    def events(self) -> list[NodeEvent]:
-        """What happened since the last call."""
-        events, self._events = self._events, []
-        return events
-
-    # ---------------------------------------------------------------- figures
-
-    def stats(self) -> dict[str, int]:
-        """Counters since the start, by name; of the last step its epoch, and how many took part in that."""
-        last = self.participation
-        return {
-            "rows_sent": self._sent,
-            "retransmissions": self._sent_again,
-            "resent_by_gap": self.window.resent_by_gap,
-            "resent_by_time": self.window.resent_by_time,
-            "bypassed": 0,
+    def stats(self, stats: dict[str, int]) -> dict[str, int]:
+        """``direct`` are fragments that no switch was to sum; of the last step its epoch, and how many took part in that."""
+        more = {
+            "rows_sent": stats["rows_sent"] + self._again,
+            "retransmissions": stats["retransmissions"] + self._again,
             "results_in": self._results,
-            "window": self.window.capacity,
-            "in_flight": self.window.in_flight,
             "direct": self._direct,
-        } | ({} if last is None else {"epoch": last.epoch, "participants": len(last.workers)})
+        }
+        if self._last is not None:
+            more |= {"epoch": self._last.epoch, "participants": len(self._last.workers)}
+        return stats | more
 
-    def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
-        return {reason.label: int(self.drops[reason]) for reason in Drop if reason is not Drop.OK}
+
+def epoch_worker(member: Membership, window: int, timing: Timing = TIMING) -> Worker:
+    """A worker: ``window`` fragments at most are sent and not acknowledged, or asked for at a time."""
+    # acknowledgements of nodes and of the PS overtake each other: only time tells what is lost
+    made = Window(window, replace(timing, gap=1 << 40), member.first)
+    return Worker(EpochFraming(member, made), made)
 
 
-def join(member: Membership, job: GoatAsyncJob, timing: Timing) -> EpochWorker:
+def join(member: Membership, job: GoatAsyncJob, timing: Timing) -> Worker:
     """The worker of a job as its plan describes it."""
-    return EpochWorker(member, job.window, timing)
+    return epoch_worker(member, job.window, timing)

@@ -7,9 +7,9 @@ import pytest
 
 from inanet.proto.common.plan import Scheduled
 from inanet.proto.slots.goat.frames import seal
-from inanet.proto.slots.goat_async.worker import EpochWorker
+from inanet.proto.slots.goat_async.worker import epoch_worker
 from inanet.proto.slots.window import TIMING
-from inanet.proto.slots.worker import Membership
+from inanet.proto.slots.worker import Membership, Worker
 from inanet.wire.goat import FRAME, FRAME_BYTES, MAGIC_VERSION, NO_SUBMODEL, Kind
 from tests.proto.slots.goat_async.training import spec
 from tests.proto.tree.rig import batch_of
@@ -30,8 +30,8 @@ def result(epoch: int, value: float) -> list[tuple[bytes, int]]:
 
 
 @pytest.fixture
-def worker() -> EpochWorker:
-    made = EpochWorker(
+def worker() -> Worker:
+    made = epoch_worker(
         Membership(1, 0, 2, 2, SWITCH, SWITCH, root=0, key=KEY), 4, replace(TIMING, silent=60.0)
     )
     made.add_tensor(0, spec(64))
@@ -40,7 +40,7 @@ def worker() -> EpochWorker:
 
 
 def test_what_a_step_that_was_given_up_would_have_been_moved_by_is_in_the_next_one(
-    worker: EpochWorker,
+    worker: Worker,
 ) -> None:
     first, second = (np.ones(64, np.float32) for _ in range(2))
     worker.begin(0, 1, [first], 0.0)
@@ -54,7 +54,7 @@ def test_what_a_step_that_was_given_up_would_have_been_moved_by_is_in_the_next_o
     assert (second == 5).all()
 
 
-def test_a_step_that_waits_is_not_sent_once_it_has_failed(worker: EpochWorker) -> None:
+def test_a_step_that_waits_is_not_sent_once_it_has_failed(worker: Worker) -> None:
     first, second = (np.ones(64, np.float32) for _ in range(2))
     for number, array in ((1, first), (2, second)):
         worker.begin(0, number, [array], 0.0)

@@ -5,12 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from inanet.proto.common.events import RoundDone
+from inanet.proto.common.events import Participation, RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.slots.goat_async.job import Running, Update
 from inanet.proto.slots.goat_async.participation import Choose
 from inanet.proto.slots.goat_async.ps import EpochServer
-from inanet.proto.slots.goat_async.worker import EpochWorker, Participation
 from inanet.sim.collaborative import JOB, Collaborative
 from inanet.sim.link import LinkSpec
 from tests.proto.slots.goat.lab import LINK, TESTBED, WORKERS, scheduled
@@ -76,10 +75,8 @@ class Training:
                 assert isinstance(event, RoundDone)
                 assert event.overflow < 0
                 index = WORKERS.index(name)
-                machine = self.lab.workers[name]
-                assert isinstance(machine, EpochWorker)
-                assert machine.participation is not None
-                self.steps.append((index, self._arrays[index].copy(), machine.participation))
+                assert event.part is not None
+                self.steps.append((index, self._arrays[index].copy(), event.part))
                 self._begin(index)
             self._seen = len(log)
             return len(self.running.updates) >= epochs
