@@ -21,17 +21,16 @@ from numpy.typing import NDArray
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import Scheduled, TensorLayout, TensorSpec
 from inanet.proto.common.recovery import Timing
-from inanet.proto.slots.atp.ps import ParameterServer
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.goat.job import GoatJob, below, neighbours, sites, towards
 from inanet.proto.slots.goat.program import GoatProgram, tenant_at
-from inanet.proto.slots.goat.ps import GoatServer
+from inanet.proto.slots.goat.ps import goat_server
 from inanet.proto.slots.goat.worker import goat_worker
 from inanet.proto.slots.goat_async.program import EpochProgram
 from inanet.proto.slots.goat_async.ps import EpochServer
 from inanet.proto.slots.goat_async.worker import epoch_worker
 from inanet.proto.slots.program import SwitchProgram
-from inanet.proto.slots.ps import PSJob
+from inanet.proto.slots.ps import PSJob, SumServer
 from inanet.proto.slots.registers import META_BYTES
 from inanet.proto.slots.tenants import Tenant
 from inanet.proto.slots.window import TIMING
@@ -93,7 +92,7 @@ class Collaborative:
         self.network = Network(seed, tick=tick)
         self.programs: dict[str, SwitchProgram] = {}
         self.workers: dict[str, Worker] = {}
-        self.server: ParameterServer | GoatServer | EpochServer
+        self.server: SumServer | EpochServer
         self._begun: dict[str, int] = dict.fromkeys(tree.workers, 0)
         self._endpoints = {
             tree.ps: endpoint("10.0.1.1", 5000),
@@ -167,7 +166,7 @@ class Collaborative:
         if self.system in SYSTEMS:
             self.server = SYSTEMS[self.system].server(self.pull_after)
         else:
-            self.server = EpochServer() if self.system == "goat-async" else GoatServer()
+            self.server = EpochServer() if self.system == "goat-async" else goat_server()
         self.server.add_job(job)
         self.network.add_host(its.ps, self._endpoints[its.ps], self.server, send_buffer=_BUFFER)
         root = ExponentRoot()

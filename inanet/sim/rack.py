@@ -20,9 +20,9 @@ from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorJob, TensorSpec, Terms
 from inanet.proto.common.recovery import Timing
 from inanet.proto.slots import systems
-from inanet.proto.slots.atp.ps import ParameterServer
+from inanet.proto.slots.atp.ps import AtpAnswering
 from inanet.proto.slots.program import SwitchProgram
-from inanet.proto.slots.ps import PSJob
+from inanet.proto.slots.ps import PSJob, SumServer
 from inanet.proto.slots.tenants import Tenant
 from inanet.proto.slots.window import TIMING
 from inanet.proto.slots.worker import Membership, Worker
@@ -79,11 +79,12 @@ class System:
             member, job.on(self.name, member.job, workers, member.switch, terms), timing
         )
 
-    def server(self, pull_after: float) -> ParameterServer:
+    def server(self, pull_after: float) -> SumServer:
         """The PS, which asks the switch after so many seconds for what it may hold of a fragment."""
         server = self.parts.make_server()
-        assert isinstance(server, ParameterServer)
-        server.pull_after = pull_after
+        assert isinstance(server, SumServer)
+        assert isinstance(server.answering, AtpAnswering)
+        server.answering.pull_after = pull_after
         return server
 
 

@@ -14,7 +14,7 @@ from inanet.phy.udp import UdpDevice
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.slots.a2tp.worker import a2tp_worker
-from inanet.proto.slots.atp.ps import ParameterServer
+from inanet.proto.slots.atp.ps import atp_server
 from inanet.proto.slots.atp.worker import atp_worker
 from inanet.proto.slots.esa.worker import esa_worker
 from inanet.proto.slots.ps import PSJob
@@ -60,7 +60,7 @@ class Sockets:
             place = Membership(JOB, index, WORKERS, WORKERS, at, results)
             self.machines.append(make(place, SLOTS) if system == "switchml" else make(place, WINDOW, SLOTS))
         if system != "switchml":
-            server = ParameterServer(self.machines[0].framing.frame_type)
+            server = atp_server(self.machines[0].framing.frame_type)
             bits = {member: 1 << index for index, member in enumerate(self.members)}
             server.add_job(PSJob(JOB, bits, [at], WINDOW, SLOTS, switches=[at]))
             self.machines.append(server)

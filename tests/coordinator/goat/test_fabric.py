@@ -22,7 +22,7 @@ from inanet.proto.common.plan import ExponentMode, SwitchedJob, TensorSpec
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.goat.job import GoatJob, neighbours
 from inanet.proto.slots.goat.program import GoatProgram
-from inanet.proto.slots.goat.ps import GoatServer
+from inanet.proto.slots.goat.ps import goat_server
 from inanet.proto.slots.root import SwitchedRoot
 from inanet.proto.slots.systems import EXPONENTS
 from inanet.proto.tree.node import Node
@@ -120,7 +120,7 @@ class Lab(Rack):
         }
         for leaf in ("s1", "s2"):
             self.mesh.network.connect("s0", leaf, LINK)
-        self.server = GoatServer()
+        self.server = goat_server()
 
     def program_of(self, slots: int) -> GoatProgram:
         return GoatProgram(budget=slots * 284)

@@ -6,7 +6,7 @@ import numpy as np
 
 from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.atp.program import AtpProgram
-from inanet.proto.slots.atp.ps import ParameterServer
+from inanet.proto.slots.atp.ps import atp_server
 from inanet.proto.slots.atp.worker import AtpFraming, atp_worker
 from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.worker import Membership, Worker
@@ -46,7 +46,7 @@ def on_star(
         return make(replace(member, first=first), window, slots, **(own or {}))
 
     job = Job(star, number, workers, worker, ps=True)
-    ps = star.machines.get(ps_at(number)) or ParameterServer(frame_type_of(job.workers[0]))
+    ps = star.machines.get(ps_at(number)) or atp_server(frame_type_of(job.workers[0]))
     ps.add_job(PSJob(number, job.members, [SWITCH], window, slots, switches=[SWITCH], first=first))
     star.attach(ps_at(number), ps)
     star.program.add_job(job.tenant(ps=ps_at(number), **kwargs))

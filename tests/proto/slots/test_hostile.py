@@ -8,12 +8,12 @@ from inanet.proto.common.program import Action, Verdicts
 from inanet.proto.slots.a2tp.program import A2tpProgram
 from inanet.proto.slots.a2tp.worker import a2tp_worker
 from inanet.proto.slots.atp.program import AtpProgram
-from inanet.proto.slots.atp.ps import ParameterServer
 from inanet.proto.slots.atp.worker import atp_worker
 from inanet.proto.slots.esa.program import EsaProgram
 from inanet.proto.slots.esa.worker import esa_worker
 from inanet.proto.slots.exponents import ExponentRoot
 from inanet.proto.slots.program import SwitchProgram
+from inanet.proto.slots.ps import SumServer
 from inanet.proto.slots.registers import Register
 from inanet.proto.slots.switchml.program import SwitchMLProgram
 from inanet.proto.slots.switchml.worker import switchml_worker
@@ -70,7 +70,7 @@ def test_packets_of_every_length_break_nothing_and_lead_somewhere_or_nowhere(sys
     assert (verdicts.action[: len(strange)] == Action.DROP).all()
     assert (verdicts.reason[: len(strange)] != Drop.OK).all()
     short = [(packet, source) for packet, source in packets if len(packet) != size]
-    for machine in (*job.workers, *(m for m in job.star.machines.values() if isinstance(m, ParameterServer))):
+    for machine in (*job.workers, *(m for m in job.star.machines.values() if isinstance(m, SumServer))):
         machine.receive(batch_of(short), job.star.now)
     root = job.star.machines[ROOT]
     root.receive(batch_of(packets), job.star.now)

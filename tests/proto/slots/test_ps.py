@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.proto.slots.atp.ps import ParameterServer
+from inanet.proto.slots.atp.ps import atp_server
 from inanet.proto.slots.ps import PSJob
 from inanet.wire import a2tp, atp
 from inanet.wire.atp import ECHO, PROBE, PULL, Flag, Packet, decode
@@ -20,7 +20,7 @@ class Server:
 
     def __init__(self, frame: np.dtype = atp.FRAME, **kwargs) -> None:
         self.frame = frame
-        self.ps = ParameterServer(frame, pull_after=0.005)
+        self.ps = atp_server(frame, pull_after=0.005)
         self.ps.add_job(PSJob(1, {A: 1, B: 2}, [SWITCH], 8, 100, **{"switches": [SWITCH]} | kwargs))
 
     def feed(self, *packets: tuple[Packet | bytes, int], now: float = 0.0) -> list[Packet]:
@@ -118,4 +118,4 @@ def test_every_drop_has_its_reason(packet, source, reason):
 
 def test_job_0_is_refused_because_public_programs_take_it_for_free():
     with pytest.raises(ValueError, match="1 to 255"):
-        ParameterServer().add_job(PSJob(0, {A: 1}, [SWITCH], 8, 8))
+        atp_server().add_job(PSJob(0, {A: 1}, [SWITCH], 8, 8))

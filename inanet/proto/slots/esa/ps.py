@@ -1,9 +1,10 @@
 """The PS of ESA: ATP's, in this system's frames."""
 
-from inanet.proto.slots.atp.ps import ParameterServer
+from inanet.proto.slots.atp.ps import atp_server
+from inanet.proto.slots.ps import SumServer
 from inanet.wire.esa import FRAME
 
 
-def make_server() -> ParameterServer:
+def make_server() -> SumServer:
     """The machine."""
-    return ParameterServer(FRAME)
+    return atp_server(FRAME)

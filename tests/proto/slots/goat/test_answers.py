@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 
-from inanet.proto.slots.goat.ps import GoatServer
+from inanet.proto.slots.goat.ps import goat_server
 from inanet.proto.slots.ps import PSJob
 from inanet.wire.endpoint import endpoint
 from inanet.wire.goat import PS_NODE, Kind, Packet, decode
@@ -38,7 +38,7 @@ def calls(what: Callable[[], object]) -> int:
 
 def test_what_is_asked_for_again_is_looked_up_in_what_is_new_once() -> None:
     """A PS that lags finds thousands of both in a batch; a set of the new was made for each of the others."""
-    server = GoatServer()
+    server = goat_server()
     server.add_job(PSJob(JOB, WORKERS, (SWITCH,), 2 * MANY, 0, switches=(SWITCH,), key=KEY))
     server.receive(batch_of([(data(w, n), SWITCH) for n in range(MANY) for w in (0, 1)]), 0.0)
     (answers,) = server.transmit(0.0)

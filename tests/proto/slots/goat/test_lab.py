@@ -114,7 +114,7 @@ def test_r3_damage_in_a_switch_and_in_the_ps_is_found_and_summed_again():
     one = Round(LocalTensor(what, 8), [np.arange(k, k + ELEMENTS, dtype=np.int32) for k in range(8)])
     its.begin(0, one.arrays, delays=[0.0] * 7 + [0.1])
     registers = its.programs["s3"].file.registers
-    table = next(iter(its.server._jobs.values())).fragments.table
+    table = next(iter(its.server.jobs.values())).table
 
     def damage() -> None:
         assert registers.bitmap[5] == 0b0111_0000
