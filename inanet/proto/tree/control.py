@@ -181,7 +181,10 @@ class Control:
         self._handlers[Kind(h.kind)](state, child, link, h, bits, now)
 
     def _on_sent(self, state: ShardState, child: int, link: Link, h: Header, _: Any, now: float) -> None:
-        """The neighbour has sent everything of a round: look at every group, or say DONE (again)."""
+        """The neighbour has sent everything of a round: look at every group, or say DONE (again).
+
+        Exponents may wait for what this node sends: then SENT counts those that have left (paused senders).
+        """
         ahead = state.round is None or is_newer(h.round, state.round)
         if ahead and (child < 0 or not self._rounds.open_for(state, h.round)):
             stale = state.is_over(h.round)
@@ -197,7 +200,10 @@ class Control:
             self._node.send(state, link, Kind.DONE, down=child < 0, round_=h.round)
             return
         assert receiver is not None
-        receiver.close(now)
+        if 0 < h.word0 < state.shard.count:
+            receiver.pause(h.word0, now)
+        else:
+            receiver.close(now)
         self._node.wake(now + self._node.timing.reorder)
 
     def _on_lost(self, state: ShardState, child: int, link: Link, h: Header, bits: Any, now: float) -> None:
@@ -417,12 +423,27 @@ class Control:
             if missing:
                 if child >= 0:
                     self._repeat_restarts(state, link, group, now)
+                self._links.tell(state.tree, link)
                 self._node.send(state, link, Kind.LOST, down=child < 0, gradient=group, bits=self._bits)
+        if receiver.look_due is not None and receiver.look_due <= now:
+            self._look(state, child, receiver, link, now)
         if receiver.complete and not receiver.done and child >= 0:
             receiver.done = True
             self._node.send(state, link, Kind.DONE, down=False)
         if receiver.next_due is not None:
             self._node.wake(receiver.next_due)
+
+    def _look(self, state: ShardState, child: int, receiver: Receiver, link: Link, now: float) -> None:
+        """The sender has paused (paused senders): ask for what has left and has not come, or tell it that nothing is lost."""
+        missing = [self._missing(state, child, group) for group in range(receiver.groups)]
+        if not receiver.looked(state.shard.count - sum(missing), now):
+            self._bits[:] = 0
+            self._node.send(state, link, Kind.LOST, down=child < 0, bits=self._bits)
+            return
+        self._links.tell(state.tree, link)
+        for group in np.flatnonzero(missing).tolist():
+            self._missing(state, child, group)
+            self._node.send(state, link, Kind.LOST, down=child < 0, gradient=group, bits=self._bits)
 
     def _repeat_restarts(self, state: ShardState, link: Link, group: int, now: float) -> None:
         """A missing fragment of a later attempt may be missing because the child never heard of the restart.
@@ -451,7 +472,7 @@ class Control:
         if sender.sent_due <= now:
             if sender.asking_since is None:
                 sender.asking_since = now
-            self._node.send(state, sender.link, Kind.SENT, down=down)
+            self._node.send(state, sender.link, Kind.SENT, down=down, word0=sender.cursor)
             sender.sent_due = now + sender.interval
             sender.interval = min(sender.interval * 2, self._node.timing.retransmit_max)
             if not down and now - max(sender.asking_since, sender.told) > self._node.timing.silent:

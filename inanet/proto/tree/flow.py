@@ -196,11 +196,12 @@ def credit(n: Any, x: Any, link: Any, taken: Any, now: float) -> bool:
 
 @kernel(types.void(_X, types.int64[:, :, ::1], _N, _i64, _i64, _i64, _f64), inline=True)
 def note_burst(times: Any, bursts: Any, n: Any, link: int, row: int, start: int, now: float) -> None:
-    """A log has been sent from ``start`` on by a link."""
+    """A log is sent from ``start`` on by a link, or for row -1 something once more; packets are counted after this."""
     at = n[link, _BURSTS] % _RING
     times[link, at] = now
     bursts[link, at, 0] = row
     bursts[link, at, 1] = start
+    bursts[link, at, 2] = n[link, _PACKETS]
     n[link, _BURSTS] += 1
 
 
@@ -226,6 +227,24 @@ def sent_at(times: Any, bursts: Any, n: Any, link: int, row: int, position: int)
         at = (used - 1 - k) % _RING
         if bursts[link, at, 0] == row and bursts[link, at, 1] <= position:
             return float(times[link, at])
+    return -np.inf
+
+
+@kernel(_f64(_X, types.int64[:, :, ::1], _N, _i64))
+def overtaken_since(times: Any, bursts: Any, n: Any, link: int) -> float:
+    """What left by a link up to this time has come or is lost, if links keep order; minus infinity if nothing is known.
+
+    Of the packets sent, those that are neither credited nor written off are the last.
+    """
+    settled = n[link, _PACKETS] - n[link, _IN_FLIGHT]
+    used, end, unsettled = n[link, _BURSTS], n[link, _PACKETS], np.inf
+    for k in range(min(used, _RING)):
+        at = (used - 1 - k) % _RING
+        if end <= settled and times[link, at] < unsettled:
+            return float(times[link, at])
+        if end > settled:
+            unsettled = times[link, at]
+        end = bursts[link, at, 2]
     return -np.inf
 
 
@@ -314,12 +333,16 @@ def align_group(t: Tables, f: Flow, tree: int, row: int) -> bool:
     return members > 0 and f.cursors[row, _GROUP] < t.shards[row, DOWN_LOGGED]
 
 
-@kernel(types.void(FLOW, _i64, _i64, _i64, _f64))
-def sent_to_group(f: Flow, tree: int, packets: int, last: int, now: float) -> None:
-    """Rows have left for everybody in a group, at everybody's expense; ``last`` is the slot of the last one."""
+@kernel(types.void(FLOW, _i64, _i64, _i64, types.boolean, _f64))
+def sent_to_group(f: Flow, tree: int, packets: int, last: int, again: bool, now: float) -> None:
+    """Rows have left for everybody in a group, at everybody's expense; ``last`` is the slot of the last one. ``again``: not
+    for the first time.
+    """
     for index in range(32):
         link = tree * _LINKS + index
         if f.links[link, _LIVE] and f.links[link, _GROUPED]:
+            if again:
+                note_burst(f.burst_times, f.bursts, f.links, link, -1, 0, now)
             sent(f.links, f.link_times, link, packets, now)
             f.links[link, _LAST] = last
     f.links[tree * _LINKS + _GROUP, _PACKETS] += packets
@@ -347,7 +370,7 @@ def next_for_group(
                     f.cursors[row, index] = stop
                     _note_end(t, f, row, index, events, used)
             if found:
-                sent_to_group(f, tree, found, out[found - 1] // _ROW_BYTES, now)
+                sent_to_group(f, tree, found, out[found - 1] // _ROW_BYTES, False, now)
                 return found  # type: ignore[no-any-return]
         row = np.int64(f.next_row[row])
     return 0

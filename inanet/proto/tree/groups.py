@@ -50,7 +50,7 @@ class Groups:
             count = len(offsets)
             if count:
                 last = int(offsets[-1]) // ROW_BYTES
-                flow.sent_to_group(self._slots.flow, tree.row, count, last, now)
+                flow.sent_to_group(self._slots.flow, tree.row, count, last, True, now)
                 self._node.rows_sent += count
                 self._node.repairs_multicast += count
                 self._node.retransmissions += count

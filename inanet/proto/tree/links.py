@@ -84,6 +84,7 @@ class Links:
             count = len(offsets)
             if count == 0:
                 continue
+            link.note_burst(-1, 0, now)
             link.sent(count, now)
             link.last = int(offsets[-1]) // ROW_BYTES
             link.retransmissions += count
@@ -125,7 +126,7 @@ class Links:
             # who has all results says so by itself, before it is asked
             sender.sent_due = now if sender is state.up else now + timing.reorder
         elif sender.cursor and not state.data:
-            sender.sent_due = now + timing.retransmit
+            sender.sent_due = now + 2 * timing.reorder
         else:
             return
         sender.interval = timing.retransmit
@@ -276,18 +277,33 @@ class Links:
                 for index, taken, _ in self._credits[:count].tolist():
                     link = tree.up if index == UP_LINK else tree.down[index]
                     assert link is not None
-                    self._node.outbox.send(
-                        link.endpoint,
-                        Kind.CREDIT,
-                        job=job.job,
-                        key=job.plan.key,
-                        version=job.plan.version,
-                        host=link.bit,
-                        gradient=taken & 0xFFFFFFFF,
-                        down=index == UP_LINK,
-                        word0=tree.tree,
-                    )
+                    self._credit(tree, link, taken)
         self._node.credit_due = float(self._soonest[0])
+
+    def tell(self, tree: Tree, link: Link) -> None:
+        """Return what is owed to a neighbour at once: what is asked of it next is judged by that."""
+        index = UP_LINK if link is tree.up else link.bit.bit_length() - 1
+        self._withheld[:] = 0
+        self._slots.withhold(tree, self._withheld)
+        owed = int(self._node.memory.taken[tree.row, index]) - link.reported
+        if owed > 0 and not self._withheld[index]:
+            link.reported += owed
+            link.credit_due = None
+            self._credit(tree, link, link.reported)
+
+    def _credit(self, tree: Tree, link: Link, taken: int) -> None:
+        plan = tree.job.plan
+        self._node.outbox.send(
+            link.endpoint,
+            Kind.CREDIT,
+            job=plan.job,
+            key=plan.key,
+            version=plan.version,
+            host=link.bit,
+            gradient=taken & 0xFFFFFFFF,
+            down=link is tree.up,
+            word0=tree.tree,
+        )
 
     # ---------------------------------------------------------------- what neighbours lack
 

@@ -161,7 +161,7 @@ class Link(_Row):
     ) -> None:
         if memory is None:
             super().__init__(*_rows(), row)
-            self._bursts = np.zeros((1, BURSTS)), np.zeros((1, BURSTS, 2), np.int64)
+            self._bursts = np.zeros((1, BURSTS)), np.zeros((1, BURSTS, 3), np.int64)
         else:
             super().__init__(memory.links, memory.link_times, row)
             self._bursts = memory.burst_times, memory.bursts
@@ -308,7 +308,7 @@ class Link(_Row):
     def believed_before(self, now: float, most: float, seen: float = -math.inf) -> float:
         """The neighbour is believed to lack what left by then, as far as it says so.
 
-        That is what left before something that it has, which left at ``seen``. Later packets may be on their way; a stall of
+        That is what left before something that it has, which left at ``seen``, or that it has told of with a CREDIT. Later packets may be on their way; a stall of
         the other side is no reason to think so for more than ``most`` seconds. It has looked for all that left before it was
         prodded, once it has heard of that: what it said before crossed the prod.
         """
@@ -317,7 +317,7 @@ class Link(_Row):
         if not round_trip and self.in_flight > MANY:
             # nobody knows yet, and queues grow
             crossing = min(UNKNOWN, most)
-        return max(seen, now - crossing, self.prodded if heard else -math.inf)
+        return max(seen, self.overtaken_since, now - crossing, self.prodded if heard else -math.inf)
 
     def take_resend(self, most: int, now: float) -> list[tuple[int, int]]:
         """Up to ``most`` queued entries, removed because they leave."""
@@ -349,12 +349,17 @@ class Link(_Row):
         self.n[self.row, LinkColumn.QUEUED] = len(self.resend)
 
     def note_burst(self, row: int, start: int, now: float) -> None:
-        """The log of a shard has been sent from ``start`` on."""
+        """The log of a shard is sent from ``start`` on, or for row -1 something once more; :meth:`sent` follows."""
         flow.note_burst(*self._bursts, self.n, self.row, row, start, now)
 
     def sent_before(self, row: int, cursor: int, when: float) -> int:
         """See :func:`inanet.proto.tree.flow.sent_before`."""
         return int(flow.sent_before(*self._bursts, self.n, self.row, row, cursor, when))
+
+    @property
+    def overtaken_since(self) -> float:
+        """See :func:`inanet.proto.tree.flow.overtaken_since`."""
+        return float(flow.overtaken_since(*self._bursts, self.n, self.row))
 
     def sent_at(self, row: int, position: int) -> float:
         """See :func:`inanet.proto.tree.flow.sent_at`."""
@@ -436,7 +441,20 @@ class Receiver:
     (multicast results).
     """
 
-    __slots__ = ("_complete", "_due", "_passed", "_spread", "_timing", "count", "done", "final", "groups")
+    __slots__ = (
+        "_complete",
+        "_due",
+        "_left",
+        "_look_interval",
+        "_passed",
+        "_spread",
+        "_timing",
+        "count",
+        "done",
+        "final",
+        "groups",
+        "look_due",
+    )
 
     def __init__(self, count: int, timing: Timing, spread: Callable[[], float] | None = None) -> None:
         self.count = count
@@ -452,6 +470,10 @@ class Receiver:
         self._due: dict[int, tuple[float, float]] = {}
         #: groups before this one are complete, or to be looked at
         self._passed = 0
+        #: fragments that have left, as a sender says that waits, and when to look whether all of them have come
+        self._left = 0
+        self.look_due: float | None = None
+        self._look_interval = 0.0
 
     def group_ended(self, group: int, now: float, *, prodded: bool = False) -> None:
         """The last fragment of a group has come: look at it, and at earlier ones whose last fragment may be lost.
@@ -480,11 +502,30 @@ class Receiver:
         Also if it was looked at before, and more has come since.
         """
         self.final = True
+        self.look_due = None
         soon = now + self._spread_out(self._timing.reorder)
         for group in range(self.groups):
             if not self._complete[group]:
                 self._due.setdefault(group, (soon, self._timing.retransmit))
         self._hasten(0, self.groups, soon)
+
+    def pause(self, left: int, now: float) -> None:
+        """SENT was heard, and more will follow: ``left`` fragments are to be here after one reorder window."""
+        if self.final:
+            return
+        self._left = max(self._left, left)
+        soon = now + self._spread_out(self._timing.reorder)
+        if self.look_due is None or self.look_due > soon:
+            self.look_due, self._look_interval = soon, self._timing.retransmit
+
+    def looked(self, here: int, now: float) -> bool:
+        """``here`` fragments are here. Whether some that have left are not; then they are looked for again."""
+        if here >= self._left:
+            self.look_due = None
+            return False
+        self.look_due = now + self._spread_out(self._look_interval)
+        self._look_interval = min(2 * self._look_interval, self._timing.retransmit_max)
+        return True
 
     def reopen(self, group: int, now: float, wait: float = 0.0) -> None:
         """A fragment of this group is owed again (restart, or a damaged slot); ask for it after ``wait``."""
@@ -509,8 +550,11 @@ class Receiver:
 
     @property
     def next_due(self) -> float | None:
-        """When the next group has to be looked at."""
-        return min((at for at, _ in self._due.values()), default=None)
+        """When the next group, or what a pause has shown, has to be looked at."""
+        due = [at for at, _ in self._due.values()]
+        if self.look_due is not None:
+            due.append(self.look_due)
+        return min(due, default=None)
 
     @property
     def complete(self) -> bool:

@@ -261,7 +261,7 @@ class SlotMemory:
         self.link_times: NDArray[np.float64] = np.zeros((MAX_TREES * LINKS, len(LinkTime)), np.float64)
         #: when the last bursts of each link left; whose they were (shard row), and from which position of its log on
         self.burst_times: NDArray[np.float64] = np.zeros((MAX_TREES * LINKS, BURSTS), np.float64)
-        self.bursts: NDArray[np.int64] = np.zeros((MAX_TREES * LINKS, BURSTS, 2), np.int64)
+        self.bursts: NDArray[np.int64] = np.zeros((MAX_TREES * LINKS, BURSTS, 3), np.int64)
         #: how far each emission log has been sent on each link of its tree; -1: nothing is sent there
         self.cursors: NDArray[np.int64] = np.full((MAX_SHARDS, LINKS), -1, np.int64)
         #: shards with a round on its way, in the order in which they are sent: the first of a tree, the next of a shard

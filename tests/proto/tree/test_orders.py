@@ -250,3 +250,40 @@ def test_rounds_wrap_in_a_whole_fabric():
             np.testing.assert_allclose(arrays[1], exact, atol=2e-6)
     done = [event.round for name, event in fabric.log if name == "w0" and isinstance(event, RoundDone)]
     assert done == list(range(first, first + 6))
+
+
+# ---------------------------------------------------------------- senders that pause
+
+
+def _asked(sent, child: int) -> list[int]:
+    """How many fragments each LOST for a child names."""
+    return [
+        int(np.unpackbits(np.frombuffer(one.packet.payload, np.uint8)).sum())
+        for one in sent
+        if one.kind is Kind.LOST and one.destination == child_at(child)
+    ]
+
+
+def test_a_sender_that_pauses_is_told_once_that_nothing_is_lost():
+    """What has not left yet is not asked for, however long the pause is."""
+    rig = Rig(count=5)
+    values = integers(5)
+    rig.feed(rig.data(0, 0, values[0]), rig.data(0, 1, values[1]))
+    rig.feed((rig.packet(Kind.SENT, values=np.array([2], np.int32)), child_at(0)))
+    assert _asked(rig.wait(3.0), 0) == [0]
+    rig.feed(*(rig.data(0, k, values[k]) for k in range(2, 5)))
+    rig.feed((rig.packet(Kind.SENT, values=np.array([5], np.int32)), child_at(0)))
+    assert {one.kind for one in rig.wait(1.0) if one.destination == child_at(0)} == {Kind.CREDIT, Kind.DONE}
+
+
+def test_what_a_sender_has_lost_before_it_pauses_is_asked_for_until_it_comes():
+    rig = Rig(count=5)
+    values = integers(5)
+    rig.feed(rig.data(0, 0, values[0]))
+    rig.feed((rig.packet(Kind.SENT, values=np.array([2], np.int32)), child_at(0)))
+    asked = _asked(rig.wait(0.2), 0)
+    assert len(asked) > 1
+    assert set(asked) == {4}
+    rig.feed(rig.data(0, 1, values[1]))
+    rig.wait(0.6)
+    assert _asked(rig.wait(3.0), 0) == []
