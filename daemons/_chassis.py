@@ -17,6 +17,7 @@ import click
 
 from inanet.about import bug_hint, version
 from inanet.service.exits import Exit, explain
+from inanet.service.journal import is_journal, prioritised
 
 if TYPE_CHECKING:
     from daemons._lifecycle import LoopName, Serve
@@ -99,9 +100,10 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
         except Exception as error:
             code, message = explain(error)
             if code is Exit.BUG:
-                traceback.print_exception(error)
-                message = bug_hint()
-            click.echo(message, err=True)
+                message = f"{''.join(traceback.format_exception(error))}{bug_hint()}"
+            click.echo(
+                prioritised(message, "error") if is_journal(sys.stderr, os.environ) else message, err=True
+            )
             context.exit(code)
         if check:
             from inanet.config.file import write_toml

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "kernels": Entry("inanet.cli.kernels:kernels", "Compile the kernels, once for this host."),
         "demo": Entry("inanet.demo.cli:demo", "Train a small model through daemons on this machine."),
         "doctor": Entry("inanet.cli.doctor:doctor", "Find out what on this machine would be in the way."),
+        "install": Entry("inanet.cli.install:install", "Make daemons services of this host."),
         "keys": Entry("inanet.cli.keys:keys", "Certificates for control connections over TLS."),
         "lab": Entry("inanet.lab.cli:lab", "Networks of namespaces with rates, and commands in them."),
         "papers": Entry("inanet.cli.papers:papers", "Figures and tables of the papers, run here."),
@@ -40,6 +41,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "status": Entry("inanet.cli.status:status", "Show nodes, jobs and trees of a fabric."),
         "top": Entry("inanet.cli.top:top", "Show what a fabric does, live."),
         "trace": Entry("inanet.cli.trace:trace", "Merge traces of a torch job, and show the overlap."),
+        "uninstall": Entry("inanet.cli.install:uninstall", "Remove the services again."),
         "zebra": Entry(
             "inanet.cli.zebra:zebra", "Sparse training: hot parameters, a switch or shard as a process."
         ),

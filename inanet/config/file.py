@@ -234,25 +234,25 @@ def write_toml(config: BaseModel) -> str:
             elif isinstance(getattr(getattr(config, section), key), SecretStr):
                 lines.append(f"# {key} is set and not shown")
             else:
-                lines.append(f"{key} = {_toml(value)}")
+                lines.append(f"{key} = {toml_value(value)}")
         lines.append("")
     return "\n".join(lines[:-1]) + "\n"
 
 
-def _toml(value: Any) -> str:
+def toml_value(value: Any) -> str:
     """A value as TOML: strings, numbers, booleans, arrays and inline tables."""
     if isinstance(value, str):
         # JSON's escapes are TOML's, but JSON leaves DEL as it is and TOML does not allow that
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        items = [_toml(item) for item in value]
+        items = [toml_value(item) for item in value]
         if any(isinstance(item, dict) for item in value):
             return "[\n" + "".join(f"    {item},\n" for item in items) + "]"
         return f"[{', '.join(items)}]"
     if isinstance(value, dict):
         return (
             "{ "
-            + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items() if item is not None)
+            + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items() if item is not None)
             + " }"
         )
     return json.dumps(value)

@@ -16,12 +16,12 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
+from inanet.service.journal import PRIORITIES, is_journal
+
 Format = Literal["auto", "pretty", "json", "plain"]
 
 #: Order of the keys that have a fixed meaning.
 FIXED_KEYS = ("timestamp", "level", "event", "role", "node", "job", "rank", "peer", "slot", "seq", "reason")
-#: sd-daemon(3) priorities by level.
-PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "critical": 50}
 
 #: This many events of one kind pass per :data:`RATE_SECONDS`.
@@ -103,19 +103,6 @@ def plain(logger: Any, method: str, event: EventDict) -> str:
     traceback = event.pop("exception", None)
     line = _LOGFMT(logger, method, event)
     return f"{line}\n{traceback}" if traceback else line
-
-
-def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
-    """Whether the journal reads ``stream``: JOURNAL_STREAM names its device and inode.
-
-    The variable alone proves nothing: it is inherited by processes whose stderr has been redirected since.
-    """
-    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
-    try:
-        status = os.fstat(stream.fileno())
-        return (int(device), int(inode)) == (status.st_dev, status.st_ino)
-    except (OSError, ValueError):
-        return False
 
 
 def _plain_value(value: Any) -> Any:

@@ -19,7 +19,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from inanet.service import logs
 from inanet.service.addresses import Resolved
 from inanet.service.exits import Failure
-from inanet.service.logs import RATE_BURST, RATE_KINDS, RATE_SECONDS, configure, is_journal
+from inanet.service.journal import PRIORITIES, is_journal
+from inanet.service.logs import RATE_BURST, RATE_KINDS, RATE_SECONDS, configure
 from inanet.service.metrics import (
     DURATION_BUCKETS,
     FAMILIES,
@@ -78,7 +79,7 @@ def test_the_journal_gets_json_lines_with_priorities_and_no_time(tmp_path: Path)
     with (tmp_path / "journal").open("w+") as stream:
         configure("debug", "auto", stream=stream, environ=journal_variable(stream))
         log = structlog.get_logger()
-        for level in logs.PRIORITIES:
+        for level in PRIORITIES:
             getattr(log, level)("x")
         stream.seek(0)
         lines = stream.read().splitlines()
