@@ -43,7 +43,7 @@ from inanet.proto.roce import (
     Received,
     Status,
 )
-from inanet.proto.slots.exponents import GROUP, ExponentClient, Question
+from inanet.proto.slots.exponents import PART, Agreement, Question
 from inanet.proto.slots.source import Arrays, Index, Source, Tensor
 from inanet.proto.slots.stream import Stream
 from inanet.proto.slots.worker import Silence
@@ -81,7 +81,7 @@ class RawStream(Source):
             self._values += array
         self.ready = self.count = self._messages
 
-    def advance(self, client: ExponentClient | None, now: float) -> None:
+    def advance(self, client: Agreement | None, now: float) -> None:
         """Everything may leave at once."""
 
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
@@ -112,11 +112,10 @@ class RawStream(Source):
             array[:] = self._values
 
 
-class Agreement(ExponentClient):
+class RingAgreement:
     """Exponents as messages of the ring: what a stream offers is collected here until it leaves, ``size`` bytes a message."""
 
-    def __init__(self, job: int, size: int) -> None:
-        super().__init__(job, 0, 0, 0)
+    def __init__(self, size: int) -> None:
         self._size = size
         self._offered: dict[int, tuple[Question, U8]] = {}
         #: what was offered last
@@ -124,13 +123,13 @@ class Agreement(ExponentClient):
 
     @property
     def room(self) -> int:
-        """All groups at once: they are a message or two."""
+        """All of it at once: that is a message or two."""
         return 1 << 30
 
-    def offer(self, question: Question, group: int, exponents: NDArray[np.uint8], now: float) -> None:
-        """Collect this host's exponents of a group."""
+    def offer(self, question: Question, part: int, exponents: NDArray[np.uint8], now: float) -> None:
+        """Collect this host's exponents."""
         _, mine = self._offered.setdefault(id(question), (question, np.zeros(len(question.table), np.uint8)))
-        mine[group * GROUP : group * GROUP + len(exponents)] = exponents
+        mine[part * PART : part * PART + len(exponents)] = exponents
         self.question = question
 
     def messages(self, question: Question) -> int:
@@ -171,29 +170,29 @@ class Round:
         self.end: int | None = None
         self.since: float | None = None
 
-    def advance(self, agreement: Agreement, now: float) -> None:
+    def advance(self, agreement: RingAgreement, now: float) -> None:
         """See what may leave by now."""
         agreement.question = None
         self.source.advance(agreement, now)
         self._question = self._question or agreement.question
 
-    def _exponents(self, agreement: Agreement) -> int:
+    def _exponents(self, agreement: RingAgreement) -> int:
         return 0 if self._question is None else agreement.messages(self._question)
 
-    def can_send(self, agreement: Agreement) -> bool:
+    def can_send(self, agreement: RingAgreement) -> bool:
         """Whether its next message is known."""
         return self.source.opened and self._sent < self._exponents(agreement) + self.source.ready
 
-    def has_sent(self, agreement: Agreement) -> bool:
+    def has_sent(self, agreement: RingAgreement) -> bool:
         """Whether all its messages have left."""
         count = self.source.count
         return count is not None and self._sent == self._exponents(agreement) + count
 
-    def unsent(self, agreement: Agreement) -> int:
+    def unsent(self, agreement: RingAgreement) -> int:
         """Messages that have not left, as far as their number is known."""
         return self._exponents(agreement) + (self.source.count or 0) - self._sent
 
-    def put(self, agreement: Agreement, out: U8) -> tuple[Operation, int]:
+    def put(self, agreement: RingAgreement, out: U8) -> tuple[Operation, int]:
         """Write the next message's values; its operation, and its number within the round."""
         number, first = self._sent, self._exponents(agreement)
         self._sent += 1
@@ -207,7 +206,7 @@ class Round:
         out.view(np.int32).byteswap(inplace=True)
         return Operation.ADD, number
 
-    def take(self, agreement: Agreement, number: int, values: U8) -> None:
+    def take(self, agreement: RingAgreement, number: int, values: U8) -> None:
         """The result of a message."""
         first = self._exponents(agreement)
         if self._question is not None and number < first:
@@ -266,7 +265,7 @@ class NetReduceWorker:
         self._pipe: Pipe | None = None
         #: whether the first message has told what the ring does
         self._settled = member.mode != "auto"
-        self._agreement = Agreement(member.job, sizes.message_bytes - HEADER_BYTES)
+        self._agreement = RingAgreement(sizes.message_bytes - HEADER_BYTES)
         self._tensors: dict[int, Tensor] = {}
         self._rounds: deque[Round] = deque()
         self._expected: deque[tuple[Round, int]] = deque()

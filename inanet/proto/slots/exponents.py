@@ -1,25 +1,29 @@
-"""Exponents at the root: where switches cannot compare, they go there directly, a thousandth of the bytes.
+"""Exponents at the root: where switches cannot compare, they go there directly, one byte for each block.
 
 Every worker sends the exponents of its blocks, 1024 a packet, to the root, and the root sends the largest of each back to
 everybody. The packets are XAgg's (:mod:`inanet.wire.xagg`): DATA up, RESULT down, with the job's keyed tag and a checksum;
-``gradient`` is the group of 1024 blocks, ``shard`` the tensor, ``host`` the worker's bit. Taking a maximum twice changes
-nothing, so repetition is all that loss needs: a worker repeats until it is answered, the root answers what is complete.
+``gradient`` is the part of the table, 1024 blocks, ``shard`` the tensor, ``host`` the worker's bit. Taking a maximum twice
+changes nothing, so repetition is all that loss needs: a worker repeats until it is answered, the root answers what is
+complete. Packets are built and read by batch.
 
 What an exponent means is up to the tensor (:mod:`inanet.proto.slots.stream`): in its first round the block's own, later
 the one that a block needs if what was carried over does not suit it, else 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any, Protocol
 
 import numpy as np
+from numba import types
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.header import tag_of
 from inanet.kernels.jit import njit
 from inanet.proto.common.plan import NodePlan
+from inanet.proto.common.recovery import RetransmissionTimer
 from inanet.proto.slots.ps import TensorServer, drops_by_label
 from inanet.proto.slots.tenants import members_of
 from inanet.wire.batch import PacketBatch, Transmission
@@ -35,118 +39,326 @@ from inanet.wire.xagg import (
     TAG_WORD,
     VALUES,
     Kind,
-    MalformedPacket,
-    decode,
 )
 
-#: blocks whose exponents fit a packet
-GROUP = PAYLOAD_BYTES
-#: packets that a worker may have unanswered
-WINDOW = 96
+Index = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+#: blocks whose exponents fit a packet: a part of a table
+PART = PAYLOAD_BYTES
+#: bytes that all workers of a job together may have unanswered at the root, and each of them at least
+WINDOW_BYTES, LEAST_BYTES = 1 << 20, 1 << 15
+#: parts that the root keeps together
+PAGE = 64
+
+_SHORT, _OVERSIZED = int(Drop.SHORT), int(Drop.OVERSIZED)
+_MAGIC, _TYPE, _TAG, _CHECKSUM = (
+    int(Drop.BAD_MAGIC),
+    int(Drop.BAD_TYPE),
+    int(Drop.BAD_TAG),
+    int(Drop.BAD_CHECKSUM),
+)
+_FIRST, _SIZE, _ROW, _HEAD, _AT, _SUM, _VALUES, _PART = (
+    MAGIC_VERSION,
+    ROW_BYTES,
+    ROW_WORDS,
+    HEADER_WORDS,
+    TAG_WORD,
+    CHECKSUM_WORD,
+    VALUES,
+    PART,
+)
+# as plain numbers, because members of an enumeration are slow for numpy to understand
+_OK, _DUPLICATE, _STALE = int(Drop.OK), int(Drop.DUPLICATE), int(Drop.STALE_ROUND)
+_FOREIGN_HOST, _FOREIGN_JOB = int(Drop.FOREIGN_HOST), int(Drop.FOREIGN_JOB)
+_BAD_FRAGMENT, _AGAIN = int(Drop.BAD_FRAGMENT), 255
+_DATA, _RESULT = int(Kind.DATA), int(Kind.RESULT)
+_OPTIONS = {"cache": True, "nogil": True, "_nrt": False}
+_i64, _u8 = types.int64[::1], types.uint8[::1]
+
+
+@njit(types.uint32(types.int32[::1], types.uint64), **_OPTIONS)
+def _tag(words: Any, key: int) -> Any:
+    return tag_of(
+        np.uint32(words[0]),
+        np.uint32(words[1]),
+        np.uint32(words[2]),
+        np.uint32(words[3]),
+        np.uint32(words[4]),
+        key,
+    )
+
+
+@njit(types.void(_u8, types.uint32[::1], _i64, _u8, _i64, types.uint64), **_OPTIONS)
+def _write(arena: Any, head: Any, parts: Any, exponents: Any, ats: Any, key: int) -> None:
+    """Write packets side by side: word 2 is their part, the others are ``head``'s; their exponents begin at ``ats`` and end with
+    the table.
+    """
+    for k in range(parts.size):
+        words = arena[k * _SIZE : (k + 1) * _SIZE].view(np.int32)
+        for j in range(_AT):
+            words[j] = np.int32(head[j])
+        words[2] = np.int32(parts[k])
+        values = arena[k * _SIZE + 4 * _HEAD : k * _SIZE + 4 * _SUM]
+        count = min(_PART, exponents.size - ats[k])
+        for j in range(count):
+            values[j] = exponents[ats[k] + j]
+        words[_AT] = np.int32(_tag(words, key))
+        words[_SUM] = np.int32(row_checksum(words, _HEAD, _VALUES))
+
+
+@njit(types.void(_u8, _i64, _i64, types.int64, types.uint64, types.int64[:, ::1], _u8), **_OPTIONS)
+def _read(arena: Any, offsets: Any, lengths: Any, kind: int, key: int, fields: Any, reason: Any) -> None:
+    """Host, part, round and tensor of packets of a kind into ``fields``, int64[n, 4]; ``reason[k]`` says why one is none."""
+    for k in range(offsets.size):
+        at = offsets[k]
+        if lengths[k] != _SIZE:
+            reason[k] = _SHORT if lengths[k] < _SIZE else _OVERSIZED
+            continue
+        words = arena[at : at + _SIZE].view(np.int32)
+        if arena[at] != _FIRST:
+            reason[k] = _MAGIC
+        elif np.int64(arena[at + 1]) != kind:
+            reason[k] = _TYPE
+        elif np.uint32(words[_AT]) != _tag(words, key):
+            reason[k] = _TAG
+        elif np.uint32(words[_SUM]) != row_checksum(words, _HEAD, _VALUES):
+            reason[k] = _CHECKSUM
+        else:
+            reason[k] = _OK
+            for j in range(4):
+                fields[k, j] = np.int64(np.uint32(words[1 + j]))
+            fields[k, 3] &= 0xFFFF
+
+
+@njit(types.void(_u8, _i64, _i64, _u8), **_OPTIONS)
+def _copy(arena: Any, offsets: Any, parts: Any, table: Any) -> None:
+    """Copy exponents of packets into their parts of a table."""
+    for k in range(parts.size):
+        at, start = offsets[k] + 4 * _HEAD, parts[k] * _PART
+        for j in range(min(_PART, table.size - start)):
+            table[start + j] = arena[at + j]
+
+
+@njit(types.void(_u8, _i64, _i64, _i64, types.uint32[::1], types.uint8[:, ::1], types.int64, _u8), **_OPTIONS)
+def _raise(
+    arena: Any, offsets: Any, entries: Any, hosts: Any, bitmaps: Any, maxima: Any, full: int, reason: Any
+) -> None:
+    """Take packets into entries of a page, each host once; ``reason[k]`` is ``DUPLICATE`` for what is in already, or 255 if the
+    entry is complete besides.
+    """
+    for k in range(entries.size):
+        entry, host = entries[k], np.uint32(hosts[k])
+        if bitmaps[entry] & host:
+            reason[k] = _AGAIN if bitmaps[entry] == full else _DUPLICATE
+            continue
+        at = offsets[k] + 4 * _HEAD
+        for j in range(_PART):
+            maxima[entry, j] = max(maxima[entry, j], arena[at + j])
+        bitmaps[entry] |= host
+        reason[k] = _OK
+
+
+def _by_round(fields: Index, sound: Index) -> Iterator[tuple[int, int, Index]]:
+    """Tensor, round, and which of the packets ``sound`` are theirs."""
+    rounds = fields[sound, 2:]
+    if len(sound) and (rounds == rounds[0]).all():
+        yield int(rounds[0, 1]), int(rounds[0, 0]), sound
+        return
+    for round_, tensor in np.unique(rounds, axis=0).tolist():
+        yield tensor, round_, sound[(rounds == (round_, tensor)).all(axis=1)]
+
+
+def _packets(
+    to: int, head: tuple[int, int, int, int, int], parts: Index, exponents: Bytes, ats: Index, key: int
+) -> Transmission:
+    arena = np.zeros(len(parts) * ROW_BYTES, np.uint8)
+    _write(arena, np.array(head, np.uint32), parts, exponents, ats, key)
+    return Transmission(to, arena, np.arange(len(parts), dtype=np.int64) * ROW_BYTES, ROW_BYTES)
+
+
+def _head(kind: int, job: int, host: int, round_: int, tensor: int) -> tuple[int, int, int, int, int]:
+    return MAGIC_VERSION | kind << 8 | job << 16, host, 0, round_ & 0xFFFFFFFF, tensor
 
 
 @dataclass(slots=True)
 class Question:
-    """The exponents of one round of one tensor, as far as they are agreed: ``agreed[g]`` for group *g* of ``table``."""
+    """The exponents of one round of one tensor, uint8[blocks]: a worker's ``own``, and the largest in ``table`` as far as they are
+    agreed, ``agreed[p]`` for part *p*.
+    """
 
     tensor: int
     round: int
-    table: NDArray[np.uint8]
+    table: Bytes
+    own: Bytes = field(init=False)
     agreed: NDArray[np.bool_] = field(init=False)
+    #: of each part: whether it is unanswered, when it leaves next and how long it waits then, when it left first, how often
+    waits: NDArray[np.bool_] = field(init=False)
+    due: NDArray[np.float64] = field(init=False)
+    interval: NDArray[np.float64] = field(init=False)
+    sent_at: NDArray[np.float64] = field(init=False)
+    times: Index = field(init=False)
 
     def __post_init__(self) -> None:
-        self.agreed = np.zeros(-(-len(self.table) // GROUP), np.bool_)
+        parts = -(-len(self.table) // PART)
+        self.own = np.zeros_like(self.table)
+        self.agreed, self.waits = np.zeros(parts, np.bool_), np.zeros(parts, np.bool_)
+        self.due, self.interval, self.sent_at = np.zeros(parts), np.zeros(parts), np.zeros(parts)
+        self.times = np.zeros(parts, np.int64)
 
     @property
     def done(self) -> bool:
         """Whether all of it is agreed."""
         return bool(self.agreed.all())
 
+    def agreed_from(self, part: int) -> int:
+        """The first part from here on that is not agreed."""
+        rest = self.agreed[part:]
+        return part + (len(rest) if rest.all() else int(np.argmin(rest)))
 
-@dataclass(slots=True)
-class _Pending:
-    question: Question
-    packet: bytes
-    due: float
-    interval: float
+
+class Agreement(Protocol):
+    """The way on which exponents are agreed."""
+
+    @property
+    def room(self) -> int:
+        """Parts that may be offered before one is answered."""
+        ...
+
+    def offer(self, question: Question, part: int, exponents: Bytes, now: float) -> None:
+        """Send this worker's exponents from the beginning of a part on."""
+        ...
 
 
 class ExponentClient:
-    """A worker's side. ``root`` is an address, ``bit`` the worker's own; ``timeout`` seconds grow by half up to ``longest``.
+    """A worker's side. ``root`` is an address, ``bit`` the worker's own. What is not answered is repeated after the timeout,
+    ``least`` to ``most`` seconds by the round trips seen, and then with pauses that grow by half.
 
     By half: data waits for the answer in a tensor's first round, and one worker's loss holds up all.
     """
 
     def __init__(
-        self, job: int, root: int, bit: int, key: int, *, timeout: float = 0.01, longest: float = 0.5
+        self,
+        job: int,
+        root: int,
+        bit: int,
+        key: int,
+        *,
+        workers: int = 1,
+        least: float = 0.01,
+        most: float = 0.5,
     ) -> None:
         self.job, self.root, self.bit, self.key = job, root, bit, key
-        self._timeout, self._longest = timeout, longest
-        self._pending: dict[tuple[int, int, int], _Pending] = {}
+        self.window = max(WINDOW_BYTES // workers, LEAST_BYTES) // ROW_BYTES
+        self._most = most
+        self._timer = RetransmissionTimer(least, most)
+        #: questions with parts that are not answered, by tensor and the round's 32 bits
+        self._open: dict[tuple[int, int], Question] = {}
+        self._waiting = 0
+        #: answers to repeated parts since the last to one that was sent once
+        self._unclear = 0
+        #: nothing is due before this
+        self._due = inf
         self.repeated = 0
 
     @property
     def room(self) -> int:
-        """Groups that may be offered before one is answered."""
-        return WINDOW - len(self._pending)
+        """Parts that may be offered before one is answered."""
+        return self.window - self._waiting
 
-    def offer(self, question: Question, group: int, exponents: NDArray[np.uint8], now: float) -> None:
-        """Send this worker's exponents of a group, until they are answered."""
-        packet = _packet(
-            Kind.DATA,
-            self.job,
-            self.bit,
-            group,
-            question.round & 0xFFFFFFFF,
-            question.tensor,
-            exponents,
+    def offer(self, question: Question, part: int, exponents: Bytes, now: float) -> None:
+        """Send this worker's exponents from the beginning of a part on, until they are answered."""
+        self._open[question.tensor, question.round & 0xFFFFFFFF] = question
+        question.own[part * PART : part * PART + len(exponents)] = exponents
+        parts = slice(part, part + -(-len(exponents) // PART))
+        question.waits[parts], question.due[parts] = True, now
+        self._waiting += parts.stop - part
+        self._due = min(self._due, now)
+
+    def receive(self, batch: PacketBatch, index: Index, now: float) -> Bytes:
+        """Take packets ``index`` that have come from the root; what became of each (:class:`~inanet.wire.drops.Drop`)."""
+        reason, fields = np.zeros(len(index), np.uint8), np.zeros((len(index), 4), np.int64)
+        _read(
+            batch.arena,
+            batch.offsets[index],
+            batch.lengths[index],
+            _RESULT,
             self.key,
+            fields,
+            reason,
         )
-        where = (question.tensor, question.round & 0xFFFFFFFF, group)
-        self._pending[where] = _Pending(question, packet, now, self._timeout)
+        sound = np.flatnonzero(reason == _OK)
+        if not len(sound):
+            return reason
+        jobs = batch.arena[batch.offsets[index[sound], None] + np.arange(2, 4)].view("<u2")[:, 0]
+        reason[sound[jobs != self.job]] = _FOREIGN_JOB
+        sound = sound[jobs == self.job]
+        for tensor, round_, mine in _by_round(fields, sound):
+            reason[mine] = _DUPLICATE
+            question = self._open.get((tensor, round_))
+            if question is None:
+                continue
+            parts = fields[mine, 1]
+            beyond = parts >= len(question.agreed)
+            reason[mine[beyond]] = _BAD_FRAGMENT
+            mine, parts = mine[~beyond], parts[~beyond]
+            parts, which = np.unique(parts, return_index=True)
+            new = question.waits[parts]
+            self._take(question, batch, batch.offsets[index[mine[which[new]]]], parts[new], now)
+            reason[mine[which[new]]] = _OK
+        return reason
 
-    def forget(self, question: Question) -> None:
-        """Stop asking: the round has been given up."""
-        self._pending = {w: p for w, p in self._pending.items() if p.question is not question}
-
-    def receive(self, batch: PacketBatch, index: int) -> Drop:
-        """Take one packet that has come from the root."""
-        packet = _read(batch.packet(index), Kind.RESULT, self.key)
-        if isinstance(packet, Drop):
-            return packet
-        if packet.job != self.job:
-            return Drop.FOREIGN_JOB
-        pending = self._pending.pop((packet.tensor, packet.round, packet.group), None)
-        if pending is None:
-            return Drop.DUPLICATE
-        question, start = pending.question, packet.group * GROUP
-        part = question.table[start : start + GROUP]
-        part[:] = packet.exponents[: len(part)]
-        question.agreed[packet.group] = True
-        return Drop.OK
+    def _take(self, question: Question, batch: PacketBatch, offsets: Index, parts: Index, now: float) -> None:
+        _copy(batch.arena, offsets, parts, question.table)
+        sent = parts[question.times[parts] == 1]
+        self._unclear = 0 if len(sent) else self._unclear + len(parts)
+        if self._unclear > self._waiting:
+            # all of a window was repeated: the timeout is too short rather than the network bad
+            sent = parts
+        if len(sent):
+            self._timer.measure(now - float(question.sent_at[sent].mean()), len(sent) / self._waiting)
+        question.waits[parts], question.agreed[parts] = False, True
+        self._waiting -= len(parts)
+        if not question.waits.any():
+            del self._open[question.tensor, question.round & 0xFFFFFFFF]
+        if not self._waiting:
+            self._due = inf
 
     def transmit(self, now: float) -> list[Transmission]:
         """What is new, and what has waited too long for its answer."""
+        if self._due > now:
+            return []
         out = []
-        for pending in self._pending.values():
-            if pending.due <= now:
-                self.repeated += pending.interval > self._timeout
-                pending.due = now + pending.interval
-                pending.interval = min(1.5 * pending.interval, self._longest)
-                out.append(pending.packet)
-        return [_transmission(self.root, out)] if out else []
+        for question in self._open.values():
+            parts = np.flatnonzero(question.waits & (question.due <= now))
+            if not len(parts):
+                continue
+            again = question.times[parts] > 0
+            self.repeated += int(np.count_nonzero(again))
+            question.times[parts] += 1
+            question.sent_at[parts[~again]] = now
+            question.interval[parts] = np.where(
+                again, np.minimum(1.5 * question.interval[parts], self._most), self._timer.timeout
+            )
+            question.due[parts] = now + question.interval[parts]
+            head = _head(_DATA, self.job, self.bit, question.round, question.tensor)
+            out.append(_packets(self.root, head, parts, question.own, parts * PART, self.key))
+        self._due = min(
+            (float(question.due[question.waits].min(initial=inf)) for question in self._open.values()),
+            default=inf,
+        )
+        return out
 
     def timer(self) -> float | None:
-        """When :meth:`transmit` has something to repeat."""
-        return min((pending.due for pending in self._pending.values()), default=None)
+        """When :meth:`transmit` has something to repeat, or before that."""
+        return self._due if self._waiting else None
 
 
 @dataclass(slots=True)
-class _Table:
-    """What the root has of one round: per group, who is in and the maxima."""
+class _Page:
+    """What the root has of up to 64 parts of a round: who is in, and the maxima."""
 
-    bitmaps: dict[int, int] = field(default_factory=dict)
-    maxima: dict[int, NDArray[np.uint8]] = field(default_factory=dict)
+    bitmaps: NDArray[np.uint32] = field(default_factory=lambda: np.zeros(PAGE, np.uint32))
+    maxima: NDArray[np.uint8] = field(default_factory=lambda: np.zeros((PAGE, PART), np.uint8))
 
 
 @dataclass(slots=True)
@@ -154,8 +366,19 @@ class _RootJob:
     key: int
     members: dict[int, int]
     full: int
-    #: per tensor the last two rounds: nobody begins a third before everybody has answers to the first
-    tables: dict[int, dict[int, _Table]] = field(default_factory=dict)
+    #: per tensor the last two rounds, pages by number: nobody begins a third before everybody has answers to the first
+    tables: dict[int, dict[int, dict[int, _Page]]] = field(default_factory=dict)
+
+    def table(self, tensor: int, round_: int) -> dict[int, _Page] | None:
+        """The pages of a round, unless it is older than those kept."""
+        rounds = self.tables.setdefault(tensor, {})
+        if round_ not in rounds:
+            if len(rounds) > 1 and not all(is_newer(round_, known) for known in rounds):
+                return None
+            rounds[round_] = {}
+            while len(rounds) > 2:
+                del rounds[next(r for r in rounds if not any(is_newer(r, other) for other in rounds))]
+        return rounds[round_]
 
 
 class ExponentRoot(TensorServer):
@@ -163,7 +386,7 @@ class ExponentRoot(TensorServer):
 
     def __init__(self) -> None:
         self._jobs: dict[int, _RootJob] = {}
-        self._out: dict[int, list[bytes]] = {}
+        self._out: list[Transmission] = []
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
 
     def add_job(self, job: int, key: int, members: Mapping[int, int]) -> None:
@@ -185,52 +408,69 @@ class ExponentRoot(TensorServer):
 
     def receive(self, batch: PacketBatch, now: float) -> None:
         """Take packets of workers."""
-        for index in range(len(batch)):
-            self.drops[self._take(batch.packet(index), int(batch.sources[index]))] += 1
+        long = batch.lengths >= 4
+        self.drops[Drop.SHORT] += int(np.count_nonzero(~long))
+        index = np.flatnonzero(long)
+        numbers = batch.arena[batch.offsets[index, None] + np.arange(2, 4)].view("<u2")[:, 0]
+        for number in np.unique(numbers).tolist():
+            mine = index[numbers == number]
+            job = self._jobs.get(number)
+            if job is None:
+                self.drops[Drop.FOREIGN_JOB] += len(mine)
+            else:
+                reason = self._take(number, job, batch, mine)
+                self.drops += np.bincount(reason, minlength=DROP_CODES)
 
-    def _take(self, data: bytes, source: int) -> Drop:
-        job = self._jobs.get(int.from_bytes(data[2:4], "little"))
-        if job is None:
-            return Drop.FOREIGN_JOB
-        packet = _read(data, Kind.DATA, job.key)
-        if isinstance(packet, Drop):
-            return packet
-        if job.members.get(source) != packet.host:
-            return Drop.FOREIGN_HOST
-        rounds = job.tables.setdefault(packet.tensor, {})
-        table = rounds.get(packet.round)
-        if table is None:
-            if len(rounds) > 1 and not all(is_newer(packet.round, known) for known in rounds):
-                return Drop.STALE_ROUND
-            table = rounds[packet.round] = _Table()
-            while len(rounds) > 2:
-                del rounds[next(r for r in rounds if not any(is_newer(r, other) for other in rounds))]
-        bitmap = table.bitmaps.get(packet.group, 0)
-        if bitmap & packet.host:
-            if bitmap == job.full:
-                self._answer(job, packet, table, [source])
-            return Drop.DUPLICATE
-        known = table.maxima.get(packet.group)
-        table.maxima[packet.group] = (
-            packet.exponents if known is None else np.maximum(known, packet.exponents)
-        )
-        table.bitmaps[packet.group] = bitmap | packet.host
-        if bitmap | packet.host == job.full:
-            self._answer(job, packet, table, list(job.members))
-        return Drop.OK
+    def _take(self, number: int, job: _RootJob, batch: PacketBatch, index: Index) -> Bytes:
+        offsets, sources = batch.offsets[index], batch.sources[index]
+        reason, fields = np.zeros(len(index), np.uint8), np.zeros((len(index), 4), np.int64)
+        _read(batch.arena, offsets, batch.lengths[index], _DATA, job.key, fields, reason)
+        for source in np.unique(sources).tolist():
+            others = (sources == source) & (fields[:, 0] != job.members.get(source, 0))
+            reason[(reason == _OK) & others] = _FOREIGN_HOST
+        sound = np.flatnonzero(reason == _OK)
+        for tensor, round_, these in _by_round(fields, sound):
+            table = job.table(tensor, round_)
+            if table is None:
+                reason[these] = _STALE
+                continue
+            head = _head(_RESULT, number, 0, round_, tensor)
+            pages = fields[these, 1] // PAGE
+            for page in np.unique(pages).tolist():
+                mine = these[pages == page]
+                became = reason[mine]
+                entries = fields[mine, 1] - page * PAGE
+                its = table.setdefault(page, _Page())
+                hosts, bitmaps = fields[mine, 0], its.bitmaps
+                _raise(batch.arena, offsets[mine], entries, hosts, bitmaps, its.maxima, job.full, became)
+                complete = entries[(became == _OK) & (bitmaps[entries] == job.full)]
+                self._answer(job, head, its, page, np.unique(complete), list(job.members))
+                again = became == _AGAIN
+                for source in np.unique(sources[mine[again]]).tolist():
+                    asked = entries[again & (sources[mine] == source)]
+                    self._answer(job, head, its, page, np.unique(asked), [source])
+                became[again] = _DUPLICATE
+                reason[mine] = became
+        return reason
 
-    def _answer(self, job: _RootJob, packet: "_Exponents", table: _Table, to: list[int]) -> None:
-        maxima = table.maxima[packet.group]
-        answer = _packet(
-            Kind.RESULT, packet.job, 0, packet.group, packet.round, packet.tensor, maxima, job.key
-        )
-        for endpoint in to:
-            self._out.setdefault(endpoint, []).append(answer)
+    def _answer(
+        self,
+        job: _RootJob,
+        head: tuple[int, int, int, int, int],
+        its: _Page,
+        page: int,
+        entries: Index,
+        to: list[int],
+    ) -> None:
+        if len(entries):
+            exponents = its.maxima.reshape(-1)
+            one = _packets(to[0], head, entries + page * PAGE, exponents, entries * PART, job.key)
+            self._out += [Transmission(member, one.arena, one.offsets, one.length) for member in to]
 
     def transmit(self, now: float) -> list[Transmission]:
         """Answers to what has become complete, or was asked for again."""
-        out, self._out = self._out, {}
-        return [_transmission(endpoint, packets) for endpoint, packets in out.items()]
+        out, self._out = self._out, []
+        return out
 
     def stats(self) -> dict[str, int]:
         """Counters since the start, by name."""
@@ -239,73 +479,3 @@ class ExponentRoot(TensorServer):
     def drops_by_reason(self) -> dict[str, int]:
         """Packets dropped since the start, by the label of every reason."""
         return drops_by_label(self.drops)
-
-
-class _Exponents(NamedTuple):
-    """One packet, read."""
-
-    job: int
-    host: int
-    group: int
-    round: int
-    tensor: int
-    #: uint8[1024]
-    exponents: NDArray[np.uint8]
-
-
-@njit("void(int32[::1], uint64)", cache=True, nogil=True)
-def _seal(words: Any, key: int) -> None:
-    """Write tag and checksum of a row."""
-    words[TAG_WORD] = np.int32(
-        tag_of(
-            np.uint32(words[0]),
-            np.uint32(words[1]),
-            np.uint32(words[2]),
-            np.uint32(words[3]),
-            np.uint32(words[4]),
-            key,
-        )
-    )
-    words[CHECKSUM_WORD] = np.int32(row_checksum(words, HEADER_WORDS, VALUES))
-
-
-def _packet(
-    kind: Kind,
-    job: int,
-    host: int,
-    group: int,
-    round_: int,
-    tensor: int,
-    exponents: NDArray[np.uint8],
-    key: int,
-) -> bytes:
-    words = np.zeros(ROW_WORDS, np.int32)
-    words[:TAG_WORD].view(np.uint32)[:] = (MAGIC_VERSION | kind << 8 | job << 16, host, group, round_, tensor)
-    words[HEADER_WORDS:].view(np.uint8)[: len(exponents)] = exponents
-    _seal(words, key)
-    return words.tobytes()
-
-
-def _read(data: bytes, kind: Kind, key: int) -> _Exponents | Drop:
-    """A packet of exponents, or why it is none."""
-    if len(data) == ROW_BYTES:
-        words = np.frombuffer(data, np.int32)
-        sealed = words.copy()
-        _seal(sealed, key)
-        w0, host, group, round_, w4 = words[:TAG_WORD].view(np.uint32).tolist()
-        whole = words[TAG_WORD] == sealed[TAG_WORD] and words[CHECKSUM_WORD] == sealed[CHECKSUM_WORD]
-        if whole and w0 & 0xFFFF == MAGIC_VERSION | kind << 8:
-            values = words[HEADER_WORDS:CHECKSUM_WORD].view(np.uint8)
-            return _Exponents(w0 >> 16, host, group, round_, w4 & 0xFFFF, values)
-    try:
-        decode(data, key)
-    except MalformedPacket as error:
-        return Drop[error.reason.upper()]
-    return Drop.BAD_TYPE
-
-
-def _transmission(destination: int, packets: list[bytes]) -> Transmission:
-    size = len(packets[0])
-    # writable, as devices have it
-    arena = np.frombuffer(bytearray().join(packets), np.uint8)
-    return Transmission(destination, arena, np.arange(len(packets), dtype=np.int64) * size, size)

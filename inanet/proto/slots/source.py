@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from inanet.proto.common.events import Participation
 from inanet.proto.common.formats import Format, make_format
 from inanet.proto.common.plan import Fold, TensorSpec
-from inanet.proto.slots.exponents import ExponentClient
+from inanet.proto.slots.exponents import Agreement
 
 Arrays = Sequence[NDArray[Any]]
 Index = NDArray[np.int64]
@@ -73,7 +73,7 @@ class Source(ABC):
         """Begin, once every earlier round of the tensor is finished here."""
 
     @abstractmethod
-    def advance(self, client: ExponentClient | None, now: float) -> None:
+    def advance(self, client: Agreement | None, now: float) -> None:
         """See which fragments may leave by now; ``client`` is the way to the root that agrees on exponents."""
 
     @abstractmethod

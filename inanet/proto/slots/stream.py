@@ -21,8 +21,11 @@ from inanet.proto.common.encoding import NOTHING
 from inanet.proto.common.formats import Format
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.quantised import carried_over
-from inanet.proto.slots.exponents import ExponentClient, Question
+from inanet.proto.slots.exponents import Agreement, Question
 from inanet.proto.slots.source import Arrays, Index, Source, Tensor
+
+#: fragments whose exponents are found at once: what is known leaves meanwhile
+AT_ONCE = 16384
 
 
 def words_of(form: Format) -> int:
@@ -83,15 +86,16 @@ class Stream(Source):
         if self._prologue or not form.fragments:
             self.count = self._main.count
 
-    def advance(self, client: ExponentClient | None, now: float) -> None:
+    def advance(self, client: Agreement | None, now: float) -> None:
         """Offer exponents as far as the root keeps up, and see which fragments may leave by now."""
         question = self._question
         if question is None:
             return
         assert client is not None, "floats need a root that agrees on exponents"
         form = self.tensor.format
-        while client.room > 0 and self._offered < len(question.agreed):
-            low, high = self._offered * form.share, min((self._offered + 1) * form.share, form.fragments)
+        count = min(client.room, len(question.agreed) - self._offered, max(1, AT_ONCE // form.share))
+        if count > 0:
+            low, high = self._offered * form.share, min((self._offered + count) * form.share, form.fragments)
             exponents = np.zeros((high - low) * form.blocks, np.uint8)
             if self._prologue:
                 form.exponents(self.arrays, low, high, exponents)
@@ -100,21 +104,21 @@ class Stream(Source):
                 form.encode(self.arrays, low, high, self._table, self._main.rows, low, exponents)
                 self.ready = self._main.fragments_of(high)
             client.offer(question, self._offered, exponents, now)
-            self._offered += 1
+            self._offered += count
         if self._prologue:
             self._encode_agreed(question)
         if question.done:
             self._settle(question)
 
     def _encode_agreed(self, question: Question) -> None:
-        while self._encoded < len(question.agreed) and question.agreed[self._encoded]:
+        stop = question.agreed_from(self._encoded)
+        if stop > self._encoded:
             form = self.tensor.format
-            low = self._encoded * form.share
-            high = min(low + form.share, form.fragments)
+            low, high = self._encoded * form.share, min(stop * form.share, form.fragments)
             where = slice(low * form.blocks, high * form.blocks)
             self._table[where] = question.table[where]
             self._encode(low, high)
-            self._encoded += 1
+            self._encoded = stop
             self.ready = self._main.fragments_of(high)
 
     def _encode(self, low: int, high: int) -> None:

@@ -219,7 +219,16 @@ class Worker:
         self.pace: Pace = pace or FixedPace(window.capacity)
         self.drops: NDArray[np.int64] = np.zeros(DROP_CODES, np.int64)
         self._client = (
-            ExponentClient(member.job, member.root, member.bit, member.key) if member.root else None
+            ExponentClient(
+                member.job,
+                member.root,
+                member.bit,
+                member.key,
+                workers=member.workers,
+                least=window.timing.retransmit,
+            )
+            if member.root
+            else None
         )
         self._tensors: dict[int, Tensor] = {}
         self._streams: deque[Source] = deque()
@@ -323,9 +332,10 @@ class Worker:
         index = np.arange(len(batch))
         if self._client is not None:
             from_root = batch.sources == np.uint64(self._client.root)
-            for i in np.flatnonzero(from_root).tolist():
-                self.drops[self._client.receive(batch, i)] += 1
-            index = index[~from_root]
+            if from_root.any():
+                reason = self._client.receive(batch, index[from_root], now)
+                self.drops += np.bincount(reason, minlength=DROP_CODES)
+                index = index[~from_root]
         self._silence.heard(now)
         index = self._sized(batch, index)
         if len(index):

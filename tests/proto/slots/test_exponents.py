@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from inanet.proto.slots.exponents import GROUP, ExponentClient, ExponentRoot, Question
+from inanet.proto.slots.exponents import PART, ExponentClient, ExponentRoot, Question
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.drops import Drop
-from inanet.wire.xagg import Kind, Packet
+from inanet.wire.xagg import Kind, Packet, decode
 from tests.proto.tree.rig import batch_of
 
 KEY, ROOT = 99, 5
@@ -25,13 +25,12 @@ class Group:
         for transmission in self.clients[worker].transmit(now):
             self.root.receive(self._batch(transmission, 100 + worker), now)
 
-    def down(self, lose: tuple[int, ...] = ()) -> None:
+    def down(self, lose: tuple[int, ...] = (), now: float = 0.0) -> None:
         for transmission in self.root.transmit(0.0):
             worker = transmission.destination - 100
             if worker not in lose:
                 batch = self._batch(transmission, ROOT)
-                for index in range(len(batch)):
-                    self.clients[worker].receive(batch, index)
+                self.clients[worker].receive(batch, np.arange(len(batch)), now)
 
     @staticmethod
     def _batch(transmission: Transmission, source: int) -> PacketBatch:
@@ -44,8 +43,9 @@ def offered(group: Group, round_: int, blocks: int) -> list[Question]:
     for client in group.clients:
         question = Question(3, round_, np.zeros(blocks, np.uint8))
         mine = rng.integers(0, 255, blocks).astype(np.uint8)
-        for part in range(len(question.agreed)):
-            client.offer(question, part, mine[part * GROUP : (part + 1) * GROUP], 0.0)
+        client.offer(question, 0, mine[:PART], 0.0)
+        if blocks > PART:
+            client.offer(question, 1, mine[PART:], 0.0)
         questions.append(question)
         group.offers.setdefault(round_, []).append(mine)
     return questions
@@ -121,3 +121,59 @@ def test_every_drop_has_its_reason(changes, source, key, reason):
     group.root.receive(batch_of([(packet, source)]), 0.0)
     assert group.root.drops[reason] == 1
     assert group.root.transmit(0.0) == []
+
+
+def test_packets_are_those_of_the_framing() -> None:
+    group = Group(1)
+    (question,) = offered(group, 1, 1500)
+    (sent,) = group.clients[0].transmit(0.0)
+    packets = [decode(sent.packet(k), KEY) for k in range(len(sent))]
+    assert [(p.kind, p.job, p.host, p.gradient, p.round, p.shard) for p in packets] == [
+        (Kind.DATA, 7, 1, part, 1, 3) for part in range(2)
+    ]
+    assert b"".join(p.payload for p in packets) == question.own.tobytes() + bytes(2 * 1024 - 1500)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, Drop.OK),
+        ({"gradient": 1}, Drop.DUPLICATE),
+        ({"gradient": 2}, Drop.BAD_FRAGMENT),
+        ({"gradient": 2**32 - 1}, Drop.BAD_FRAGMENT),
+        ({"shard": 4}, Drop.DUPLICATE),
+        ({"round": 2}, Drop.DUPLICATE),
+        ({"job": 8}, Drop.FOREIGN_JOB),
+        ({"kind": Kind.DATA}, Drop.BAD_TYPE),
+    ],
+)
+def test_an_answer_counts_only_for_a_part_that_was_asked_for(changes: dict[str, int], reason: Drop) -> None:
+    client = ExponentClient(7, ROOT, 1, KEY)
+    question = Question(3, 1, np.zeros(2 * PART, np.uint8))
+    client.offer(question, 0, np.ones(PART, np.uint8), 0.0)
+    client.transmit(0.0)
+    fields = {"kind": Kind.RESULT, "job": 7, "host": 0, "gradient": 0, "round": 1, "shard": 3} | changes
+    answer = Packet(plan=0, attempt=0, payload=bytes([9]) * 1024, **fields).encode(KEY)
+    assert client.receive(batch_of([(answer, ROOT)]), np.zeros(1, np.int64), 0.0).tolist() == [reason]
+    assert question.agreed.tolist() == [reason is Drop.OK, False]
+    assert question.table.any() == (reason is Drop.OK)
+
+
+def test_repetitions_wait_for_answers_that_take_long() -> None:
+    """A straggler's answers come after 50 ms: what is offered from then on is not repeated at the first timeout of 10 ms."""
+    group = Group(1)
+    client, now = group.clients[0], 0.0
+    for round_ in range(1, 9):
+        offered(group, round_, 10)
+        repeated = client.repeated
+        while now < round_ * 0.05:
+            group.up(0, now)
+            now = round(now + 0.001, 6)
+        group.down(now=now)
+    assert client.repeated == repeated > 0
+    assert client.timer() is None
+
+
+def test_workers_share_what_the_root_can_hold() -> None:
+    rooms = [ExponentClient(7, ROOT, 1, KEY, workers=workers).room for workers in (1, 2, 8, 32)]
+    assert rooms == [996, 498, 124, 31]

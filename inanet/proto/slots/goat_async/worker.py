@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from inanet.proto.common.events import Participation
 from inanet.proto.common.plan import Scheduled
 from inanet.proto.common.recovery import Timing
-from inanet.proto.slots.exponents import ExponentClient
+from inanet.proto.slots.exponents import Agreement
 from inanet.proto.slots.goat.frames import LAST_OF_EPOCHS, FrameChecks, heads_of, seal
 from inanet.proto.slots.goat.job import GoatAsyncJob
 from inanet.proto.slots.goat.worker import LAYOUT, Schedule, write_heads
@@ -110,7 +110,7 @@ class Step(Source):
         self._pause = self._framing.window.timing.retransmit
         self.serial = self._framing.begin(self)
 
-    def advance(self, client: ExponentClient | None, now: float) -> None:
+    def advance(self, client: Agreement | None, now: float) -> None:
         """Tell the PS when all of the gradient has been taken."""
         if self.serial and self.say_at == inf and self._acknowledged == self.count:
             # answers of the PS take as long as acknowledgements

@@ -14,7 +14,7 @@ exponents says that a fragment holds a NaN or infinity (1), so that all workers 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.slots.exponents import ExponentClient
+from inanet.proto.slots.exponents import Agreement
 from inanet.proto.slots.source import Arrays, Index, Source, Tensor
 
 #: bytes of the exponents before the values
@@ -70,7 +70,7 @@ class PacketwiseStream(Source):
         self.ready = self._lag
         self.count = self._fragments + self._lag
 
-    def advance(self, client: ExponentClient | None, now: float) -> None:
+    def advance(self, client: Agreement | None, now: float) -> None:
         """Values may leave whose exponents are agreed, in order."""
         known = self._fragments if self._known.all() else int(np.argmin(self._known))
         self.ready = self._lag + known
