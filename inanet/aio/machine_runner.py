@@ -60,7 +60,6 @@ class MachineRunners:
         self._live.append(runner)
 
     def close(self, runner: MachineRunner) -> None:
-        """End it."""
         runner.close()
         self._live.remove(runner)
         self._figures.update(runner.figures())

@@ -90,5 +90,4 @@ class RateReporter:
                 await asyncio.sleep(PERIOD)
 
     def close(self) -> None:
-        """Stop."""
         self._task.cancel()

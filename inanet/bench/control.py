@@ -117,7 +117,6 @@ class Relay:
                 return
 
     def close(self) -> None:
-        """End all connections."""
         for handle in (self._listener, *self._sockets):
             handle.close()
 
@@ -215,7 +214,6 @@ class Worker:
         self.say(RateDone(job=self.job, sequence=self._sequence))
 
     async def close(self) -> None:
-        """End the connection."""
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await self._channel.close()

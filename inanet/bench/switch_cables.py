@@ -40,7 +40,6 @@ class Injector:
         self._socket.bind((interface, 0))
 
     def send(self, frames: FrameBatch, start: int = 0) -> int:
-        """See :class:`inanet.switch.rebuild.FrameSender`."""
         count = len(frames) - start
         words, iovecs = np.zeros((count, HEADER_WORDS), np.uint64), np.zeros((count, 2), np.uint64)
         iovecs[:, 0] = frames.offsets[start:] + address_in_memory(frames.arena)
@@ -52,7 +51,6 @@ class Injector:
     def send_messages(
         self, words: NDArray[np.uint64], first: int, count: int, sizes: NDArray[np.int64]
     ) -> int:
-        """See :class:`inanet.switch.rebuild.FrameSender`."""
         table, at = address_in_memory(words), first
         while at < first + count:
             sent = transmit(self._socket.fileno(), table + at * HEADER_WORDS * 8, first + count - at)
@@ -62,7 +60,6 @@ class Injector:
         return at - first
 
     def close(self) -> None:
-        """Close the socket."""
         self._socket.close()
 
 

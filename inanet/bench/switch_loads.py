@@ -28,7 +28,6 @@ class Load:
 
     @property
     def name(self) -> str:
-        """As in the table."""
         return f"{self.system}-{self.values}"
 
 

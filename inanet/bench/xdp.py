@@ -108,7 +108,6 @@ class Children:
         return got
 
     def close(self) -> None:
-        """Close all sockets."""
         self._stack.close()
 
 
@@ -201,7 +200,6 @@ class TcpHop:
         self._received = np.zeros(1 << 16, np.uint8)
 
     def round(self, fragments: int | None = None) -> float:
-        """As :meth:`Children.round`."""
         count = self.fragments if fragments is None else fragments
         start = time.perf_counter()
         self.connections[0].sendall(count.to_bytes(8, "little"))

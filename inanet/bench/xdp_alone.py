@@ -85,7 +85,6 @@ class Alone:
         return float(taken[1] - taken[0])
 
     def close(self) -> None:
-        """Unload it."""
         self._memory.close()
 
 

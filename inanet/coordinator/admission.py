@@ -442,7 +442,6 @@ class Admission:
                     self._forget(forming)
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` has something to do."""
         forming = [min(job.deadline, job.next_waiting) for job in self._forming.values()]
         return min(forming + [job.deadline for job in self._resuming.values()], default=None)
 

@@ -152,7 +152,6 @@ class Coordinator:
         return out
 
     def events(self) -> list[ControlEvent]:
-        """What happened since the last call."""
         events, self._events = self._events, []
         return events
 

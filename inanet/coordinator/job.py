@@ -694,7 +694,6 @@ class Job:
     # ---------- time and the end
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` has something to do."""
         times = [self.rounds.timer(), self._moment.timer(self._may_hold)]
         if self._ending:
             times.append(self._ending[0])

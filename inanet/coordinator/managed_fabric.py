@@ -200,14 +200,12 @@ class ManagedFabric:
         return chosen
 
     def busy(self, name: str) -> str:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         entry = self._registry.get(name)
         if not self._policy.dynamic or entry is None or entry.load is None:
             return ""
         return self._busy_servers.report(entry.card, entry.load)
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> Topology | None:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         roots = [name for name in self._registry if self._role(name) == "ps"]
         return topology_of(plans, workers, roots)
 

@@ -73,11 +73,9 @@ class SwitchedFabric:
         return (*known, *sorted(name for name in there if name not in known))
 
     def refusal(self, role: str, name: str) -> str:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         return refusal(self._settings, name) if role == "switch" else ""
 
     def fits(self, workers: Collection[str]) -> None:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         if not (self._settings.switches or self._settings.any_switch):
             raise TopologyError([f"{self.system} needs a switch and there is none under topology.switches"])
         if len(workers) > MAX_WORKERS:
@@ -100,7 +98,6 @@ class SwitchedFabric:
         return next((s for s in servers if all(self._service(s, need) is not None for need in needs)), None)
 
     def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         words = []
         if self._switch() is None:
             there = [name for name in self.switches if name in connected]
@@ -113,7 +110,6 @@ class SwitchedFabric:
         return tuple(words)
 
     def arrange(self, workers: Mapping[str, Hello], connected: Collection[str]) -> Arrangement:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         switch, root = self._switch(), self._root()
         assert switch is not None
         assert root is not None

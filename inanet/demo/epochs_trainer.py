@@ -44,7 +44,6 @@ class Task:
     pace: float
 
     def to_json(self) -> str:
-        """For the command line."""
         return json.dumps(asdict(self))
 
     @classmethod

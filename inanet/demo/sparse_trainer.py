@@ -40,7 +40,6 @@ class Task:
     result: str
 
     def to_json(self) -> str:
-        """For the command line."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -40,7 +40,6 @@ class Task:
     """where to keep every step's averaged gradient for the audit, an npy file float32[steps, parameters]"""
 
     def to_json(self) -> str:
-        """For the command line."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -134,13 +134,11 @@ class JobViews:
         return True
 
     def drop(self, job: int, tensor: int) -> None:
-        """Forget a tensor."""
         view = self.views.get(job)
         if view is not None and view.layouts.pop(tensor, None) is not None:
             self._node.drop_layout(job, tensor)
 
     def forget(self, job: int) -> None:
-        """Forget a job."""
         self._refused.pop(job, None)
         self._early = [layout for layout in self._early if layout.job != job]
         if self.views.pop(job, None) is not None:

@@ -87,7 +87,6 @@ class TcpEnd:
         self._socket = sock
 
     def join(self, port: int) -> None:
-        """See :class:`End`."""
         self._use(self._listener.accept()[0])
 
     def _receive(self, count: int) -> None:
@@ -105,19 +104,16 @@ class TcpEnd:
         self.sent += count
 
     def stream(self, count: int) -> None:
-        """See :class:`End`."""
         for _ in range(count):
             self._send(MESSAGE)
         self._receive(1)
 
     def take(self, count: int) -> None:
-        """See :class:`End`."""
         for _ in range(count):
             self._receive(MESSAGE)
         self._send(1)
 
     def bounce(self, count: int) -> list[float]:
-        """See :class:`End`."""
 
         def once() -> None:
             self._send(SMALL)
@@ -126,13 +122,11 @@ class TcpEnd:
         return _timed(count, once)
 
     def give_back(self, count: int) -> None:
-        """See :class:`End`."""
         for _ in range(count):
             self._receive(SMALL)
             self._send(SMALL)
 
     def close(self) -> None:
-        """See :class:`End`."""
         self._listener.close()
         if self._socket is not None:
             self._socket.close()
@@ -154,7 +148,6 @@ class UdpEnd:
             self.join(far)
 
     def join(self, port: int) -> None:
-        """See :class:`End`."""
         self._socket.connect((_LOOPBACK, port))
 
     def _send(self, payload: bytes) -> None:
@@ -162,7 +155,6 @@ class UdpEnd:
         self.sent += len(payload) + 28
 
     def stream(self, count: int) -> None:
-        """See :class:`End`."""
         packets, half = count * MESSAGE // SMALL, _WINDOW // 2
         acknowledged = 0
         for number in range(packets):
@@ -176,7 +168,6 @@ class UdpEnd:
         self._socket.recv_into(self._buffer)
 
     def take(self, count: int) -> None:
-        """See :class:`End`."""
         for number in range(1, count * MESSAGE // SMALL + 1):
             self._socket.recv_into(self._buffer)
             if number % (_WINDOW // 2) == 0:
@@ -184,7 +175,6 @@ class UdpEnd:
         self._send(b"!")
 
     def bounce(self, count: int) -> list[float]:
-        """See :class:`End`."""
 
         def once() -> None:
             self._send(self._payload)
@@ -193,13 +183,11 @@ class UdpEnd:
         return _timed(count, once)
 
     def give_back(self, count: int) -> None:
-        """See :class:`End`."""
         for _ in range(count):
             self._socket.recv_into(self._buffer)
             self._send(self._payload)
 
     def close(self) -> None:
-        """See :class:`End`."""
         self._socket.close()
 
 
@@ -233,12 +221,10 @@ class RoceEnd:
 
     @property
     def sent(self) -> int:
-        """See :class:`End`."""
         counters = self._device.counters()
         return counters["tx_bytes"] + self._device.headroom * counters["tx_packets"]
 
     def join(self, port: int) -> None:
-        """See :class:`End`."""
         if not self._raw:
             self._bound = endpoint(_LOOPBACK, port)
 
@@ -281,7 +267,6 @@ class RoceEnd:
         self._pair.post_write(self._out[:size], number % _DEPTH * MESSAGE, number)
 
     def stream(self, count: int) -> None:
-        """See :class:`End`."""
         first = self._completed
         for number in range(count):
             self._until(lambda: number - (self._completed - first) < _DEPTH)  # noqa: B023  called at once
@@ -290,7 +275,6 @@ class RoceEnd:
         self._hear(1)
 
     def take(self, count: int) -> None:
-        """See :class:`End`."""
         self._hear(count)
         self._write(0, 1)
         self._finish()
@@ -305,7 +289,6 @@ class RoceEnd:
         self._until(lambda: not self._pair.pending)
 
     def bounce(self, count: int) -> list[float]:
-        """See :class:`End`."""
 
         def once() -> None:
             self._write(0, SMALL)
@@ -314,14 +297,12 @@ class RoceEnd:
         return _timed(count, once)
 
     def give_back(self, count: int) -> None:
-        """See :class:`End`."""
         for _ in range(count):
             self._hear(1)
             self._write(0, SMALL)
         self._finish()
 
     def close(self) -> None:
-        """See :class:`End`."""
         self._device.close()
 
 

@@ -184,11 +184,9 @@ class MemoryDevice:
         return None
 
     def timer(self) -> float | None:
-        """Nothing is held back."""
         return None
 
     def flush(self, now: float) -> PacketBatch | None:
-        """Nothing is held back."""
         return None
 
     def counters(self) -> dict[str, int]:

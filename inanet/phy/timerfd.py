@@ -67,7 +67,6 @@ class TimerFd:
         self._spec = _Spec()
 
     def fileno(self) -> int:
-        """The descriptor; -1 once closed."""
         return self._fd
 
     def set(self, seconds: float) -> None:
@@ -87,7 +86,6 @@ class TimerFd:
             raise OSError(code, f"setting a timer: {os.strerror(code)}")
 
     def close(self) -> None:
-        """Close the descriptor."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

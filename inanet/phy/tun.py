@@ -143,7 +143,6 @@ class TunPort:
                 ) from error
 
     def fileno(self) -> int:
-        """The descriptor; -1 once closed."""
         return self._fd
 
     def receive(self) -> FrameBatch | None:
@@ -278,11 +277,9 @@ class TunDevice:
         return None
 
     def timer(self) -> float | None:
-        """Nothing is held back."""
         return None
 
     def flush(self, now: float) -> PacketBatch | None:
-        """Nothing is held back."""
         return None
 
     def counters(self) -> dict[str, int]:

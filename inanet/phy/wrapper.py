@@ -33,15 +33,12 @@ class Wrapper:
         return self._device.fileno()
 
     def receive(self) -> PacketBatch | None:
-        """See :meth:`inanet.phy.device.Device.receive`."""
         return self._device.receive()
 
     def send(self, transmission: Transmission, start: int = 0) -> int:
-        """See :meth:`inanet.phy.device.Device.send`."""
         return self._device.send(transmission, start)
 
     def retry_fileno(self) -> int | None:
-        """See :meth:`inanet.phy.device.Device.retry_fileno`."""
         return self._device.retry_fileno()
 
     def join(self, group: int) -> int | None:
@@ -49,7 +46,6 @@ class Wrapper:
         return self._group_receiver(group).join(group)
 
     def leave(self, group: int) -> None:
-        """See :meth:`inanet.phy.device.GroupReceiver.leave`."""
         self._group_receiver(group).leave(group)
 
     def _group_receiver(self, group: int) -> GroupReceiver:
@@ -62,11 +58,9 @@ class Wrapper:
         return self._device
 
     def timer(self) -> float | None:
-        """See :meth:`inanet.phy.device.Device.timer`."""
         return self._device.timer()
 
     def flush(self, now: float) -> PacketBatch | None:
-        """See :meth:`inanet.phy.device.Device.flush`."""
         return self._device.flush(now)
 
     def counters(self) -> dict[str, int]:

@@ -248,11 +248,9 @@ class Topology(BaseModel):
         return f"{role} {name!r} is not in the topology; that role has {names}"
 
     def fits(self, workers: Collection[str]) -> None:
-        """See :class:`Fabric`."""
         self.trees(workers)
 
     def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
-        """See :class:`Fabric`."""
         return tuple(
             f"{'parameter server' if name in self.roots else 'aggregator'} {name}"
             for name in self.needed(workers)
@@ -260,27 +258,22 @@ class Topology(BaseModel):
         )
 
     def arrange(self, workers: Collection[str], connected: Collection[str]) -> Arrangement:
-        """See :class:`Fabric`."""
         return Arrangement(self)
 
     def improve(
         self, topology: "Topology", workers: Sequence[Performance], size: int, connected: Collection[str]
     ) -> Arrangement:
-        """See :class:`Fabric`."""
         return Arrangement(topology)
 
     def renew(
         self, topology: "Topology", workers: Collection[str], connected: Collection[str]
     ) -> Arrangement | None:
-        """See :class:`Fabric`."""
         return None
 
     def busy(self, name: str) -> str:
-        """See :class:`Fabric`."""
         return ""
 
     def recall(self, plans: Mapping[str, NodePlan], workers: Collection[str]) -> "Topology":
-        """See :class:`Fabric`."""
         return self
 
     def needed(self, workers: Collection[str]) -> tuple[str, ...]:

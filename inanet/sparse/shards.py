@@ -55,6 +55,5 @@ class Shards:
         return self._make(number, None, anew=False)
 
     def close(self) -> None:
-        """All are gone."""
         for file in self._files.values():
             file.close()

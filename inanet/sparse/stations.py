@@ -153,7 +153,6 @@ class Stations:
                     self._stations[place] = _Station(name, machine, station.device)
 
     def close(self) -> None:
-        """Close all devices."""
         with self._changed:
             for station in self._stations:
                 station.device.close()

@@ -212,11 +212,9 @@ class Packets:
         return len(self._transmission)
 
     def send(self, start: int) -> int:
-        """See :class:`Sendable`."""
         return self._device.send(self._transmission, start)
 
     def rest(self, start: int) -> tuple["Packets", int]:
-        """See :class:`Sendable`."""
         old = self._transmission
         count, length = len(old) - start, old.length
         arena = np.empty(count * length, np.uint8)

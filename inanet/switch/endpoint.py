@@ -59,7 +59,6 @@ class SwitchEndpoint:
                 self._out.append(Transmission(member, batch.arena, batch.offsets[run], length))
 
     def transmit(self, now: float) -> list[Transmission]:
-        """What is to be sent."""
         out, self._out = self._out, []
         return out + self.program.spilled()
 
@@ -68,7 +67,6 @@ class SwitchEndpoint:
         return self.program.timer()
 
     def on_timer(self, now: float) -> None:
-        """It has come."""
         self.program.on_timer(now)
 
     def events(self) -> list[object]:

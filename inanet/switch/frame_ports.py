@@ -47,15 +47,12 @@ class Feed:
         return None
 
     def timer(self) -> float | None:
-        """Nothing is held back."""
         return None
 
     def flush(self, now: float) -> PacketBatch | None:
-        """Nothing is held back."""
         return None
 
     def counters(self) -> dict[str, int]:
-        """Nothing is counted."""
         return {}
 
     def close(self) -> None:
@@ -192,11 +189,9 @@ class FramedPort:
                 self.faults.append((feed, options.faults.around(feed, number * (1 + programs) + kind, clock)))
 
     def fileno(self) -> int:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         return self.device.fileno()
 
     def read(self, now: float) -> bool:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         frames = self.device.receive()
         if frames is None:
             return False
@@ -205,11 +200,9 @@ class FramedPort:
 
     @property
     def blocked(self) -> bool:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         return self.outbox.blocked
 
     def resume(self) -> None:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         self.outbox.resume()
 
     def impair(self, kind: int, batch: PacketBatch) -> PacketBatch | None:
@@ -221,7 +214,6 @@ class FramedPort:
         return injector.receive()
 
     def counters(self) -> dict[str, int]:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         totals = {**self.device.counters(), **self.queue.counters()}
         for _, injector in self.faults:
             for name, value in injector.counters().items():
@@ -262,11 +254,9 @@ class RingPort:
         self._port = port
 
     def fileno(self) -> int:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         return self.device.fileno()
 
     def read(self, now: float) -> bool:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         frames = self.device.receive()
         if frames is None:
             return False
@@ -277,5 +267,4 @@ class RingPort:
         """Nothing waits here."""
 
     def counters(self) -> dict[str, int]:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         return self.device.counters()

@@ -95,7 +95,6 @@ class FrameSwitch:
     # ---------------------------------------------------------------- jobs
 
     def serve(self, program: str, job: SwitchedJob, key: int) -> None:
-        """See :class:`~inanet.switch.port.Switch`."""
         serve(self._registration(program), job, key, self.endpoints()[program])
         self._follow()
 
@@ -396,7 +395,6 @@ class FrameSwitch:
     # ---------------------------------------------------------------- time, figures
 
     def timer(self) -> float:
-        """When :meth:`on_timer` wants to be called next."""
         held = [injector.timer() for port in self._ports for _, injector in port.faults]
         return min(self.pipeline.timer(), *(at for at in held if at is not None), float("inf"))
 
@@ -429,7 +427,6 @@ class FrameSwitch:
             )
 
     def stats(self) -> dict[str, object]:
-        """See :class:`~inanet.switch.port.Switch`."""
         figures = self.pipeline.stats_with(self.ports)
         return figures if self.splice is None else self.splice.add_to(figures)
 

@@ -456,7 +456,6 @@ class Pipeline:
         ]
 
     def timer(self) -> float:
-        """When :meth:`on_timer` wants to be called next."""
         times: list[float | None] = [registration.program.timer() for registration in self.registrations]
         return min(self.occupancy.timer(), *(at for at in times if at is not None), float("inf"))
 

@@ -119,11 +119,9 @@ class Frames:
         return len(self._frames)
 
     def send(self, start: int) -> int:
-        """See :class:`inanet.switch.egress.Sendable`."""
         return self._sender.send(self._frames, start)
 
     def rest(self, start: int) -> tuple["Frames", int]:
-        """See :class:`inanet.switch.egress.Sendable`."""
         return self._copy([self._frames.frame(i) for i in range(start, len(self._frames))])
 
     def _copy(self, frames: list[bytes]) -> tuple["Frames", int]:
@@ -144,11 +142,9 @@ class Gathered(Frames):
         return len(self._sizes)
 
     def send(self, start: int) -> int:
-        """See :class:`inanet.switch.egress.Sendable`."""
         return self._sender.send_messages(self._words, start, len(self) - start, self._sizes[start:])
 
     def rest(self, start: int) -> tuple[Frames, int]:
-        """See :class:`inanet.switch.egress.Sendable`."""
         frames = []
         for iovecs, count in self._words[start : len(self), 2:4].tolist():
             pairs = (ctypes.c_uint64 * (2 * count)).from_address(iovecs)

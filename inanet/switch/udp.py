@@ -51,11 +51,9 @@ class UdpPort:
         self._origins: U64 = np.full(BATCH, peer, np.uint64)
 
     def fileno(self) -> int:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         return self.device.fileno()
 
     def read(self, now: float) -> bool:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         batch = self.device.receive()
         if batch is None:
             return False
@@ -76,11 +74,9 @@ class UdpPort:
 
     @property
     def blocked(self) -> bool:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         return self.outbox.blocked
 
     def resume(self) -> None:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         self.outbox.resume()
 
     def send(self, run: Run, now: float) -> tuple[int, int]:
@@ -93,7 +89,6 @@ class UdpPort:
         return count - admitted, self.outbox.send(Packets(self.device, transmission))
 
     def counters(self) -> dict[str, int]:
-        """See :class:`~inanet.switch.port.SwitchPort`."""
         return {**self.device.counters(), **self.queue.counters()}
 
 
@@ -176,7 +171,6 @@ class UdpSwitch:
         return self._strays[program].device.endpoint
 
     def endpoints(self) -> dict[str, int]:
-        """See :class:`~inanet.switch.port.Switch`."""
         return {name: self.endpoint(name) for name in self._strays}
 
     def attach(self, registration: Registration) -> None:
@@ -192,7 +186,6 @@ class UdpSwitch:
                 self._ports[key] = UdpPort(self, registration, peer, device, options)
 
     def serve(self, program: str, job: SwitchedJob, key: int) -> None:
-        """See :class:`~inanet.switch.port.Switch`."""
         registration = self._registration(program)
         serve(registration, job, key, self.endpoint(program))
         try:
@@ -203,7 +196,6 @@ class UdpSwitch:
             raise
 
     def dismiss(self, program: str, job: int, leave: Callable[[SwitchPort], None]) -> None:
-        """See :class:`~inanet.switch.port.Switch`."""
         registration = self._registration(program)
         dismiss(registration, job)
         for key in [key for key in self._ports if key[0] == program and key[1] not in registration.uplinks]:
@@ -267,7 +259,6 @@ class UdpSwitch:
         return (registration.uplinks.get(run.origin, 0),)
 
     def timer(self) -> float:
-        """When :meth:`on_timer` wants to be called next."""
         held = [port.device.timer() for port in self._ports.values()]
         return min(self.pipeline.timer(), *(at for at in held if at is not None), float("inf"))
 
@@ -280,7 +271,6 @@ class UdpSwitch:
             port.release(now)
 
     def stats(self) -> dict[str, object]:
-        """See :class:`~inanet.switch.port.Switch`."""
         return self.pipeline.stats_with(self.ports, self._past)
 
     def close(self) -> None:

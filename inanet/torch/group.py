@@ -288,7 +288,6 @@ class ProcessGroup(dist.ProcessGroup):
         self._leave()
 
     def abort(self) -> None:
-        """As :meth:`shutdown`."""
         self.shutdown()
 
 

@@ -93,7 +93,6 @@ class Unwaited:
             self._lock.release()
 
     def clear(self) -> None:
-        """Nobody waits any more."""
         self._running.clear()
         self._complete.clear()
 
@@ -119,7 +118,6 @@ class GroupWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """As :meth:`wait`."""
         self.wait()
 
     def is_completed(self) -> bool:
@@ -135,7 +133,6 @@ class GroupWork(Work):
         return self.operation.error()
 
     def result(self) -> Any:
-        """The tensors."""
         return self.operation.result()
 
     def source_rank(self) -> int:
@@ -201,7 +198,6 @@ class FabricReduction:
         return None
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors."""
         if self._tensors is None:
             raise RuntimeError(_GONE)
         return self._tensors
@@ -298,7 +294,6 @@ class GlooOperation:
         return self._error if work is None else work.exception()
 
     def result(self) -> Any:
-        """The tensors."""
         if self._outputs is not None:
             return self._outputs
         work = self._work

@@ -62,7 +62,6 @@ class KernelSlots:
         self._ring = RingBuffer(memory.object.map("events"), self._records.append)
 
     def bind(self, jobs: Mapping[int, Job], shards: Mapping[int, ShardState]) -> None:
-        """See :class:`~inanet.proto.tree.slot_engine.SlotEngine`."""
         self._jobs, self._shards = jobs, shards
         self._routes = Routes(self.shared, self.tables, jobs)
 
@@ -206,7 +205,6 @@ class KernelSlots:
         self._routes.try_again()
 
     def lost(self, state: ShardState, group: int, bits: Bits) -> None:
-        """See :class:`~inanet.proto.tree.slot_engine.SlotEngine`."""
         road = self._routes.roads.get(state.tree.row)
         if road is None or road.arrives is not None:
             return
@@ -218,14 +216,12 @@ class KernelSlots:
         road.heard((state.row, state.round or 0, group), int(left.sum()), int((left & asked).sum()))
 
     def repeated(self, state: ShardState, link: Link, fragment: int) -> None:
-        """See :class:`~inanet.proto.tree.slot_engine.SlotEngine`."""
         road = self._routes.roads.get(state.tree.row)
         left = self.memory.logged[state.slot0 + fragment] & LEFT_UP
         if left and road is not None and road.link is link:
             road.lacked(state.row)
 
     def closing(self, state: ShardState, *, failed: bool) -> None:
-        """See :class:`~inanet.proto.tree.slot_engine.SlotEngine`."""
         road = self._routes.roads.get(state.tree.row)
         if road is not None and not failed:
             road.judge(state.row, self._left(state) if road.arrives is None else 0)

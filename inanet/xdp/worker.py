@@ -96,7 +96,6 @@ class InboxDevice(Wrapper):
         return descriptor
 
     def leave(self, group: int) -> None:
-        """As :meth:`inanet.phy.device.GroupReceiver.leave`."""
         if group in self._own_groups:
             del self._own_groups[group]
             self.inbox.hear(self._own_groups.keys())

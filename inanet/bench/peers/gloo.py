@@ -21,11 +21,9 @@ class Gloo:
         dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
 
     def barrier(self) -> None:
-        """All ranks."""
         self._dist.barrier()
 
     def all_reduce(self, array: NDArray[np.float32], late: float) -> NDArray[np.float32]:
-        """In place."""
         time.sleep(late)
         self._dist.all_reduce(self._torch.from_numpy(array))
         return array

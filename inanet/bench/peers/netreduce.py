@@ -51,7 +51,6 @@ class Place:
     capture: str | None = None
 
     def to_json(self) -> str:
-        """For the command line."""
         return json.dumps(asdict(self))
 
     @classmethod
@@ -98,11 +97,9 @@ class NetReduce:
         host.add_tensor(0, TensorSpec("barrier", "i32", (1,), "sum", ExponentMode.NONE))
 
     def barrier(self) -> None:
-        """All ranks."""
         self._host.all_reduce(0, [self._nothing], _DEADLINE)
 
     def all_reduce(self, array: NDArray[np.float32], late: float) -> NDArray[np.float32]:
-        """In place."""
         time.sleep(late)
         tensor = self._tensors.get(array.size)
         if tensor is None:

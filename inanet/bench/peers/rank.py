@@ -159,7 +159,6 @@ class Team:
         return next(rank for rank in range(len(self.processes)) if rank not in answers)
 
     def close(self) -> None:
-        """End all ranks."""
         for process in self.processes:
             if process.stdin is not None:
                 # all at once; what was never read goes with a process that has ended

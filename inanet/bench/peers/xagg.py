@@ -19,11 +19,9 @@ class Xagg:
         self.mode = mode
 
     def barrier(self) -> None:
-        """All ranks."""
         self.job.barrier()
 
     def all_reduce(self, array: NDArray[np.float32], late: float) -> NDArray[np.float32]:
-        """In place."""
         time.sleep(late)
         self.job.all_reduce(array, name=f"{array.size}", mode=self.mode, factor=_FACTOR)
         return array

@@ -114,7 +114,6 @@ class GoatFabric(SwitchedFabric):
         return parents
 
     def fits(self, workers: Collection[str]) -> None:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         super().fits(workers)
         if len(workers) > MAX_WORKERS:
             raise TopologyError([f"{len(workers)} hosts; bitmaps have room for {MAX_WORKERS}"])
@@ -128,7 +127,6 @@ class GoatFabric(SwitchedFabric):
             self._parents(root, workers, self.switches, needed=self.switches)
 
     def awaited(self, workers: Collection[str], connected: Collection[str]) -> tuple[str, ...]:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         usable, root = self._usable(), self._root()
         self._met |= set(usable)
         missing = [name for name in self.switches if name not in self._met]
@@ -153,7 +151,6 @@ class GoatFabric(SwitchedFabric):
         return True
 
     def arrange(self, workers: Mapping[str, Hello], connected: Collection[str]) -> Arrangement:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         return self._arrange(workers, self._usable())
 
     def rearrange(

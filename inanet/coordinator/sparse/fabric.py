@@ -76,7 +76,6 @@ class SparseFabric(SwitchedFabric):
         return "" if role == "worker" else super().refusal(role, name)
 
     def fits(self, workers: Collection[str]) -> None:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         if not (self._settings.switches or self._settings.any_switch):
             raise TopologyError([f"{self.system} needs a switch and there is none under topology.switches"])
         if len(workers) > MAX_CHILDREN:
@@ -154,7 +153,6 @@ class SparseFabric(SwitchedFabric):
     # ---------- what a job gets
 
     def arrange(self, workers: Mapping[str, Hello], connected: Collection[str]) -> Arrangement:
-        """See :class:`~inanet.planning.topology.Fabric`."""
         sparse, ranks = _chosen(workers)
         assert sparse is not None
         switch = self._able(sparse, ranks)

@@ -203,7 +203,6 @@ class RankHost:
     # ---------------------------------------------------------------- time
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next."""
         times = [part.worker.timer() for part in self.parts]
         return min((at for at in times if at is not None), default=None)
 
@@ -250,7 +249,6 @@ class RankHost:
         return _sum([part.worker.stats() for part in self.parts])
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         return _sum([part.worker.drops_by_reason() for part in self.parts])
 
 

@@ -199,7 +199,6 @@ class PlainRing(Pipe):
         self._early: deque[int] = deque()
 
     def buffer(self) -> U8:
-        """See :class:`~inanet.proto.netreduce.pipes.Pipe`."""
         return self._turn(self.sent).values[: self.member.sizes.message_bytes - HEADER_BYTES]
 
     def _turn(self, message: int) -> _Turn:

@@ -214,7 +214,6 @@ class TunnelProgram:
         return self.budget
 
     def stats(self) -> dict[str, int]:
-        """See :class:`~inanet.proto.netreduce.program.NetReduceProgram`."""
         return self.inner.stats() | ({"drop_foreign_host": self._strangers} if self._strangers else {})
 
 

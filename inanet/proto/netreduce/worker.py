@@ -101,7 +101,6 @@ class RawStream(Source):
 
     @property
     def finished(self) -> bool:
-        """Whether all results are here."""
         return self.opened and self._taken == self._messages
 
     def finish(self) -> None:
@@ -544,7 +543,6 @@ class NetReduceWorker:
     # ---------------------------------------------------------------- time
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next."""
         times = [self._adapter.timer()]
         if self._rounds and not self._broken:
             since = self._rounds[0].since
@@ -581,7 +579,6 @@ class NetReduceWorker:
         }
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         return {
             reason.label: count
             for reason in Drop

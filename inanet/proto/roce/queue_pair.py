@@ -213,7 +213,6 @@ class QueuePair:
     # ---------------------------------------------------------------- packets in
 
     def receive(self, batch: PacketBatch, now: float) -> None:
-        """Take what a device has received."""
         fields = parse(batch, self.local.endpoint >> 16, self._numbers, self.drops)
         self.take(batch, fields, now)
 
@@ -294,7 +293,6 @@ class QueuePair:
     # ---------------------------------------------------------------- time
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next."""
         return self._requester.timer()
 
     def on_timer(self, now: float) -> None:
@@ -361,7 +359,6 @@ class ChannelAdapter:
         self._numbers = np.array(list(self._pairs), np.int64)
 
     def receive(self, batch: PacketBatch, now: float) -> None:
-        """Take what the device has received."""
         fields = parse(batch, self.address, self._numbers, self.drops)
         for pair in self._pairs.values():
             pair.take(batch, fields, now)
@@ -371,7 +368,6 @@ class ChannelAdapter:
         return [transmission for pair in self._pairs.values() for transmission in pair.transmit(now)]
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next."""
         times = [at for pair in self._pairs.values() if (at := pair.timer()) is not None]
         return min(times, default=None)
 

@@ -397,13 +397,11 @@ class ExponentRoot(TensorServer):
         self._jobs[job] = _RootJob(key, dict(members), full)
 
     def serve(self, plan: NodePlan) -> None:
-        """Serve the job of a plan."""
         job = plan.switched
         assert job is not None, "a plan without a switch"
         self.add_job(job.number, plan.key, members_of(job.workers))
 
     def remove_job(self, job: int) -> None:
-        """Forget a job."""
         self._jobs.pop(job, None)
 
     def receive(self, batch: PacketBatch, now: float) -> None:
@@ -473,9 +471,7 @@ class ExponentRoot(TensorServer):
         return out
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, by name."""
         return {"exponent_packets": int(self.drops[Drop.OK])}
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         return drops_by_label(self.drops)

@@ -79,7 +79,6 @@ class SwitchedHost:
         self._worker.schedule(layout.tensor, layout.scheduled)
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
-        """Forget a tensor."""
         if self._worker is not None:
             self._worker.drop_tensor(tensor)
 
@@ -138,18 +137,15 @@ class SwitchedHost:
         return 0
 
     def receive(self, batch: PacketBatch, now: float) -> None:
-        """Take a batch."""
         if self._worker is None:
             self._strangers[Drop.FOREIGN_JOB] += len(batch)
         else:
             self._worker.receive(batch, now)
 
     def transmit(self, now: float) -> list[Transmission]:
-        """What may leave now."""
         return [] if self._worker is None else self._worker.transmit(now)
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next."""
         return None if self._worker is None else self._worker.timer()
 
     def on_timer(self, now: float) -> None:
@@ -202,6 +198,5 @@ class SwitchedHost:
         return self._strangers if self._worker is None else self._strangers + self._worker.drops
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         drops = self._drops()
         return {reason.label: int(drops[reason]) for reason in Drop if reason is not Drop.OK}

@@ -96,7 +96,6 @@ class SwitchProgram:
         """Tensors have no slots of their own."""
 
     def offer(self, limit: int | None, most_passes: int) -> Offer:
-        """See :class:`~inanet.proto.common.program.SystemProgram`."""
         file = self.file
         if file.shared:
             return Offer(file.shared, own=False, quota=limit or 0, values=file.width)
@@ -159,7 +158,6 @@ class SwitchProgram:
     # ---------------------------------------------------------------- figures
 
     def register_bytes(self) -> int:
-        """Bytes of the switch's register file that the program's slots take."""
         return self.file.bytes()
 
     def stats(self) -> dict[str, int]:

@@ -80,7 +80,6 @@ class TensorServer:
 
     @property
     def groups(self) -> frozenset[int]:
-        """None."""
         return frozenset()
 
     def timer(self) -> float | None:
@@ -91,7 +90,6 @@ class TensorServer:
         """Nothing waits here."""
 
     def events(self) -> list[NodeEvent]:
-        """Nothing to report."""
         return []
 
 
@@ -127,7 +125,6 @@ class Arrivals(NamedTuple):
     asks: Index
 
     def part(self, which: NDArray[np.bool_]) -> "Arrivals":
-        """Some of them."""
         return self if which.all() else Arrivals._make(column[which] for column in self)
 
 
@@ -267,7 +264,6 @@ class SumServer(TensorServer):
         self.jobs[job.job] = Fragments(job, self.answering.width, self._completed)
 
     def serve(self, plan: NodePlan) -> None:
-        """Serve the job of a plan."""
         self.add_job(self.answering.job_of(plan))
 
     def remove_job(self, job: int) -> None:
@@ -327,7 +323,6 @@ class SumServer(TensorServer):
     # ---------------------------------------------------------------- time and figures
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next."""
         return self.answering.timer()
 
     def on_timer(self, now: float) -> None:
@@ -349,7 +344,6 @@ class SumServer(TensorServer):
         )
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         return drops_by_label(self.drops)
 
 

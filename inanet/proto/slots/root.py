@@ -72,7 +72,6 @@ class SwitchedRoot:
         return next((part for part in parts if part is not None), None)
 
     def drop_job(self, job_id: int) -> None:
-        """Forget a job."""
         job = self._jobs.pop(job_id, None)
         if job is None:
             self._trees.drop_job(job_id)
@@ -91,7 +90,6 @@ class SwitchedRoot:
                 server.hold(job.number, layout)
 
     def drop_layout(self, job_id: int, tensor: int) -> None:
-        """Forget a tensor."""
         if job_id not in self._jobs:
             self._trees.drop_layout(job_id, tensor)
 

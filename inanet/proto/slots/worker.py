@@ -462,7 +462,6 @@ class Worker:
     # ---------------------------------------------------------------- figures
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, by name."""
         stats = {
             "rows_sent": self._sent,
             "retransmissions": self._sent_again,
@@ -476,5 +475,4 @@ class Worker:
         return self.framing.stats(stats)
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         return drops_by_label(self.drops)

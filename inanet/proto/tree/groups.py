@@ -77,7 +77,6 @@ class Groups:
         return Transmission(link.endpoint, self._node.memory.bytes, offsets, ROW_BYTES)
 
     def is_behind(self, tree: Tree, link: Link) -> bool:
-        """See :func:`inanet.proto.tree.flow.is_behind`."""
         tree.lineup()
         return bool(flow.is_behind(self._slots.flow, tree.row, link.bit.bit_length() - 1))
 

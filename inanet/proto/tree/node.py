@@ -222,15 +222,12 @@ class Node:
     def begin(
         self, job_id: int, tensor: int, round_: int, arrays: Sequence[NDArray[Any]], now: float
     ) -> None:
-        """See :meth:`inanet.proto.tree.rounds.Rounds.begin`."""
         self.rounds.begin(job_id, tensor, round_, arrays, now)
 
     def fail_round(self, job_id: int, round_: int, tensors: Sequence[int], now: float) -> None:
-        """See :meth:`inanet.proto.tree.rounds.Rounds.fail`."""
         self.rounds.fail(job_id, round_, tensors, now)
 
     def holds_all(self, job_id: int, round_: int, tensors: Sequence[int]) -> bool:
-        """See :meth:`inanet.proto.tree.rounds.Rounds.holds_all`."""
         return self.rounds.holds_all(job_id, round_, tensors)
 
     # ---------------------------------------------------------------- packets and time
@@ -303,7 +300,6 @@ class Node:
         self.slots.settle(now)
 
     def timer(self) -> float | None:
-        """When :meth:`on_timer` wants to be called next."""
         state = self.state
         if state.next_timer is not None:
             return min(state.next_timer, state.credit_due)
@@ -323,7 +319,6 @@ class Node:
         self.settle(now)
 
     def events(self) -> list[NodeEvent]:
-        """What happened since the last call."""
         events, self.state.events = self.state.events, []
         return events
 
@@ -359,7 +354,6 @@ class Node:
         )
 
     def stats(self) -> dict[str, int]:
-        """Counters since the start, by name."""
         counts, state = self.slots.counts, self.state
         contributions = int(counts[Count.CONTRIBUTIONS])
         return self.slots.figures(
@@ -386,5 +380,4 @@ class Node:
         return self.slots.drops
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         return labels(self.slots.dropped())

@@ -97,11 +97,9 @@ class Congestion(_Row):
         self._mark = -1
 
     def sent(self, packets: int, in_flight: int, now: float) -> None:
-        """See :func:`inanet.proto.tree.flow.count_sent`."""
         flow.count_sent(self.n, self.x, self.row, packets, in_flight, now)
 
     def settled(self, credited: int, lost: int, granted: int, now: float) -> None:
-        """See :func:`inanet.proto.tree.flow.settle`."""
         flow.settle(self.n, self.x, self.row, credited, lost, granted, now)
 
     @property
@@ -225,11 +223,9 @@ class Link(_Row):
         return int(flow.room(self.n, self.x, self.row))
 
     def sent(self, packets: int, now: float) -> None:
-        """See :func:`inanet.proto.tree.flow.sent`."""
         flow.sent(self.n, self.x, self.row, packets, now)
 
     def credit(self, taken: int, now: float) -> bool:
-        """See :func:`inanet.proto.tree.flow.credit`."""
         return bool(flow.credit(self.n, self.x, self.row, taken, now))
 
     def patience(self, timing: Timing) -> float:
@@ -353,7 +349,6 @@ class Link(_Row):
         flow.note_burst(*self._bursts, self.n, self.row, row, start, now)
 
     def sent_before(self, row: int, cursor: int, when: float) -> int:
-        """See :func:`inanet.proto.tree.flow.sent_before`."""
         return int(flow.sent_before(*self._bursts, self.n, self.row, row, cursor, when))
 
     @property
@@ -362,7 +357,6 @@ class Link(_Row):
         return float(flow.overtaken_since(*self._bursts, self.n, self.row))
 
     def sent_at(self, row: int, position: int) -> float:
-        """See :func:`inanet.proto.tree.flow.sent_at`."""
         return float(flow.sent_at(*self._bursts, self.n, self.row, row, position))
 
 

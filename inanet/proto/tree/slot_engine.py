@@ -174,13 +174,11 @@ class Slots:
         return reported.take()
 
     def emit(self, row: int, fragments: NDArray[np.int64], needs: Bits, verdicts: Bits) -> list[Report]:
-        """See :class:`SlotEngine`."""
         self.own.clear(len(fragments) + 16)
         slotwork.contribute(self.tables, row, fragments, needs, verdicts, self.own.rows, self.own.used)
         return self.own.take() if self.own.used[0] else []
 
     def restart(self, row: int, fragments: NDArray[np.int64], attempts: Bits, exponents: Bits) -> None:
-        """See :class:`SlotEngine`."""
         slotwork.restart(self.tables, row, fragments, attempts, exponents)
 
 
@@ -203,11 +201,9 @@ class UserSlots:
         return nullcontext()
 
     def mend(self, row: int, fragment: int, *, up: bool) -> int:
-        """See :class:`SlotEngine`."""
         return int(slotwork.mend(self.tables, row, fragment))
 
     def reports(self, now: float) -> list[Report]:
-        """None."""
         return []
 
     def settle(self, now: float) -> None:

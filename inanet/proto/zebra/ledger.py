@@ -65,7 +65,6 @@ class Ledger:
         self._fixed = fixed
 
     def clear(self) -> None:
-        """Begin anew."""
         self.seen[:] = 0
         self.received[:] = 0
         self.expected[:] = -1

@@ -323,7 +323,6 @@ class ParameterShard:
     # -------------------------------------------------------------- packets
 
     def receive(self, batch: PacketBatch, now: float) -> None:
-        """Take a batch."""
         parsed = ParsedBatch(batch, self.job.number, self.job.key)
         sources = batch.sources.tolist()
         ranks = np.array([self._rank_of.get(source, -1) for source in sources], np.int64)
@@ -537,14 +536,12 @@ class ParameterShard:
     # ------------------------------------------------------------ contract
 
     def transmit(self, now: float) -> list[Transmission]:
-        """What is to be sent."""
         out, self._out = self._out, []
         if self._news is not None:
             out += self._news.transmit(now)
         return out
 
     def timer(self) -> float | None:
-        """Next deadline."""
         times = [self._news.timer()] if self._news is not None else []
         if self._open.begun and not self._told:
             times.append(self._since + self.timing.silent)
@@ -560,7 +557,6 @@ class ParameterShard:
             self._events += [PeerSilent(self.job.number, name, now - self._since) for name in names]
 
     def events(self) -> list[PsEvent]:
-        """What has happened since the last call."""
         out, self._events = self._events, []
         return out
 

@@ -46,7 +46,6 @@ class ShardServer:
         return self.models is not None
 
     def settle(self, host: Host) -> None:
-        """See :class:`~inanet.proto.common.machine.Server`."""
         self.endpoint, self.models = host.endpoint, host.models
 
     def hold(self, job: int, layout: TensorLayout) -> None:
@@ -170,7 +169,6 @@ class ShardServer:
 
     @property
     def groups(self) -> frozenset[int]:
-        """None."""
         return frozenset()
 
     def receive(self, batch: PacketBatch, now: float) -> None:
@@ -190,16 +188,13 @@ class ShardServer:
             self._try(number, partial(shard.receive, part, now))
 
     def transmit(self, now: float) -> list[Transmission]:
-        """What is to be sent."""
         return [transmission for shard in self._shards.values() for transmission in shard.transmit(now)]
 
     def timer(self) -> float | None:
-        """Next deadline."""
         times = [shard.timer() for shard in self._shards.values()]
         return min((at for at in times if at is not None), default=None)
 
     def on_timer(self, now: float) -> None:
-        """It has come."""
         for shard in self._shards.values():
             shard.on_timer(now)
 
@@ -224,7 +219,6 @@ class ShardServer:
         return {**out, "sparse_jobs": len(self._shards)}
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         drops = sum((shard.drops for shard in self._shards.values()), self.drops.copy())
         return {reason.label: int(drops[reason]) for reason in Drop if reason is not Drop.OK}
 

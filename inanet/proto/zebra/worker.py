@@ -529,7 +529,6 @@ class ZebraWorker:
     # -------------------------------------------------------------- packets
 
     def receive(self, batch: PacketBatch, now: float) -> None:
-        """Take a batch."""
         parsed = ParsedBatch(batch, self.job.number, self.job.key)
         places = np.array([self._place_at.get(source, -1) for source in batch.sources.tolist()], np.int64)
         kinds = parsed[Column.KIND]
@@ -620,7 +619,6 @@ class ZebraWorker:
     # ------------------------------------------------------------- contract
 
     def transmit(self, now: float) -> list[Transmission]:
-        """What is to be sent."""
         # a hot set may have come that was waited for
         self._turn(now)
         out = self._news.transmit()
@@ -636,7 +634,6 @@ class ZebraWorker:
         return [*self._news.ledger.missing(), len(self.job.shards)]
 
     def timer(self) -> float | None:
-        """Next deadline."""
         times = [self._join.timer(), self._pull.timer()]
         if isinstance(self._current, _Push):
             times.append(self._push.timer(self._asked))
@@ -703,7 +700,6 @@ class ZebraWorker:
         return f": it waits for {who}" + (f" and {more} more" if more else "")
 
     def events(self) -> list[WorkerEvent]:
-        """What has happened since the last call."""
         out, self._events = self._events, []
         return out
 

@@ -181,7 +181,6 @@ class PublicStraggling(Straggling):
         self._started: float | None = None
 
     def answers(self, count: int, lcw: float, now: float) -> None:
-        """See :meth:`Straggling.answers`."""
         self._count += count
         if self._started is None or now - self._started < self.EARLIEST:
             return
@@ -219,7 +218,6 @@ class A2tpPace:
 
     @property
     def window(self) -> int:
-        """Fragments that may be unanswered."""
         return int(self.windows.lcw)
 
     def degrees(self) -> dict[str, float]:

@@ -29,7 +29,6 @@ class Heads(NamedTuple):
     slot: Index
 
     def part(self, which: NDArray[np.bool_] | Index) -> "Heads":
-        """Some of them."""
         return Heads(
             self.job[which],
             self.low[which],

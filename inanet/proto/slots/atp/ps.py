@@ -57,19 +57,16 @@ class AtpAnswering(Answering):
         self._pulled = 0
 
     def job_of(self, plan: NodePlan) -> PSJob:
-        """The job of a plan."""
         job = plan.switched
         assert isinstance(job, AtpJob)
         switch = (job.switch,)
         return PSJob(job.number, members_of(job.workers), switch, job.window, job.slots, switch, key=plan.key)
 
     def add(self, job: PSJob) -> None:
-        """A job is served. Raises ``ValueError`` for a number that the framing has no room for."""
         check_number(job.job, MAX_JOB, why=", 0 is 'free' to public switch programs")
         self._jobs[job.job] = _Job(SlotTable(job.job, job.window, job.slots))
 
     def remove(self, job: int) -> None:
-        """A job is served no longer."""
         self._jobs.pop(job, None)
 
     # ---------------------------------------------------------------- in

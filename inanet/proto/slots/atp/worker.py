@@ -38,7 +38,6 @@ class AtpPace:
 
     @property
     def window(self) -> int:
-        """Fragments that may be unanswered."""
         return int(self._size)
 
     def uses_slots(self, numbers: Index) -> Mask:

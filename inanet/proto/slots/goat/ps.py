@@ -48,15 +48,12 @@ class GoatAnswering(Answering):
         self._forgotten = 0
 
     def job_of(self, plan: NodePlan) -> PSJob:
-        """The job of a plan."""
         return ps_job(plan)
 
     def add(self, job: PSJob) -> None:
-        """A job is served. Raises ``ValueError`` for a number that the framing has no room for."""
         self._checks.add(job.job, job.key)
 
     def remove(self, job: int) -> None:
-        """A job is served no longer."""
         self._checks.remove(job)
 
     def read(self, batch: PacketBatch, drops: NDArray[np.int64]) -> Arrivals:

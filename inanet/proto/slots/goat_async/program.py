@@ -35,7 +35,6 @@ class EpochProgram(GoatProgram):
         self._many: NDArray[np.int64] = np.zeros(1, np.int64)
 
     def register_bytes(self) -> int:
-        """Bytes of the switch's register file that the program's slots take."""
         return super().register_bytes() + PARITY_BYTES * self.file.slots
 
     def _lay_out(self) -> None:

@@ -46,7 +46,6 @@ class EpochServer(TensorServer):
         self.choose = host.choose or self.choose
 
     def serve(self, plan: NodePlan) -> None:
-        """Serve the job of a plan."""
         self.add_job(ps_job(plan))
         self.follow(plan, 0.0)
 
@@ -157,5 +156,4 @@ class EpochServer(TensorServer):
         }
 
     def drops_by_reason(self) -> dict[str, int]:
-        """Packets dropped since the start, by the label of every reason."""
         return drops_by_label(self.drops)

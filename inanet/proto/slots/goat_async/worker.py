@@ -250,7 +250,6 @@ class EpochFraming(Framing):
         self._models[tensor] = np.zeros((its.end, VALUES), np.float32)
 
     def source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
-        """A step."""
         return Step(tensor, round_, arrays, self)
 
     def model(self, tensor: int) -> NDArray[np.float32]:
