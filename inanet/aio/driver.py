@@ -29,8 +29,8 @@ _log: Any = structlog.get_logger("inanet.driver")
 
 #: batches taken in one callback of the event loop, as long as they are small
 READ_BUDGET = 8
-#: seconds that a turn may take, much being to come: others in the event loop wait for it, unless a descriptor wakes them
-LONGEST_TURN = 0.005
+#: seconds that a turn may take, much being to come: timers of others in the event loop wait for it; a descriptor ends it sooner
+LONGEST_TURN = 0.05
 #: turns that do not wait after one that was woken
 RESTLESS = 4
 #: seconds by which two readings of one clock may differ
@@ -73,6 +73,8 @@ class Driver:
         self._moderation = Moderation(device.rx_budget)
         #: pending end of a pause between two reads
         self._resting: asyncio.Handle | None = None
+        #: that is a turn as soon as others have had theirs: it sends what there is by then
+        self._follows = False
         #: turns that need no Python per batch, where node and device allow them
         backend = _backend(self._loop)
         self._turn = turn_for(node, device, backend)
@@ -151,6 +153,7 @@ class Driver:
                 packets += taken
                 if drained or packets >= BATCH or goes_on:
                     break
+            self._follows = self._waits and packets > 0 and self._moderation.goes_on(self.node.lacking)
             self._pump()
         finally:
             # whatever has happened, the device is read again
@@ -185,7 +188,7 @@ class Driver:
 
     def _rest(self, packets: int, drained: bool) -> None:
         """Read again after a pause, or as soon as there is something."""
-        if self._waits and packets and self._moderation.goes_on(self.node.lacking):
+        if self._follows:
             # the next turn waits by itself, once others have had theirs
             if self._resting is None:
                 self._watch_arrivals(False)
@@ -243,7 +246,7 @@ class Driver:
         assert isinstance(node, Node)
         repeats = partial(node.transmit, logs=False)
         changed = node.state.dirty
-        if not self._transmit(repeats) or not changed:
+        if not self._transmit(repeats) or not changed or self._follows:
             return
         outcome = turn.run(self._loop.time(), budget=0)
         self._blocked = outcome.blocked

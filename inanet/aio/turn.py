@@ -32,7 +32,7 @@ from inanet.phy.mmsg import (
 )
 from inanet.phy.udp import SEGMENTS, SUPERFRAMES, UdpDevice
 from inanet.proto.tree import flow, leaf
-from inanet.proto.tree.engine import TABLES, Event, Tables
+from inanet.proto.tree.engine import COUNT_, TABLES, Event, Tables
 from inanet.proto.tree.flow import BURST, FLOW, Flow, kernel
 from inanet.proto.tree.membership import Tree
 from inanet.proto.tree.node import Node
@@ -40,11 +40,16 @@ from inanet.proto.tree.slot_engine import UserSlots
 from inanet.proto.tree.slots import GROUP_LINK, LINKS, ROW_BYTES, UP_LINK, JobColumn, LinkColumn, TreeColumn
 from inanet.proto.tree.xagg.control import seal_control
 from inanet.proto.tree.xagg.policy import ingest
+from inanet.proto.tree.xagg.slotwork import missing_from_child, missing_results
 from inanet.wire.batch import PacketBatch, Transmission
-from inanet.wire.xagg import CONTROL_BYTES, MAGIC_VERSION, Flag, Kind
+from inanet.wire.xagg import CONTROL_BYTES, LOST_BODY_BYTES, MAGIC_VERSION, Flag, Kind
 
 #: batches received in one turn
 BUDGET = 8
+#: seconds for which a busy turn does not look whether others in the event loop have been woken
+DEAF = 0.002
+#: seconds for which what neighbours want once more may wait for the end of a turn
+LENIENT = 0.005
 #: packets that one batch can hold: messages of one call, datagrams of one message
 PACKETS = SUPERFRAMES * 128
 
@@ -149,6 +154,8 @@ class Wires(NamedTuple):
     timespec: NDArray[np.int64]
     #: where a CREDIT packet is made
     staging: NDArray[np.int32]
+    #: what lacks of a group
+    missing: NDArray[np.uint8]
     #: indexed by :class:`Figure`
     figures: NDArray[np.int64]
 
@@ -177,6 +184,7 @@ WIRES: Any = types.NamedTuple(
         types.int32[:, ::1],
         _I,
         types.int32[:, ::1],
+        types.uint8[::1],
         _I,
     ),
     Wires,
@@ -224,6 +232,7 @@ _DRAINED, _BLOCKED, _REFUSED, _REPEAT, _FULL, _REPORTS, _FAILED, _SINK, _PRODUCE
 _RX_PACKETS, _RX_BYTES, _RX_SUPER, _TX_PACKETS, _TX_BYTES, _TX_SUPER, _F_EAGAIN, _F_PATH = range(8)
 _LAST, _GROUP_ROWS, _ROWS, _BATCHES, _LINK, _FOUND, _TAKEN, _FIRST, _MADE, _TO = range(8, 18)
 _OTHERS, _CHUNK = leaf.OTHERS, leaf.CHUNK
+_DEAF, _LENIENT = DEAF, LENIENT
 _E_GROUP_END, _E_ANSWER = int(Event.GROUP_END), int(Event.ANSWER)
 _E_AGAIN_UP, _E_AGAIN_DOWN, _E_LEFT = int(Event.AGAIN_UP), int(Event.AGAIN_DOWN), int(Event.LEFT)
 _CREDIT, _DOWN, _CONTROL_BYTES, _MAGIC = int(Kind.CREDIT), int(Flag.DOWN), CONTROL_BYTES, MAGIC_VERSION
@@ -448,12 +457,37 @@ def give_credit(t: Tables, f: Flow, w: Wires, delay: float, now: float) -> bool:
     return True
 
 
-@kernel(types.boolean(_EVENTS, _I))
-def is_urgent(events: Any, used: Any) -> bool:
-    """Whether something has to be acted on before the next batch is taken."""
-    for k in range(used[0]):
-        code = events[k, 0]
-        if code not in (_E_GROUP_END, _E_ANSWER, _E_AGAIN_UP, _E_AGAIN_DOWN, _E_LEFT):
+@kernel(types.boolean(TABLES, WIRES, _EVENTS, _I, _i64, _f64))
+def is_urgent(t: Tables, w: Wires, events: Any, used: Any, first: int, now: float) -> bool:
+    """Whether something of what was reported from ``first`` on has to be acted on before the next batch is taken.
+
+    A group that has ended can wait if nothing of it lacks; what is wanted once more waits for :data:`LENIENT` seconds.
+    """
+    for k in range(first, used[0]):
+        code, row, child, group = events[k, 0], events[k, 1], events[k, 2], events[k, 3]
+        if code == _E_GROUP_END:
+            # a prod always wants an answer
+            if group < 0:
+                return True
+            if child < 0:
+                lacks = missing_results(t, row, group, w.missing)
+            else:
+                lacks = missing_from_child(t, row, child, group, w.missing)
+            if lacks:
+                return True
+        elif code in (_E_ANSWER, _E_AGAIN_UP, _E_AGAIN_DOWN):
+            w.times[_UNTIL] = min(w.times[_UNTIL], now + _LENIENT)
+        elif code != _E_LEFT:
+            return True
+    return False
+
+
+@kernel(types.boolean(TABLES, FLOW, _EVENTS, _I, _i64))
+def has_ended(t: Tables, f: Flow, left: Any, left_used: Any, first: int) -> bool:
+    """Whether all of a round has left by a link, as reported from ``first`` on: its receiver is to be told."""
+    for k in range(first, left_used[0]):
+        row = left[k, 1]
+        if f.cursors[row, left[k, 2]] == t.shards[row, COUNT_]:
             return True
     return False
 
@@ -479,6 +513,15 @@ def wait(w: Wires, seconds: float, reads: bool, writes: bool) -> Any:
     count = len(w.polls) if reads else 2 if writes else 1
     ready = _ppoll(w.polls.ctypes.data, np.uint64(count), w.timespec.ctypes.data, np.uintp(0))
     return ready < 0 or (ready > 0 and w.polls[0, 1] >> 16 != 0)
+
+
+@kernel(types.boolean(WIRES))
+def is_woken(w: Wires) -> Any:
+    """Whether the descriptor that ends waits is ready."""
+    w.timespec[0] = w.timespec[1] = 0
+    w.polls[0, 1] = _POLLIN
+    ready = _ppoll(w.polls.ctypes.data, np.uint64(1), w.timespec.ctypes.data, np.uintp(0))
+    return ready > 0 and w.polls[0, 1] >> 16 != 0
 
 
 @kernel(types.boolean(TABLES, FLOW, _EVENTS, WIRES))
@@ -549,14 +592,19 @@ def turn(
     waits = w.times[_UNTIL] > 0
     now = w.times[_NOW]
     since, packets = now, np.int64(0)
+    heard = now
     w.times[_FULL_ENDS] = np.inf
     need: Any = np.int64(0)
     while True:
+        reported = used[0]
         if sends:
             w.times[_FULL_ENDS] = np.inf
             need &= _SINK
+            told = left_used[0]
             need |= give(t, f, leaves, w, rows, segments, retransmit, now, events, used, left, left_used)
             if need & (_REFUSED | _REPORTS) or (need & _BLOCKED and not waits):
+                break
+            if waits and has_ended(t, f, left, left_used, told):
                 break
         if budget == 0:
             break
@@ -586,7 +634,7 @@ def turn(
         if sends and (total or waits):
             w.times[_CREDIT_DUE] = np.inf
             given = give_credit(t, f, w, delay, now)
-        if used[0] and (is_urgent(events, used) or used[0] + 4 * len(w.offsets) + 16 > len(events)):
+        if used[0] + 4 * len(w.offsets) + 16 > len(events) or is_urgent(t, w, events, used, reported, now):
             need |= _REPORTS
             break
         if need & _SINK and waits:
@@ -604,7 +652,13 @@ def turn(
             need |= _DRAINED if total == 0 else 0
             break
         if total:
+            if now - heard > _DEAF:
+                heard = now
+                if is_woken(w):
+                    need |= _WOKEN
+                    break
             continue
+        heard = now
         # the sockets are empty
         blocked = need & _BLOCKED != 0 or not given
         pause = pause_after(batch, packets, lacking(t, f, w), now - since)
@@ -658,6 +712,7 @@ class Turn:
             np.zeros((1, 2), np.int32),
             np.zeros(2, np.int64),
             np.zeros((1, 39), np.int32),
+            np.zeros(LOST_BODY_BYTES, np.uint8),
             np.zeros(len(Figure), np.int64),
         )
         self._arena = table.arena

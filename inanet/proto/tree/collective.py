@@ -94,6 +94,7 @@ class Collective:
         self.shared[Shared.REMAINING] = sum(
             shard.count for shard in state.layout.shards if shard.part is Part.DATA
         )
+        self.shared[Shared.AHEAD] = AHEAD
         #: addresses of the format's tables, if kernels have been told of them
         self._tables: NDArray[np.int64] | None = None
         #: this host holds NaN or Inf that are not to be propagated
@@ -164,7 +165,11 @@ class Collective:
         if self.refused:
             return 0
         if shard.part is Part.EXPONENTS:
-            return max(0, min(stop, (data_position + AHEAD) // self.state.format.share) - start)
+            return max(
+                0,
+                min(stop, (data_position + int(self.shared[Shared.AHEAD])) // self.state.format.share)
+                - start,
+            )
         if not self.uses_prologue:
             return stop - start
         position = start

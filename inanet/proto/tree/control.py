@@ -135,7 +135,8 @@ class Control:
         for group in np.unique(fragments // GROUP).tolist():
             for index, link in state.tree.down.items():
                 self._node.send_restarts(state, link, group, now)
-                state.from_children[index].reopen(group, now, timing.retransmit)
+                taken = int(memory.taken[state.tree.row, index])
+                state.from_children[index].restart(group, taken, now)
         if state.tree.down:
             self._node.wake(now + timing.retransmit)
         if state.collective is not None:
@@ -417,7 +418,10 @@ class Control:
         link = state.tree.up if child < 0 else state.tree.down.get(child)
         if link is None:
             return
+        taken = int(self._node.memory.taken[state.tree.row, child])
         for group in receiver.due(now):
+            if receiver.is_patient(group, taken, now):
+                continue
             missing = self._missing(state, child, group)
             receiver.checked(group, missing, now)
             if missing:
@@ -437,8 +441,10 @@ class Control:
         """The sender has paused (paused senders): ask for what has left and has not come, or tell it that nothing is lost."""
         missing = [self._missing(state, child, group) for group in range(receiver.groups)]
         if not receiver.looked(state.shard.count - sum(missing), now):
-            self._bits[:] = 0
-            self._node.send(state, link, Kind.LOST, down=child < 0, bits=self._bits)
+            if receiver.asked:
+                receiver.asked = False
+                self._bits[:] = 0
+                self._node.send(state, link, Kind.LOST, down=child < 0, bits=self._bits)
             return
         self._links.tell(state.tree, link)
         for group in np.flatnonzero(missing).tolist():
@@ -456,6 +462,20 @@ class Control:
             wanted = np.unpackbits(self._bits, bitorder="little")[:size] != 0
             self._node.send_restarts(state, link, group, now, wanted)
 
+    def _is_busy(self, state: ShardState, sender: Sender, now: float) -> bool:
+        """Whether a sender of exponents does not wait yet: its link sends something else, or the last of them may still be on
+        their way, so that the receiver has no reason to miss them.
+        """
+        link, timing = sender.link, self._node.timing
+        if sender.cursor == state.shard.count:
+            return False
+        if now < link.last_burst + max(
+            2 * timing.reorder, min(link.congestion.round_trip / 2, timing.retransmit_max)
+        ):
+            return True
+        left = link.sent_at(state.row, sender.cursor - 1)
+        return link.overtaken_since < left and now < left + link.patience(timing)
+
     def _sender_timer(self, state: ShardState, sender: Sender, now: float) -> None:
         if sender.attach_due is not None:
             if sender.attach_due <= now:
@@ -469,7 +489,9 @@ class Control:
         if sender.sent_due is None or sender.done:
             return
         down = sender is not state.up
-        if sender.sent_due <= now:
+        if sender.sent_due <= now and sender.asking_since is None and self._is_busy(state, sender, now):
+            sender.sent_due = now + self._node.timing.retransmit / 2
+        elif sender.sent_due <= now:
             if sender.asking_since is None:
                 sender.asking_since = now
             self._node.send(state, sender.link, Kind.SENT, down=down, word0=sender.cursor)

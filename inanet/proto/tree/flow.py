@@ -302,11 +302,12 @@ def group_room(f: Flow, tree: int) -> int:
 
 @kernel(_f64(FLOW, _i64, _f64))
 def wait_ends(f: Flow, link: int, retransmit: float) -> Any:
-    """When something has to be done about a full link, or before: nothing can be overdue sooner."""
-    since = f.link_times[link, _WAITING_SINCE]
+    """When something has to be done about a full link, or before: nothing can be overdue sooner (as ``Link.prod_due``)."""
+    round_trip = f.link_times[link, _ROUND_TRIP]
+    ends = f.link_times[link, _WAITING_SINCE] + max(retransmit, round_trip)
     if f.links[link, _MARK] >= 0:
-        since = min(since, f.link_times[link, _MARKED_AT])
-    return since + retransmit
+        ends = min(ends, f.link_times[link, _MARKED_AT] + max(retransmit, 2 * round_trip))
+    return ends
 
 
 @kernel(_f64(FLOW, _i64, _f64, _f64))

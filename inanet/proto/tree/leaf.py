@@ -43,8 +43,9 @@ from inanet.proto.tree.slots import CHECK, GROUP, HEAD, UP_LINK, LeafColumn, Wor
 
 #: fragments that a host encodes at a time
 CHUNK = 248
-#: exponents are sent this many fragments of data ahead of those that they belong to (prologue)
-AHEAD = 3 * GROUP
+#: Exponents are sent this many fragments of data ahead of those that they belong to (prologue): at first, and at most. Each
+#: time that data has to wait for them it becomes more; what is read long before it is quantised is not in a cache by then.
+AHEAD, AHEAD_MOST = 3 * GROUP, 48 * GROUP
 #: results that one call of the kernel decodes
 PIECE = 512
 
@@ -56,6 +57,10 @@ class Shared(IntEnum):
     POSITION = 0
     #: results that still lack
     REMAINING = 1
+    #: how far exponents may be ahead of data, in fragments of the tensor
+    AHEAD = 2
+    #: how far data had been encoded when that last became more
+    WIDENED = 3
 
 
 #: what :func:`produce` adds to how many fragments it has encoded, if Python may have some to encode
@@ -69,10 +74,10 @@ _TABLE, _TABLE_SIZE, _SHARE = int(_C.TABLE), int(_C.TABLE_SIZE), int(_C.SHARE)
 _AGREED, _AGREED_SIZE, _WAITS = int(_C.AGREED), int(_C.AGREED_SIZE), int(_C.WAITS)
 _REFUSES, _LIMIT, _FORMAT, _SHARED = int(_C.REFUSES), int(_C.LIMIT), int(_C.FORMAT), int(_C.SHARED)
 _DATA, _EXPONENTS, _OTHER = int(Work.DATA), int(Work.EXPONENTS), int(Work.OTHER)
-_POSITION, _REMAINING = map(int, Shared)
+_POSITION, _REMAINING, _AHEAD, _WIDENED = map(int, Shared)
 _OTHERS = OTHERS
 _UP, _HEAD, _CHECK, _BODY = UP_LINK, HEAD, CHECK, CHECK - HEAD
-_CHUNK, _AHEAD, _PIECE, _MORE, _BLOCK = CHUNK, AHEAD, PIECE, EXPONENTS_PER_FRAGMENT, BLOCK
+_CHUNK, _AHEAD_MOST, _PIECE, _MORE, _BLOCK = CHUNK, AHEAD_MOST, PIECE, EXPONENTS_PER_FRAGMENT, BLOCK
 _POISON = np.uint8(POISON)
 _E_REFUSED = int(Event.REFUSED)
 #: in the order of :class:`~inanet.proto.common.encoding.FloatTables`
@@ -216,7 +221,7 @@ def decode(leaves: Any, row: int, rows: Any, log: Any, slot0: int, start: int, s
             if poisoned < n[_ELEMENTS]:
                 lowest[0] = min(lowest[0], poisoned)
         at += count
-    integers_at(n[_SHARED], 2)[_REMAINING] -= stop - start
+    integers_at(n[_SHARED], 4)[_REMAINING] -= stop - start
 
 
 @whole(_i64(_LEAVES, _i64, _i64, _i64))
@@ -225,9 +230,9 @@ def ready(leaves: Any, row: int, encoded: int, stop: int) -> Any:
     :data:`AHEAD` fragments of data ahead instead of scanning the whole tensor before the first byte leaves.
     """
     n = leaves[row]
+    shared = integers_at(n[_SHARED], 4)
     if n[_WORK] == _EXPONENTS:
-        position = integers_at(n[_SHARED], 2)[_POSITION]
-        return min(stop, (position + _AHEAD) // n[_SHARE])
+        return min(stop, (shared[_POSITION] + shared[_AHEAD]) // n[_SHARE])
     if n[_WAITS] == 0:
         return stop
     agreed = bytes_at(n[_AGREED], n[_AGREED_SIZE])
@@ -237,6 +242,10 @@ def ready(leaves: Any, row: int, encoded: int, stop: int) -> Any:
         if agreed[group] == 0:
             break
         at = min(stop, (group + 1) * n[_SHARE] - n[_FIRST])
+    if at == encoded and shared[_WIDENED] != shared[_POSITION]:
+        # nothing can leave, and not because the round has just begun
+        shared[_WIDENED] = shared[_POSITION]
+        shared[_AHEAD] = min(2 * shared[_AHEAD], _AHEAD_MOST)
     return at
 
 
@@ -246,7 +255,7 @@ def advance(leaves: Any, row: int, encoded: int) -> None:
     n = leaves[row]
     n[_ENCODED] = encoded
     if n[_WORK] == _DATA:
-        shared = integers_at(n[_SHARED], 2)
+        shared = integers_at(n[_SHARED], 4)
         shared[_POSITION] = max(shared[_POSITION], n[_FIRST] + encoded)
 
 

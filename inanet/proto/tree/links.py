@@ -126,7 +126,7 @@ class Links:
             # who has all results says so by itself, before it is asked
             sender.sent_due = now if sender is state.up else now + timing.reorder
         elif sender.cursor and not state.data:
-            sender.sent_due = now + 2 * timing.reorder
+            sender.sent_due = now + timing.retransmit
         else:
             return
         sender.interval = timing.retransmit

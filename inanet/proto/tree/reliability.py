@@ -352,6 +352,12 @@ class Link(_Row):
         return int(flow.sent_before(*self._bursts, self.n, self.row, row, cursor, when))
 
     @property
+    def last_burst(self) -> float:
+        """When something has left last."""
+        used = int(self.n[self.row, LinkColumn.BURSTS])
+        return float(self._bursts[0][self.row, (used - 1) % BURSTS]) if used else -math.inf
+
+    @property
     def overtaken_since(self) -> float:
         """See :func:`inanet.proto.tree.flow.overtaken_since`."""
         return float(flow.overtaken_since(*self._bursts, self.n, self.row))
@@ -441,8 +447,10 @@ class Receiver:
         "_left",
         "_look_interval",
         "_passed",
+        "_patient",
         "_spread",
         "_timing",
+        "asked",
         "count",
         "done",
         "final",
@@ -462,10 +470,14 @@ class Receiver:
         self._complete = bytearray(self.groups)
         #: by group: when it is looked at, and how long to wait from then if something is missing
         self._due: dict[int, tuple[float, float]] = {}
+        #: groups of which much is on its way again, and packets taken from the neighbour when they were last looked at
+        self._patient: dict[int, int] = {}
         #: groups before this one are complete, or to be looked at
         self._passed = 0
-        #: fragments that have left, as a sender says that waits, and when to look whether all of them have come
+        #: fragments that have left, as a sender says that waits; whether it has said so twice, and wants to hear something; when
+        #: to look whether all of them have come
         self._left = 0
+        self.asked = False
         self.look_due: float | None = None
         self._look_interval = 0.0
 
@@ -474,6 +486,7 @@ class Receiver:
 
         ``prodded``: it has come before, and its sender waits. Then groups that were looked at before are no exception.
         """
+        self._patient.pop(group, None)
         soon = now + self._spread_out(self._timing.reorder)
         for ended in (*range(self._passed, group), group):
             if not self._complete[ended]:
@@ -497,6 +510,7 @@ class Receiver:
         """
         self.final = True
         self.look_due = None
+        self._patient.clear()
         soon = now + self._spread_out(self._timing.reorder)
         for group in range(self.groups):
             if not self._complete[group]:
@@ -507,6 +521,7 @@ class Receiver:
         """SENT was heard, and more will follow: ``left`` fragments are to be here after one reorder window."""
         if self.final:
             return
+        self.asked |= left <= self._left
         self._left = max(self._left, left)
         soon = now + self._spread_out(self._timing.reorder)
         if self.look_due is None or self.look_due > soon:
@@ -517,15 +532,32 @@ class Receiver:
         if here >= self._left:
             self.look_due = None
             return False
+        self.asked = False
         self.look_due = now + self._spread_out(self._look_interval)
         self._look_interval = min(2 * self._look_interval, self._timing.retransmit_max)
         return True
 
-    def reopen(self, group: int, now: float, wait: float = 0.0) -> None:
-        """A fragment of this group is owed again (restart, or a damaged slot); ask for it after ``wait``."""
+    def reopen(self, group: int, now: float) -> None:
+        """A fragment of this group is owed again, because its slot was damaged: ask for it."""
         self._complete[group] = 0
         self.done = False
-        self._due[group] = (now + wait, self._timing.retransmit)
+        self._due[group] = (now, self._timing.retransmit)
+
+    def restart(self, group: int, taken: int, now: float) -> None:
+        """Fragments of this group come once more by themselves: ask for them when nothing comes any more. ``taken`` packets
+        have been taken from the neighbour so far.
+        """
+        self.reopen(group, now + self._timing.retransmit)
+        self._patient[group] = taken
+
+    def is_patient(self, group: int, taken: int, now: float) -> bool:
+        """Whether a group that is due waits a little longer, because its sender goes on; ``taken`` as for :meth:`restart`."""
+        before = self._patient.pop(group, taken)
+        if before == taken:
+            return False
+        self.reopen(group, now + self._timing.retransmit)
+        self._patient[group] = taken
+        return True
 
     def due(self, now: float) -> Iterator[int]:
         """Groups to look at now."""

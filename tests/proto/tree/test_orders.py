@@ -264,11 +264,13 @@ def _asked(sent, child: int) -> list[int]:
     ]
 
 
-def test_a_sender_that_pauses_is_told_once_that_nothing_is_lost():
+def test_a_sender_that_pauses_is_told_that_nothing_is_lost_when_it_asks_again():
     """What has not left yet is not asked for, however long the pause is."""
     rig = Rig(count=5)
     values = integers(5)
     rig.feed(rig.data(0, 0, values[0]), rig.data(0, 1, values[1]))
+    rig.feed((rig.packet(Kind.SENT, values=np.array([2], np.int32)), child_at(0)))
+    assert _asked(rig.wait(1.0), 0) == []
     rig.feed((rig.packet(Kind.SENT, values=np.array([2], np.int32)), child_at(0)))
     assert _asked(rig.wait(3.0), 0) == [0]
     rig.feed(*(rig.data(0, k, values[k]) for k in range(2, 5)))
