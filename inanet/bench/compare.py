@@ -6,7 +6,7 @@ sent; ``star``, hosts behind a switch; ``hetero``, XAgg's Fig. 1. Who takes part
 
 import importlib.util
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,7 @@ def run(wanted: Wanted) -> dict[str, Any]:
         "ok": True,
         "rows": [],
         "skipped": [],
+        "failed": [],
         "cores": os.cpu_count(),
     }
     tables = list(wanted.tables) or list(_possible(result["skipped"]))
@@ -78,9 +79,10 @@ def run(wanted: Wanted) -> dict[str, Any]:
             result["skipped"].append(f"{table}: no time was left")
             continue
         left = sum(parts[other] for other in tables[index + 1 :])
-        for row in _table(table, wanted, result["skipped"], left):
+        for row in _table(table, wanted, result, left):
             result["rows"].append(row)
             wanted.row(row)
+    result["ok"] = not result["failed"]
     result["incomplete"] = wanted.limit.reason
     result["load"] = os.getloadavg()[0]
     result["marks"] = judge(COMPARE, result["rows"])
@@ -117,9 +119,9 @@ def _places(table: Table, wanted: Wanted) -> Sequence[str]:
     return TOPOLOGIES
 
 
-def _table(table: Table, wanted: Wanted, skipped: list[str], left: int) -> Iterator[dict[str, Any]]:
+def _table(table: Table, wanted: Wanted, result: dict[str, Any], left: int) -> Iterator[dict[str, Any]]:
     """Rows of a table, each of its topologies with a share of the time; so many are ``left`` in other tables."""
-    present = []
+    present, skipped = [], result["skipped"]
     for peer in peers(table):
         if wanted.systems and peer.name not in wanted.systems:
             continue
@@ -134,7 +136,11 @@ def _table(table: Table, wanted: Wanted, skipped: list[str], left: int) -> Itera
     limit, places = wanted.limit, _places(table, wanted)
     if table == "local":
         wanted.say(f"local: {wanted.workers} ranks on this host")
-        yield from local(present, wanted.workers, wanted.sizes, wanted.repetitions, limit.part(left + 1))
+        share = limit.part(left + 1)
+        rows: Iterable[dict[str, Any]] = local(
+            present, wanted.workers, wanted.sizes, wanted.repetitions, share
+        )
+        yield from _kept(table, rows, result["failed"])
         return
     from inanet.bench.hetero import hetero
     from inanet.bench.star import star
@@ -146,7 +152,16 @@ def _table(table: Table, wanted: Wanted, skipped: list[str], left: int) -> Itera
             continue
         wanted.say(f"{table}: {topology}")
         share = limit.part(left + len(places) - index)
-        yield from measure(present, topology, max(wanted.sizes), wanted.repetitions, share)
+        rows = measure(present, topology, max(wanted.sizes), wanted.repetitions, share)
+        yield from _kept(f"{table}: {topology}", rows, result["failed"])
+
+
+def _kept(where: str, rows: Iterable[dict[str, Any]], failed: list[str]) -> Iterator[dict[str, Any]]:
+    """Rows until a contestant fails, which is told and ends these, but not what comes after them."""
+    try:
+        yield from rows
+    except Failure as failure:
+        failed.append(f"{where}: {failure}")
 
 
 class Printer:
@@ -178,6 +193,8 @@ class Printer:
         yield f"# {result['cores']} cores, load {result['load']:.1f}"
         for reason in result["skipped"]:
             yield f"# skipped {reason}"
+        for reason in result["failed"]:
+            yield f"# FAILED {reason}"
         if result["incomplete"]:
             yield f"# INCOMPLETE: {result['incomplete']}; rows have the repetitions that were measured"
         yield from lines(result["marks"])

@@ -171,6 +171,29 @@ def test_rows_come_one_by_one_and_tables_without_time_are_named(monkeypatch: pyt
     assert "# INCOMPLETE: SIGINT: it ended early; rows have" in "\n".join(compare.table(result))
 
 
+def test_what_was_measured_is_kept_when_a_contestant_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other tables follow, and the exit status says that something is wrong."""
+
+    def failing(*_: object) -> Iterator[dict[str, Any]]:
+        yield some_rows()[0]
+        raise Failure("xagg-udp: rank 3 ended during an all-reduce of 8 B")
+
+    def present(table: str) -> list[Peer]:
+        return [Peer("gloo", (table,), lambda stage: Team("gloo", []), "tree")]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(namespaces, "require_privileges", lambda: None)
+    monkeypatch.setattr(compare, "peers", present)
+    monkeypatch.setattr(compare, "local", failing)
+    monkeypatch.setattr("inanet.bench.star.star", lambda *_: iter(some_rows()[1:2]))
+    asked = ["compare", "--table", "local", "--table", "star", "--topology", "star4", "--json"]
+    outcome = CliRunner().invoke(bench, asked)
+    assert outcome.exit_code == 1
+    result = json.loads(outcome.stdout)
+    assert [one["system"] for one in result["rows"]] == ["gloo", "xagg-udp"]
+    assert result["failed"] == ["local: xagg-udp: rank 3 ended during an all-reduce of 8 B"]
+    assert "# FAILED local: xagg-udp: rank 3 ended" in "\n".join(compare.table(result))
+
+
 def test_peers_register_themselves_for_tables_once() -> None:
     def start(stage: Any) -> Team:
         return Team("new", [])
@@ -298,6 +321,7 @@ def test_every_line_of_the_table_is_a_row_or_a_comment() -> None:
         "cores": 2,
         "load": 0.5,
         "skipped": ["gloo: not installed"],
+        "failed": [],
         "incomplete": "",
         "marks": compare.judge(compare.COMPARE, some_rows()),
     }
