@@ -76,7 +76,7 @@ class Need(IntEnum):
     BLOCKED = 2
     #: the kernel has refused a message: the device knows what to do
     REFUSED = 4
-    #: links have fragments that are to be sent again
+    #: links with room have fragments that are to be sent again
     REPEAT = 8
     #: windows are full: time may tell that credit was lost
     FULL = 16
@@ -367,7 +367,8 @@ def give(
             tree, index = w.order[k, 0], w.order[k, 1]
             link = tree * _LINKS + index
             if f.links[link, _QUEUED]:
-                need |= _REPEAT
+                if flow.room(f.links, f.link_times, link) > 0:
+                    need |= _REPEAT
                 continue
             if index == _GROUP:
                 most = flow.group_room(f, tree)
@@ -604,7 +605,7 @@ def turn(
             need |= give(t, f, leaves, w, rows, segments, retransmit, now, events, used, left, left_used)
             if need & (_REFUSED | _REPORTS) or (need & _BLOCKED and not waits):
                 break
-            if waits and has_ended(t, f, left, left_used, told):
+            if waits and (need & _REPEAT or has_ended(t, f, left, left_used, told)):
                 break
         if budget == 0:
             break

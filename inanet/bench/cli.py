@@ -202,7 +202,7 @@ def allreduce(as_json: bool, check: int, seconds: float, **wanted: object) -> No
     "--table",
     "tables",
     multiple=True,
-    type=click.Choice(("local", "star", "hetero")),
+    type=click.Choice(("local", "star", "loss", "hetero")),
     help="Only these tables; local comes with ingest, the others need root. [default: all that can be had here]",
 )
 @click.option(

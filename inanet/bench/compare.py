@@ -19,7 +19,7 @@ from inanet.service.exits import Exit, Failure
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
-TABLES: tuple[Table, ...] = ("local", "star", "hetero")
+TABLES: tuple[Table, ...] = ("local", "star", "loss", "hetero")
 
 
 class NoSuchPeer(Failure):
@@ -92,7 +92,7 @@ def run(wanted: Wanted) -> dict[str, Any]:
 def _possible(skipped: list[str]) -> Sequence[Table]:
     """The tables that this machine and user can have."""
     if os.geteuid() != 0 or importlib.util.find_spec("pyroute2") is None:
-        skipped.append("star, hetero: need root and the 'net' extra")
+        skipped.append("star, loss, hetero: need root and the 'net' extra")
         return TABLES[:1]
     return TABLES
 
@@ -114,6 +114,10 @@ def _places(table: Table, wanted: Wanted) -> Sequence[str]:
         from inanet.bench.star import STARS
 
         return wanted.topologies or STARS
+    if table == "loss":
+        from inanet.bench.loss import TOPOLOGIES as LOSSY
+
+        return LOSSY
     from inanet.bench.hetero import TOPOLOGIES
 
     return TOPOLOGIES
@@ -143,9 +147,10 @@ def _table(table: Table, wanted: Wanted, result: dict[str, Any], left: int) -> I
         yield from _kept(table, rows, result["failed"])
         return
     from inanet.bench.hetero import hetero
+    from inanet.bench.loss import loss
     from inanet.bench.star import star
 
-    measure = star if table == "star" else hetero
+    measure = {"star": star, "loss": loss, "hetero": hetero}[table]
     for index, topology in enumerate(places):
         if limit.is_over:
             skipped.append(f"{table}: {topology}: no time was left")
@@ -168,24 +173,29 @@ class Printer:
     """Lines for people: what columns are, then rows as they come, with their topology before them."""
 
     def __init__(self) -> None:
-        self._topology: str | None = ""
+        self._place: str | None = ""
 
     def heading(self) -> Iterator[str]:
         """Before all rows."""
         yield "# medians of interleaved repetitions; * processes were short of processors"
         yield "# ingest: processor time of the process that adds up, its ms and Gbit/s those of one core"
-        yield "# star, hetero: limits in bytes on the wire"
+        yield "# star, loss, hetero: limits in bytes on the wire"
         yield "# table  system              n        bytes        ms   Gbit/s  vs gloo vs limit    vs PS  CPU s/GB"
 
     def row(self, row: dict[str, Any]) -> Iterator[str]:
         """One row."""
-        if row.get("topology") != self._topology:
-            self._topology = row.get("topology")
-            yield f"# {self._topology or 'this host'}"
+        place = row.get("topology") or "this host"
+        if row.get("loss") is not None:
+            place += f", {row['loss']:.1%} of packets lost"
+        if place != self._place:
+            self._place = place
+            yield f"# {place}"
+        resent = row.get("resent_per_lost")
         yield (
             f"  {row['table']:<7}{row['system']:<17}{row['n']:4d} {row['bytes']:12d} {row['seconds'] * 1e3:9.2f} "
             f"{row['algbw_bps'] / 1e9:8.2f} {_ratio(row['ratio_to_gloo'])} {_ratio(row['ratio_to_limit'])} "
             f"{_ratio(row.get('ratio_to_ps'))} {row['cpu_s_per_gb']:9.2f}{' *' if row['short_of_cpu'] else ''}"
+            f"{'' if resent is None else f'  resent {resent:.2f} per packet lost'}"
         )
 
     def ending(self, result: dict[str, Any]) -> Iterator[str]:

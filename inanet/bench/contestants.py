@@ -81,7 +81,7 @@ def _inanet(
     return start
 
 
-GLOO = register(Peer("gloo", ("local", "star", "hetero"), _gloo, "ring", _needs_torch))
+GLOO = register(Peer("gloo", ("local", "star", "loss", "hetero"), _gloo, "ring", _needs_torch))
 register(Peer("openmpi", ("local",), _openmpi_local, "ring", needs_mpi))
 register(Peer("ps", ("local", "star", "hetero"), _tcp("ps", 1 << 20, "plain"), "server"))
 register(Peer("tcp-agg-1k", ("local",), _tcp("tcp-agg-1k", 1 << 10, "stream"), "server", ingests=True))
@@ -104,11 +104,11 @@ register(
         "tree",
     )
 )
-register(Peer("xagg-udp", ("local", "star", "hetero"), _inanet("xagg-udp"), "tree", ingests=True))
+register(Peer("xagg-udp", ("local", "star", "loss", "hetero"), _inanet("xagg-udp"), "tree", ingests=True))
 register(
     Peer(
         "xagg-udp-multicast",
-        ("local", "star"),
+        ("local", "star", "loss"),
         _inanet("xagg-udp-multicast", downlink="multicast"),
         "tree",
         ingests=True,

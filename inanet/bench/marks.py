@@ -97,6 +97,16 @@ def _eight_hosts(way: str) -> list[Mark]:
     ]
 
 
+def _loss(share: float, most: float, way: str) -> list[Mark]:
+    marks = []
+    for size in (16 << 20, TENSOR):
+        where = {"table": "loss", "system": _WAYS[way], "loss": share, "bytes": size}
+        place = f"4 hosts, 1 Gbit/s, {size >> 20} MiB, {share:.1%} of packets lost, {way}"
+        marks.append(Mark(f"{place}: mean time over Gloo's", "mean_ratio_to_gloo", where, most=most))
+        marks.append(Mark(f"{place}: resent over lost", "resent_per_lost", where, most=1.3))
+    return marks
+
+
 #: Marks of ``ina bench compare``.
 COMPARE: tuple[Mark, ...] = (
     *_ingest("xagg-udp", "results to each rank by itself"),
@@ -125,6 +135,12 @@ COMPARE: tuple[Mark, ...] = (
     *_four_hosts("star4-four-aggregators", "four servers", "multicast"),
     *_eight_hosts("unicast"),
     *_eight_hosts("multicast"),
+    *(
+        mark
+        for way in _WAYS
+        for share, most in ((0.001, 0.85), (0.01, 0.95), (0.05, 1.0))
+        for mark in _loss(share, most, way)
+    ),
     Mark(
         "XAgg Fig. 1, carried exponents: time over the PS's", "ratio_to_ps", _hetero("xagg-udp"), 0.70, 0.80
     ),

@@ -8,7 +8,7 @@ from inanet.bench.peers.rank import Team
 from inanet.bench.stage import Stage
 
 #: Tables for which processes are started; ``ingest`` is drawn from the runs of ``local``.
-Table: TypeAlias = Literal["local", "star", "hetero"]
+Table: TypeAlias = Literal["local", "star", "loss", "hetero"]
 #: How a peer loads the links, and so which of :mod:`inanet.bench.bounds` holds for it; ``spliced``: its lab has ina-switch
 #: for every switch.
 Traffic: TypeAlias = Literal["tree", "server", "ring", "synchronous", "spliced"]

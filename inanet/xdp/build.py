@@ -13,10 +13,11 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-#: of an aggregator's program, and of a worker's
+#: of an aggregator's program, of a worker's, and of what loses packets in labs
 OBJECT = HERE / "aggregator.bpf.o"
 WORKER_OBJECT = HERE / "worker.bpf.o"
-OBJECTS = (OBJECT, WORKER_OBJECT)
+LOSS_OBJECT = HERE.parent / "lab" / "loss.bpf.o"
+OBJECTS = (OBJECT, WORKER_OBJECT, LOSS_OBJECT)
 #: release of clang that the committed objects were made with; others give other instructions
 COMPILER = "14"
 FLAGS = (
@@ -64,10 +65,10 @@ def compile_program(target: Path, *defines: str, of: Path = OBJECT) -> None:
         "-c",
         of.with_suffix(".c").name,
         "-o",
-        str(target),
+        str(target.resolve()),
     ]
     for step in (command, ["llvm-strip", "-g", str(target)]):
-        done = subprocess.run(step, cwd=HERE, capture_output=True, text=True, check=False)
+        done = subprocess.run(step, cwd=of.parent, capture_output=True, text=True, check=False)
         if done.returncode:
             raise CannotBuild(f"{step[0]} failed: {done.stderr.strip()}")
 

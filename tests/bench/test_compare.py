@@ -15,6 +15,7 @@ from inanet.bench import compare, registry
 from inanet.bench.cli import bench
 from inanet.bench.hetero import faster_server, hetero
 from inanet.bench.local import ingest
+from inanet.bench.loss import loss
 from inanet.bench.measure import Limit
 from inanet.bench.peers.rank import Sample, Team, cpu_seconds
 from inanet.bench.registry import Peer, peers
@@ -279,7 +280,7 @@ def test_without_privileges_labs_are_refused_or_left_out(monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     skipped: list[str] = []
     assert compare._possible(skipped) == ("local",)
-    assert skipped == ["star, hetero: need root and the 'net' extra"]
+    assert skipped == ["star, loss, hetero: need root and the 'net' extra"]
 
     def refuse() -> None:
         raise namespaces.Unprivileged("run it as root")
@@ -379,6 +380,24 @@ def test_a_star_has_a_row_for_every_contestant() -> None:
         assert made["seconds"] > 0.5 * made["limit_seconds"]
         assert made["server_cpu_s_per_gb"] > 0
         assert made["wire_bytes_per_worker"] > 1 << 20
+    assert stars() == before
+
+
+@pytest.mark.processes
+@pytest.mark.privileged("root, for a lab of network namespaces and XDP programs")
+@pytest.mark.usefixtures("root")
+def test_every_share_of_losses_has_rows_that_count_what_was_lost_and_resent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("inanet.bench.loss.SHARES", (0.0, 0.1))
+    before = stars()
+    quiet, lossy = loss(chosen("loss", "xagg-udp"), "star2", 1 << 20, 2)
+    assert (quiet["loss"], quiet["lost"], quiet["resent_per_lost"]) == (0.0, 0, None)
+    assert lossy["loss"] == 0.1
+    # some 2,000 contributions and as many results, two of whose repetitions are counted
+    assert 200 < lossy["lost"] < 1200
+    assert lossy["resent_per_lost"] > 0.5
+    assert lossy["mean_seconds"] > 0
     assert stars() == before
 
 

@@ -180,4 +180,4 @@ def test_licence_and_no_paths(path: Path) -> None:
     assert section(image, b"license") == b"Dual BSD/GPL\0"
     assert b"clang version" not in image
     # headers beside the source, and no folder of the machine that compiled it
-    assert {path[:3] for path in re.findall(rb"/[\w.-]+/[\w./-]*", image)} == {b"/./"}
+    assert {path[:3] for path in re.findall(rb"/[\w.-]+/[\w./-]*", image)} <= {b"/./"}
