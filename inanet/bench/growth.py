@@ -4,18 +4,21 @@ A tensor of every size goes through daemons that were started for it, workers un
 all memory beyond theirs at rest is this tensor's. *Worker* is the agent and its rank together, without the tensor itself,
 which both have mapped; *aggregator* all that it needs for the tensor. Then one more fabric reduces a small tensor many
 times.
+
+Memory is in bytes, as the kernel counts it.
 """
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import inanet
-from inanet.bench import memory
 from inanet.bench.marks import Mark, judge, lines
 from inanet.bench.measure import fit, idle_share, median, short_of_cpu, ticks
 from inanet.bench.peers.rank import Team, team
@@ -25,6 +28,34 @@ from inanet.launch.fabric import Fabric
 from inanet.launch.process import python
 from inanet.service.exits import Exit, Failure
 from inanet.units import show_bytes
+
+
+def resident(pid: int) -> int:
+    """What a process has in memory now, shared pages included. Raises ``OSError`` if it has ended."""
+    return _field(pid, "VmRSS")
+
+
+def peak(pid: int) -> int:
+    """The most it had since its start, or since :func:`forget_peak`."""
+    return _field(pid, "VmHWM")
+
+
+def forget_peak(pid: int) -> None:
+    """Let the peak begin anew from what is in memory now."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+def available() -> int:
+    """What the machine can give without swapping."""
+    found = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
+
+
+def _field(pid: int, name: str) -> int:
+    found = re.search(rf"^{name}:\s*(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    # a process that has ended but was not waited for has no memory
+    return int(found[1]) << 10 if found else 0
+
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -139,10 +170,10 @@ def run(options: Options) -> dict[str, Any]:
     :class:`inanet.service.exits.Failure` if a rank or a daemon fails."""
     sizes = options.sizes()
     needed = int(max(sizes, default=0) * (options.workers * _PER_WORKER + _PER_NODES))
-    if needed > memory.available():
+    if needed > available():
         raise NotEnoughMemory(
             f"{show_bytes(max(sizes))} for {options.workers} workers need about {show_bytes(needed)} of memory and "
-            f"{show_bytes(memory.available())} are available: use a smaller -e or fewer workers"
+            f"{show_bytes(available())} are available: use a smaller -e or fewer workers"
         )
     rows = [of_size(options, size) for size in sizes]
     if len(rows) > 1:
@@ -156,13 +187,13 @@ def of_size(options: Options, size: int) -> dict[str, Any]:
     """Time and peak memory of one size, by daemons that were started for it."""
     with subject(options.workers) as here:
         pids = here.pids()
-        rest = {name: memory.resident(pid) for name, pid in pids.items()}
+        rest = {name: resident(pid) for name, pid in pids.items()}
         for pid in pids.values():
-            memory.forget_peak(pid)
+            forget_peak(pid)
         before = ticks()
         times = here.reduce(size, options.repetitions + 1)[1:]
         idle = idle_share(before, ticks())
-        gained = {name: memory.peak(pid) - rest[name] for name, pid in pids.items()}
+        gained = {name: peak(pid) - rest[name] for name, pid in pids.items()}
     return {
         "table": "size",
         "bytes": size,
@@ -208,9 +239,9 @@ def of_rounds(options: Options) -> dict[str, Any]:
         pids = here.pids()
         before = ticks()
         first = here.reduce(SMALL, tenth)
-        early = {name: memory.resident(pid) for name, pid in pids.items()}
+        early = {name: resident(pid) for name, pid in pids.items()}
         rest = here.reduce(SMALL, max(tenth, options.rounds - tenth))
-        late = {name: memory.resident(pid) for name, pid in pids.items()}
+        late = {name: resident(pid) for name, pid in pids.items()}
         idle = idle_share(before, ticks())
     growth = {name: late[name] - early[name] for name in pids}
     return {

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.bench._loops import fold_rows
 from inanet.bench.measure import interleave, median
 from inanet.kernels.checksum import seal_rows
+from inanet.kernels.fold import fold_add
+from inanet.kernels.jit import njit
+from inanet.kernels.layout import ROW_WORDS
 from inanet.proto.common.formats import make_format
 from inanet.proto.common.plan import (
     Child,
@@ -31,6 +33,14 @@ from inanet.proto.tree.node import Node
 from inanet.proto.tree.xagg.slotwork import contribute
 from inanet.wire.batch import PacketBatch
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES, VALUES
+
+
+@njit("void(int32[:, ::1], int32[::1], int64)", cache=True, nogil=True, _nrt=False)
+def fold_rows(rows: Any, arena: Any, count: int) -> None:
+    """Add the packet at row ``i`` of ``arena`` to slot ``i``."""
+    for i in range(count):
+        fold_add(rows, i, arena, i * ROW_WORDS)
+
 
 #: packets of one super-frame, and super-frames of one batch
 SEGMENTS = 62

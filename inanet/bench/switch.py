@@ -6,33 +6,207 @@ receivers are on the other side of the cable and not in the figures. ``gbps`` is
 came in from workers, per second of that time; ``wall_gbps`` the same by the clock on the wall, which other processes
 lengthen. Where a PS answers, its answers are rounds of their own: ``answer_ns`` is the time for one, which goes out to all
 four workers.
+
+The switch is in one of several network namespaces without a name, which vanish with the process; cables lead to its senders.
 """
 
+import ctypes
+import os
 import select
+import socket
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from inanet.bench.marks import Mark
-from inanet.bench.switch_cables import BUFFER, PS, SWITCH, Cabled, Wrong
 from inanet.bench.switch_loads import FRAGMENTS, LOADS, WORKERS, Load, Rounds, registration
+from inanet.lab.namespaces import in_thread
+from inanet.phy.mmsg import HEADER_WORDS, address_in_memory, request_buffer, transmit
+from inanet.phy.packet import open_packet_socket
+from inanet.phy.port import FramePort
 from inanet.phy.ring import FrameRing, without
+from inanet.phy.sockets import SO_SNDBUFFORCE
 from inanet.phy.udp import MAX_PAYLOAD, SEGMENTS, TRUESIZE, UdpDevice
+from inanet.phy.vnet import FrameBatch
 from inanet.proto.common.program import Verdicts
 from inanet.switch.framed import FrameSwitch
 from inanet.switch.pipeline import Pipeline
 from inanet.switch.port import Switch
 from inanet.switch.programs import RAW_ETHERTYPE
+from inanet.switch.rebuild import Rebuilder
+from inanet.switch.tables import Tables
 from inanet.switch.udp import UdpSwitch
 from inanet.wire.batch import PacketBatch, Transmission
 from inanet.wire.endpoint import endpoint
+
+T = TypeVar("T")
+_CLONE_NEWNET = 0x40000000
+#: seconds that the kernel may take to bring an interface up
+_PATIENCE = 10.0
+
+
+class Space:
+    """A namespace, closed with ``stack``. Raises ``OSError`` without the privilege."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+
+        def make() -> int:
+            if self._libc.unshare(_CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "making a network namespace needs root, or CAP_SYS_ADMIN")
+            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+        self.fd = in_thread(make)
+        stack.callback(os.close, self.fd)
+
+    def run(self, body: Callable[[], T]) -> T:
+        """Call ``body`` inside; sockets that it opens stay there."""
+
+        def inside() -> T:
+            if self._libc.setns(self.fd, _CLONE_NEWNET) != 0:
+                raise OSError(ctypes.get_errno(), "entering a network namespace")
+            return body()
+
+        return in_thread(inside)
+
+
+def cable(one: Space, name: str, other: Space, other_name: str, addresses: list[str]) -> bytes:
+    """A veth pair; the other end has ``addresses`` (/24). Returns the hardware address of the other end."""
+    from pyroute2 import IPRoute
+
+    def begin() -> None:
+        with IPRoute() as netlink:
+            netlink.link("add", ifname=name, kind="veth", peer={"ifname": other_name, "net_ns_fd": other.fd})
+            netlink.link("set", index=netlink.link_lookup(ifname=name)[0], state="up")
+
+    def end() -> bytes:
+        with IPRoute() as netlink:
+            index = netlink.link_lookup(ifname=other_name)[0]
+            for address in addresses:
+                netlink.addr("add", index=index, address=address, prefixlen=24)
+            netlink.link("set", index=index, state="up")
+            return bytes.fromhex(netlink.get_links(index)[0].get_attr("IFLA_ADDRESS").replace(":", ""))
+
+    def wait(name: str) -> None:
+        """Until the kernel, in the background, has started the queue of an interface: before, it loses packets."""
+        deadline = time.monotonic() + _PATIENCE
+        with IPRoute() as netlink:
+            index = netlink.link_lookup(ifname=name)[0]
+            while netlink.get_links(index)[0].get_attr("IFLA_OPERSTATE") != "UP":
+                if time.monotonic() > deadline:
+                    raise OSError(f"{name} does not come up")
+
+    one.run(begin)
+    hardware = other.run(end)
+    one.run(lambda: wait(name))
+    other.run(lambda: wait(other_name))
+    return hardware
+
+
+#: the switch's address and the PS's
+SWITCH, PS = "10.76.0.254", "10.76.0.100"
+HARDWARE = 0x02_00_00_00_76_FE
+BUFFER = 32 << 20
+
+
+class Wrong(Exception):
+    """Sums that are not what they must be: there is nothing to measure."""
+
+
+class Injector:
+    """Sends frames out of ``interface``, and hears none."""
+
+    def __init__(self, interface: str) -> None:
+        self._socket = open_packet_socket()
+        request_buffer(self._socket, SO_SNDBUFFORCE, socket.SO_SNDBUF, BUFFER)
+        self._socket.bind((interface, 0))
+
+    def send(self, frames: FrameBatch, start: int = 0) -> int:
+        count = len(frames) - start
+        words, iovecs = np.zeros((count, HEADER_WORDS), np.uint64), np.zeros((count, 2), np.uint64)
+        iovecs[:, 0] = frames.offsets[start:] + address_in_memory(frames.arena)
+        iovecs[:, 1] = frames.lengths[start:]
+        words[:, 2] = address_in_memory(iovecs) + np.arange(count, dtype=np.uint64) * 16
+        words[:, 3] = 1
+        return self.send_messages(words, 0, count, frames.lengths[start:])
+
+    def send_messages(
+        self, words: NDArray[np.uint64], first: int, count: int, sizes: NDArray[np.int64]
+    ) -> int:
+        table, at = address_in_memory(words), first
+        while at < first + count:
+            sent = transmit(self._socket.fileno(), table + at * HEADER_WORDS * 8, first + count - at)
+            if sent < 0:
+                break
+            at += sent
+        return at - first
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Cabled:
+    """A switch between two cables: all workers behind one, the PS behind the other."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.stack = stack
+        self.middle, self.left, self.right = Space(stack), Space(stack), Space(stack)
+        self.addresses = [f"10.76.0.{i + 1}" for i in range(WORKERS)]
+        self.hardware = [
+            int.from_bytes(cable(self.middle, "p0", self.left, "e0", self.addresses), "big"),
+            int.from_bytes(cable(self.middle, "p1", self.right, "e0", [PS]), "big"),
+        ]
+        self.devices = {
+            name: self.open(self.middle, partial(FramePort, name, rcvbuf=BUFFER, sndbuf=BUFFER))
+            for name in ("p0", "p1")
+        }
+        self.senders = [self.open(space, lambda: Injector("e0")) for space in (self.left, self.right)]
+        self.tables = Tables(HARDWARE, endpoint(SWITCH, 0) >> 16)
+        for address in self.addresses:
+            self.tables.give_host(endpoint(address, 0) >> 16, self.hardware[0], 0)
+        self.tables.give_host(endpoint(PS, 0) >> 16, self.hardware[1], 1)
+
+    def open(self, space: Space, make: Callable[[], Any]) -> Any:
+        """Something with sockets in a namespace, closed with the stack."""
+        made = space.run(make)
+        self.stack.callback(made.close)
+        return made
+
+    def header(self, side: int, source: int, destination: int, raw: bool, marked: bool) -> NDArray[np.uint8]:
+        """Headers of frames to the switch."""
+        kind = RAW_ETHERTYPE if raw else 0x0800
+        ethernet = (
+            HARDWARE.to_bytes(6, "big") + self.hardware[side].to_bytes(6, "big") + kind.to_bytes(2, "big")
+        )
+        ip = bytes([0x45, 3 if marked else 0, 0, 0, 0, 0, 0x40, 0, 64, 1 if raw else 17, 0, 0])
+        ip += (source >> 16).to_bytes(4, "big") + (destination >> 16).to_bytes(4, "big")
+        ports = (source & 0xFFFF).to_bytes(2, "big") + (destination & 0xFFFF).to_bytes(2, "big") + bytes(4)
+        return np.frombuffer(bytes(10) + ethernet + ip + ports, np.uint8)
+
+    def sender(
+        self, side: int, header: NDArray[np.uint8], raw: bool, segments: int
+    ) -> Callable[[NDArray[Any]], None]:
+        """Sends packets (structured) in super-frames of so many segments."""
+        rebuilder, port = Rebuilder(14), self.senders[side]
+
+        def send(packets: NDArray[Any]) -> None:
+            length, arena = packets.dtype.itemsize, packets.view(np.uint8)
+            step = len(packets) if raw else segments
+            for first in range(0, len(packets), step):
+                offsets = np.arange(first, min(first + step, len(packets)), dtype=np.int64) * length
+                for frames, _ in rebuilder.frames(port, header, raw, arena, offsets, length):
+                    if frames.send(0) < len(frames):
+                        raise Wrong("the send buffer is full")
+
+        return send
+
 
 MARKS = (
     Mark("forward", "gbps", {"program": "forward", "phy": "packet"}, least=15.0, unit="Gbit/s"),

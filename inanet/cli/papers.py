@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from inanet.papers import registry
+from inanet.papers import entries, registry
 from inanet.service.exits import Exit
 
 
@@ -21,11 +21,11 @@ def list_entries(as_json: bool) -> None:
     """All entries."""
     if as_json:
         keys = ("name", "paper", "figure", "what", "scale")
-        rows = [{key: getattr(entry, key) for key in keys} for entry in registry.ENTRIES.values()]
+        rows = [{key: getattr(entry, key) for key in keys} for entry in entries.ENTRIES.values()]
         click.echo(json.dumps({"schema": 1, "ok": True, "entries": rows}))
         return
-    width = max(len(name) for name in registry.ENTRIES)
-    for entry in registry.ENTRIES.values():
+    width = max(len(name) for name in entries.ENTRIES)
+    for entry in entries.ENTRIES.values():
         click.echo(f"{entry.name:{width}}  {entry.figure:<8} {entry.what}")
 
 

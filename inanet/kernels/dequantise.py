@@ -15,9 +15,9 @@ from inanet.kernels.half import narrow16
 from inanet.kernels.jit import njit
 from inanet.kernels.lanes import LANES, write_quotient8, write_scaled8
 from inanet.kernels.layout import HEADER_WORDS, PAYLOAD_WORDS, POISON
-from inanet.kernels.quantise import GROUPS, spread_factors
+from inanet.kernels.quantise import VECTORS, spread_factors
 
-_LANES, _GROUPS = np.uint64(LANES), np.uint64(GROUPS)
+_LANES, _VECTORS = np.uint64(LANES), np.uint64(VECTORS)
 _NOWHERE = np.iinfo(np.int64).max
 
 
@@ -57,12 +57,12 @@ def read_sums(
     """
     poisoned = -1
     if quick:
-        for group in range(_GROUPS):
-            write_scaled8(sums, group * _LANES, factors[group], out)
+        for vector in range(_VECTORS):
+            write_scaled8(sums, vector * _LANES, factors[vector], out)
         return poisoned
-    size, each = np.uint64(out.size), _GROUPS // np.uint64(blocks)
-    for group in range(_GROUPS):
-        exponent, start = exps[np.uint64(first) + group // each], group * _LANES
+    size, each = np.uint64(out.size), _VECTORS // np.uint64(blocks)
+    for vector in range(_VECTORS):
+        exponent, start = exps[np.uint64(first) + vector // each], vector * _LANES
         factor, divisor = multiply[exponent], divide[exponent]
         if exponent == POISON or start + _LANES > size:
             for at in range(start, min(start + _LANES, size)):
@@ -100,7 +100,7 @@ def dequantise32(
 
     Returns the lowest poisoned element that is not finite, or 2^63 - 1.
     """
-    lowest, factors = _NOWHERE, np.empty(GROUPS, np.float32)
+    lowest, factors = _NOWHERE, np.empty(VECTORS, np.float32)
     for k in range(slots.size):
         start = fragments[k] * PAYLOAD_WORDS
         part = out[start : start + PAYLOAD_WORDS]

@@ -6,7 +6,7 @@ two from 2**-112 to 2**157, beyond float32; the product is taken in float64, whe
 clamp. Where float32 gives the same (``scale32[E]`` is not 0) that is done: twice as many elements fit a vector.
 
 Tables (``scale``, ``scale32``, ...) have 256 entries, one for each exponent; :mod:`inanet.proto.common.quantised` makes
-them. ``exps`` is uint8, the exponents of a whole tensor, ``blocks`` for each fragment of 256 elements. *Groups* are eight
+them. ``exps`` is uint8, the exponents of a whole tensor, ``blocks`` for each fragment of 256 elements. *Vectors* are eight
 neighbouring elements (:data:`~inanet.kernels.lanes.LANES`), whether or not they are a block.
 
 A block of exponent 255 holds a NaN or infinity on some rank. Its integers are no values but marks: 1 for infinity, 2^16 for
@@ -28,9 +28,9 @@ from inanet.kernels.layout import CHECK, HEAD, HEADER_WORDS, PAYLOAD_WORDS, POIS
 PLUS, MINUS = 1, 1 << 16
 
 _LANES = np.uint64(LANES)
-#: groups in a fragment
-GROUPS = PAYLOAD_WORDS // LANES
-_GROUPS = np.uint64(GROUPS)
+#: vectors of eight elements in a fragment
+VECTORS = PAYLOAD_WORDS // LANES
+_VECTORS = np.uint64(VECTORS)
 
 
 @njit("float32(int64)", cache=True, nogil=True, inline="always")
@@ -55,13 +55,13 @@ def mark(value: float) -> Any:
 def spread_factors(
     table: NDArray[np.float32], exps: NDArray[np.uint8], first: int, blocks: int, factors: NDArray[np.float32]
 ) -> bool:
-    """Write the factor of each group of a fragment, ``table[E]``, into ``factors`` (float32[:data:`GROUPS`]).
+    """Write the factor of each vector of a fragment, ``table[E]``, into ``factors`` (float32[:data:`VECTORS`]).
 
     The fragment's ``blocks`` exponents begin at ``exps[first]``. False if one of them has no factor in float32 (0).
     """
     whole = True
     if blocks == factors.size:
-        for block in range(_GROUPS):
+        for block in range(_VECTORS):
             factor = table[exps[np.uint64(first) + block]]
             whole &= factor != 0
             factors[block] = factor
@@ -98,12 +98,12 @@ def add_quantised(
     """
     if quick:
         bound32 = largest_float32(limit)
-        for group in range(_GROUPS):
-            add_scaled8(values, group * _LANES, factors[group], bound32, sums)
+        for vector in range(_VECTORS):
+            add_scaled8(values, vector * _LANES, factors[vector], bound32, sums)
         return
-    bound, each = np.float64(limit), _GROUPS // np.uint64(blocks)
-    for group in range(_GROUPS):
-        exponent, start = exps[np.uint64(first) + group // each], group * _LANES
+    bound, each = np.float64(limit), _VECTORS // np.uint64(blocks)
+    for vector in range(_VECTORS):
+        exponent, start = exps[np.uint64(first) + vector // each], vector * _LANES
         factor = scale[exponent]
         if exponent != POISON and start + _LANES <= np.uint64(values.size):
             add_scaled8(values, start, factor, bound, sums)
@@ -150,7 +150,7 @@ def quantise(
 
     A fragment ``lo + i`` with ``misfit[i] != 0`` is not quantised; its payload is that exponent, then zeros.
     """
-    wide, factors = np.empty(PAYLOAD_WORDS, np.float32), np.empty(GROUPS, np.float32)
+    wide, factors = np.empty(PAYLOAD_WORDS, np.float32), np.empty(VECTORS, np.float32)
     for i in range(hi - lo):
         payload = rows[row0 + i, HEADER_WORDS : HEADER_WORDS + PAYLOAD_WORDS]
         if first:

@@ -4,14 +4,11 @@
 other hosts; its bits are those of the network, for a fifth of the memory traffic of separate kernels with four ranks.
 
 ``bases`` holds one address for each rank, uint64, where its tensor of ``size`` float32 begins; whoever calls keeps the tensors
-alive. Exponents, tables and groups are as in :mod:`inanet.kernels.quantise`.
+alive. Exponents, tables and vectors are as in :mod:`inanet.kernels.quantise`.
 """
-
-from typing import Any
 
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from inanet.kernels.checksum import row_checksum
@@ -20,7 +17,8 @@ from inanet.kernels.exponents import exponent_of, raise_peaks
 from inanet.kernels.jit import njit
 from inanet.kernels.lanes import LANES, add_scaled8, raise_peaks8, write_scaled8
 from inanet.kernels.layout import CHECKSUM_WORD, HEADER_WORDS, PAYLOAD_WORDS, POISON
-from inanet.kernels.quantise import GROUPS, add_quantised, largest_float32, spread_factors
+from inanet.kernels.pointers import pointer_to
+from inanet.kernels.quantise import VECTORS, add_quantised, largest_float32, spread_factors
 
 U8 = NDArray[np.uint8]
 U32 = NDArray[np.uint32]
@@ -30,32 +28,25 @@ F32 = NDArray[np.float32]
 _LANES = np.uint64(LANES)
 
 
-@intrinsic
-def _float32_pointer(typing_context: Any, address: Any) -> Any:
-    """A memory address as a pointer, because kernels cannot take as many arrays as there are ranks."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float32)(types.uint64), generate
+_float32_pointer = pointer_to(types.float32)
 
 
 @njit("void(uint64[::1], int64, int64, int64, uint32[::1])", cache=True, nogil=True, inline="always")
 def _find_peaks(bases: NDArray[np.uint64], start: int, count: int, blocks: int, peaks: U32) -> None:
     """Set ``peaks[:blocks]`` to the float32 bits of the largest magnitude that any rank has in each block of a fragment.
 
-    The fragment is elements ``start`` to ``start + count - 1`` of the tensors. ``peaks`` has room for one of each group.
+    The fragment is elements ``start`` to ``start + count - 1`` of the tensors. ``peaks`` has room for one of each vector.
     """
     peaks[:] = 0
     for rank in range(len(bases)):
         base = bases[rank] + np.uint64(start) * np.uint64(4)
         if count == PAYLOAD_WORDS:
-            for group in range(np.uint64(0), np.uint64(GROUPS), _LANES):
-                raise_peaks8(base, group * _LANES, peaks, group)
+            for vector in range(np.uint64(0), np.uint64(VECTORS), _LANES):
+                raise_peaks8(base, vector * _LANES, peaks, vector)
         else:
             bits = carray(_float32_pointer(base), (count,), np.float32).view(np.uint32)
-            raise_peaks(bits, LANES, GROUPS, peaks)
-    each = GROUPS // blocks
+            raise_peaks(bits, LANES, VECTORS, peaks)
+    each = VECTORS // blocks
     if each > 1:
         for block in range(blocks):
             peaks[block] = peaks[block * each : (block + 1) * each].max()
@@ -88,8 +79,8 @@ def _sum(
     for rank in range(len(bases)):
         base = bases[rank] + np.uint64(start) * np.uint64(4)
         if quick:
-            for group in range(np.uint64(GROUPS)):
-                add_scaled8(base, group * _LANES, factors[group], bound32, sums)
+            for vector in range(np.uint64(VECTORS)):
+                add_scaled8(base, vector * _LANES, factors[vector], bound32, sums)
         else:
             part = carray(_float32_pointer(base), (count,), np.float32)
             add_quantised(part, False, factors, exps, first, blocks, scale, limit, sums)
@@ -123,7 +114,7 @@ def quantise_together(
     exponent of fragment ``lo + i`` over all ranks. If that is more than ``top[exps[lo + i]]``, the fragment is not quantised;
     its payload is what it needs, then zeros. Without ``check``, ``needs`` is not touched and may be empty.
     """
-    peaks, factors = np.empty(GROUPS, np.uint32), np.empty(GROUPS, np.float32)
+    peaks, factors = np.empty(VECTORS, np.uint32), np.empty(VECTORS, np.float32)
     for i in range(hi - lo):
         start, first = (lo + i) * PAYLOAD_WORDS, (lo + i) * blocks
         count = max(min(size - start, PAYLOAD_WORDS), 0)
@@ -175,8 +166,8 @@ def reduce_together(
     for zeros. ``needs`` gets what all blocks need, unless it is empty. Tables as in :mod:`inanet.proto.common.quantised`.
     Returns -1, or with ``refuse`` the first fragment that holds a NaN or infinity: from there on nothing has been written.
     """
-    sums, peaks = np.empty(PAYLOAD_WORDS, np.int32), np.empty(GROUPS, np.uint32)
-    factors = np.empty(GROUPS, np.float32)
+    sums, peaks = np.empty(PAYLOAD_WORDS, np.int32), np.empty(VECTORS, np.uint32)
+    factors = np.empty(VECTORS, np.float32)
     for fragment in range(lo, hi):
         start, first = fragment * PAYLOAD_WORDS, fragment * blocks
         count = max(min(size - start, PAYLOAD_WORDS), 0)
@@ -203,8 +194,8 @@ def reduce_together(
         for rank in range(len(bases)):
             base = bases[rank] + np.uint64(start) * np.uint64(4)
             if quick:
-                for group in range(np.uint64(GROUPS)):
-                    write_scaled8(sums, group * _LANES, factors[group], base)
+                for vector in range(np.uint64(VECTORS)):
+                    write_scaled8(sums, vector * _LANES, factors[vector], base)
             else:
                 part = carray(_float32_pointer(base), (count,), np.float32)
                 read_sums(sums, False, factors, exps, first, blocks, multiply, divide, part)

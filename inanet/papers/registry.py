@@ -6,14 +6,11 @@ so the same means equal. Those that measure this machine run once. Whether claim
 
 import difflib
 import math
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
-from types import MappingProxyType
 from typing import Any
 
-from inanet.papers.entries import a2tp, goat, netreduce, xagg, zebra
-from inanet.papers.entries.entry import Entry
+from inanet.papers.entries import ENTRIES, Entry
 from inanet.papers.outcome import Outcome
 from inanet.service.exits import Exit, Failure
 
@@ -24,11 +21,6 @@ class UnknownEntry(Failure):
     """There is no entry of this name."""
 
     code = Exit.USAGE
-
-
-ENTRIES: Mapping[str, Entry] = MappingProxyType(
-    {entry.name: entry for paper in (a2tp, goat, netreduce, xagg, zebra) for entry in paper.ENTRIES}
-)
 
 
 def find(name: str) -> Entry:

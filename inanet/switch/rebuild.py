@@ -155,7 +155,7 @@ class Gathered(Frames):
 class Rebuilder:
     """Message tables for runs of packets. ``link`` is the length of link headers, 14 or 0 (TUN).
 
-    Headers are what :class:`inanet.switch.flows.Flows` gives: virtio-net header, link header, IPv4 and, unless the frames
+    Headers are what :class:`inanet.switch.framed.Flows` gives: virtio-net header, link header, IPv4 and, unless the frames
     are raw, UDP.
     """
 

@@ -4,26 +4,24 @@ The program folds contributions and hands on what is complete, see ``aggregator.
 :class:`~inanet.proto.tree.node.Node`: it opens rounds, looks into slots when the program says that a group has ended, asks
 for what is lost, repeats what others lack, returns credit, restarts fragments, follows plans, ends rounds. It reads the
 tables at any time, as every entry is written before what points to it, and writes them with the gate closed.
+
+The program sends by itself where a parent or group is within reach, as much as its link takes; what is beyond that comes
+behind it from here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from inanet.proto.tree.engine import row_is_sound
+from inanet.proto.tree.engine import Tables, row_is_sound
+from inanet.proto.tree.flow import BURST
 from inanet.proto.tree.membership import Job, ShardState, Tree
 from inanet.proto.tree.reliability import Link
 from inanet.proto.tree.slot_engine import Bits, Report, Slots
-from inanet.proto.tree.slots import (
-    GROUP,
-    LEFT_UP,
-    LOGGED_DOWN,
-    LOGGED_UP,
-    ShardColumn,
-    State,
-)
+from inanet.proto.tree.slots import GROUP, LEFT_UP, LOGGED_DOWN, LOGGED_UP, ShardColumn, State, TreeColumn
 from inanet.proto.tree.xagg import slotwork
 from inanet.wire.batch import PacketBatch
 from inanet.wire.drops import DROP_CODES
@@ -31,8 +29,255 @@ from inanet.wire.integrity import header_tag
 from inanet.wire.xagg import HEADER_BYTES, Kind
 from inanet.xdp.gate import Gate
 from inanet.xdp.libbpf import RingBuffer
-from inanet.xdp.memory import EVENT, KernelCount, KernelEvent, SharedMemory
-from inanet.xdp.routes import Routes
+from inanet.xdp.memory import EVENT, HOP, Held, KernelCount, KernelEvent, SharedMemory
+
+#: packets that the program may send to a parent before it has been shown that they arrive
+PROBATION = 256
+#: and how many of a group are enough to judge by what the parent lacks of it
+SAMPLE = 32
+
+
+@dataclass(slots=True)
+class Road:
+    """Whether what the program sends to a parent gets there: on some drivers it vanishes without a word."""
+
+    link: Link
+    #: packets that the program had sent before to whoever was the parent then
+    before: int
+    #: the parent's last CREDIT at the start, packets of the link's count then, and those of it that the program has sent since
+    credited: int = field(init=False)
+    counted: int = field(init=False)
+    fresh: int = 0
+    #: times that the parent has asked for something that the program had sent, by row of the shard
+    missed: dict[int, int] = field(default_factory=dict)
+    arrives: bool | None = None
+    #: the parent lacked most of a group: should some come after all, as from a ring that is emptied by other packets, then
+    #: that proves nothing
+    doubted: bool = False
+    #: packets put on the account of the link because the program may send them
+    reserved: int = 0
+
+    #: (shard row, round, group) of the groups in which the parent has said what it lacks
+    judged: set[tuple[int, int, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.credited = self.link.taken
+        # what is on its way now proves nothing
+        self.counted = self.link.packets - self.link.in_flight
+
+    @property
+    def ours(self) -> int:
+        """Packets that user space has sent."""
+        return self.link.packets - self.counted - self.fresh
+
+    def look(self, sent: int) -> None:
+        """Has the parent taken clearly more than user space has sent? Then what the program sends arrives.
+
+        A quarter of it is more than a network repeats, and less than what losses leave.
+        """
+        tried = sent - self.before
+        if self.arrives is None and tried and not self.doubted:
+            taken = (self.link.taken - self.credited) & _MASK32
+            if taken < 1 << 31 and 4 * (taken - self.ours) > tried:
+                self.arrives = True
+
+    def heard(self, group: tuple[int, int, int], left: int, asked: int) -> None:
+        """Of a group of which the program has sent ``left``, the parent lacks ``asked``. Only the first time says anything:
+        later, user space may have repeated what had vanished.
+        """
+        if group in self.judged:
+            return
+        self.judged.add(group)
+        if self.arrives is None and left >= SAMPLE:
+            if 2 * asked < left:
+                self.arrives = True
+            else:
+                self.doubted = True
+
+    def limit(self, sent: int, *, half: bool = False) -> int:
+        """How many packets the program may have sent: few before it has shown that they arrive, and only ``half`` of
+        what the link takes, which is kept for it then, as long as user space has something to send as well.
+        """
+        room = self.link.room
+        if half:
+            room = self.reserved = room // 2
+            self.link.in_flight += room
+        if self.arrives is None:
+            return min(sent + room, max(sent, self.before + PROBATION))
+        return sent + room if self.arrives else sent
+
+    def settle(self, fresh: int, now: float) -> None:
+        """Put on the link's account what the program has sent, instead of what it might have sent."""
+        self.release()
+        if fresh:
+            self.link.sent(fresh, now)
+            self.fresh += fresh
+
+    def release(self) -> None:
+        """Nothing is kept for the program any more."""
+        self.link.in_flight = max(0, self.link.in_flight - self.reserved)
+        self.reserved = 0
+
+    def lacked(self, row: int) -> None:
+        """The parent has asked for something in a shard that the program had sent."""
+        self.missed[row] = self.missed.get(row, 0) + 1
+
+    def judge(self, row: int, tried: int) -> None:
+        """At the end of a shard's round, in which the program has sent ``tried`` packets: whatever was lost of it has been
+        asked for again. Of other shards on the same way it may still be on its way, or not missed yet.
+        """
+        missed = self.missed.pop(row, 0)
+        if self.arrives is None and tried:
+            self.arrives = missed * 2 < tried
+
+
+class Routes:
+    """For the trees of ``jobs``, by row. ``tables`` are those of the node's slots."""
+
+    def __init__(self, memory: SharedMemory, tables: Tables, jobs: Mapping[int, Job]) -> None:
+        #: ways to parents
+        self.roads: dict[int, Road] = {}
+        self._memory = memory
+        self._tables = tables
+        self._jobs = jobs
+        self._routes = memory.tables["routes"][0]
+        self._hops = memory.object.map("hops")
+        #: packets to the parent that have been put on the account of the link
+        self._accounted: dict[int, int] = {}
+        #: packets to the group that are on the accounts of those who hear it
+        self._broadcast: dict[int, int] = {}
+
+    def trees(self) -> Iterator[Tree]:
+        """Those of all jobs."""
+        for job in self._jobs.values():
+            yield from job.trees.values()
+
+    def is_known(self, row: int) -> bool:
+        """Whether the program knows the parent's link-layer address."""
+        return bool(self._routes[row]["parent_ifindex"])
+
+    def begin(self, row: int) -> None:
+        """A tree has come; the row may have been another tree's."""
+        self._routes[row]["up_sent"] = self._routes[row]["down_sent"] = 0
+        self._accounted[row] = self._broadcast[row] = 0
+
+    def hold_ends(self) -> None:
+        """What user space has completed just now goes before the ends of groups."""
+        for tree in self.trees():
+            self._routes[tree.row]["ends_held"] = Held.HELD_UP | Held.HELD_DOWN
+
+    def follow(self) -> None:
+        """Tell the program where parents are, how often to report progress, and what retired ids stand for."""
+        for tree in self.trees():
+            route = self._routes[tree.row]
+            route["stands_for"] = self._stands_for(tree)
+            windows = [tree.job.plan.window or min(link.window, 64) for link in tree.links() if link.bit]
+            step = max(1, min(windows, default=64) // 4)
+            route["credit_mask"] = (1 << (step.bit_length() - 1)) - 1
+            found = None
+            if tree.up is not None:
+                found = self._hops.get(tree.up.endpoint.to_bytes(8, "little"), HOP.itemsize)
+            if found is None:
+                route["parent_ifindex"] = 0
+            else:
+                hop = np.frombuffer(found, HOP)[0]
+                route["parent_mac"] = hop["mac"]
+                route["parent_ifindex"] = hop["ifindex"]
+
+    def _stands_for(self, tree: Tree) -> list[int]:
+        """For each id what it stands for if it has retired, to the end of the chain (re-parenting)."""
+        retired = int(self._memory.trees[tree.row, TreeColumn.RETIRED])
+        closed = []
+        for index in range(32):
+            found, todo = 0, [index] if retired >> index & 1 else []
+            while todo:
+                mask = int(self._memory.mask[tree.row, todo.pop()]) & ~found
+                found |= mask
+                todo += [other for other in range(32) if mask & retired & 1 << other]
+            closed.append(found)
+        return closed
+
+    def settle(self, now: float) -> None:
+        """Put what the program has sent on its link's account, and let it send as much as is left there."""
+        for tree in self.trees():
+            route = self._routes[tree.row]
+            self._settle_group(tree, now)
+            sent = int(route["up_sent"])
+            link = tree.up
+            if link is None:
+                continue
+            road = self.roads.get(tree.row)
+            if road is None or road.link is not link:
+                road = self.roads[tree.row] = Road(link, sent)
+            road.settle(sent - self._accounted.get(tree.row, sent), now)
+            self._accounted[tree.row] = sent
+            road.look(sent)
+            behind = self._is_parent_behind(tree)
+            down = self._is_group_behind(tree)
+            route["ends_held"] = (Held.HELD_UP if behind else 0) | (Held.HELD_DOWN if down else 0)
+            route["up_limit"] = road.limit(sent, half=behind)
+
+    def _settle_group(self, tree: Tree, now: float) -> None:
+        """As much as every child's link takes may go to the group without user space, if all children hear it."""
+        route, group = self._routes[tree.row], tree.multicast
+        sent = int(route["down_sent"])
+        fresh = sent - self._broadcast.get(tree.row, sent)
+        self._broadcast[tree.row] = sent
+        road = self.roads.get(tree.row)
+        proven = road is not None and road.arrives is True
+        room = 0
+        if group is not None:
+            for link in group.grouped if fresh else ():
+                link.sent(fresh, now)
+            group.link.packets += fresh
+            if proven and group.grouped and len(group.grouped) == len(tree.down):
+                room = max(0, min(link.room - len(link.resend) for link in group.grouped))
+                if self._is_group_behind(tree):
+                    room //= 2
+                route["group"] = group.link.endpoint
+        route["down_limit"] = sent + room
+
+    def _is_group_behind(self, tree: Tree) -> bool:
+        """As :meth:`_is_parent_behind`, for results to the group."""
+        offsets = np.empty(BURST, np.int64)
+        for state in tree.lineup() if tree.multicast is not None else ():
+            cursor, logged = state.group_cursor, int(self._memory.shards[state.row, ShardColumn.DOWN_LOGGED])
+            while cursor < logged:
+                stop = min(cursor + BURST, logged)
+                if slotwork.logged_rows(self._tables, state.row, cursor, stop, False, offsets):
+                    return True
+                cursor = stop
+        return False
+
+    def _is_parent_behind(self, tree: Tree) -> bool:
+        """Whether user space still has something to send to the parent: the end of a group must not overtake it, or the
+        parent would ask for what it has not got yet (emission groups).
+        """
+        offsets = np.empty(BURST, np.int64)
+        for state in tree.lineup():
+            sender = state.up
+            if sender is None:
+                continue
+            logged = int(self._memory.shards[state.row, ShardColumn.UP_LOGGED])
+            while sender.cursor < logged:
+                stop = min(sender.cursor + BURST, logged)
+                if slotwork.logged_rows(self._tables, state.row, sender.cursor, stop, True, offsets):
+                    return True
+                sender.cursor = stop
+                sender.sent_due = None
+        return False
+
+    @property
+    def unheard(self) -> bool:
+        """Whether some parent did not get what the program sent: user space sends to it."""
+        return any(road.arrives is False for road in self.roads.values())
+
+    def try_again(self) -> None:
+        """The program has moved to another mode: what did not arrive may do so now."""
+        for road in self.roads.values():
+            road.release()
+        self.roads.clear()
+
 
 _MASK32 = 0xFFFFFFFF
 _HEADER_WORDS = HEADER_BYTES // 4

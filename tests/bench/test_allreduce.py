@@ -9,9 +9,16 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from inanet.bench.allreduce import Options, Printer, row
+from inanet.bench.allreduce import (
+    Options,
+    Printer,
+    Reading,
+    _with_metrics,
+    in_network_share,
+    metrics_port,
+    row,
+)
 from inanet.bench.cli import bench
-from inanet.bench.counted import Reading, _with_metrics, in_network_share, metrics_port
 from inanet.bench.measure import Ticks
 from inanet.bench.samples import BLOCK, check, exact, fill, source, tensor, tolerance, wide
 from inanet.client.arrays import as_array

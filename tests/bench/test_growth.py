@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from inanet.bench import growth, memory
+from inanet.bench import growth
 from inanet.bench.cli import bench
 from inanet.bench.growth import MARKS, Options, line, ratios, run, table
 from inanet.bench.marks import judge
@@ -47,7 +47,7 @@ def test_times_that_are_no_line_miss_the_mark() -> None:
 def test_tensors_larger_than_the_machine_are_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "available", lambda: 1 << 30)
+    monkeypatch.setattr(growth, "available", lambda: 1 << 30)
     with pytest.raises(
         growth.NotEnoughMemory, match=r"512 MiB for 2 workers need about .* use a smaller -e"
     ) as no:
@@ -69,15 +69,15 @@ def test_a_wrong_mean_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_memory_of_a_process_as_the_kernel_counts_it() -> None:
     pid = os.getpid()
-    memory.forget_peak(pid)
-    before = memory.resident(pid)
+    growth.forget_peak(pid)
+    before = growth.resident(pid)
     # from the kernel itself: an array might get pages that earlier tests have given back to the allocator
     with mmap.mmap(-1, 64 << 20) as pages:
         pages[:: mmap.PAGESIZE] = b"1" * (len(pages) // mmap.PAGESIZE)
-        assert memory.peak(pid) >= before + (32 << 20)
-    memory.forget_peak(pid)
-    assert memory.peak(pid) < before + (32 << 20)
-    assert memory.available() > 0
+        assert growth.peak(pid) >= before + (32 << 20)
+    growth.forget_peak(pid)
+    assert growth.peak(pid) < before + (32 << 20)
+    assert growth.available() > 0
 
 
 def test_the_last_tenth_of_the_rounds_is_held_against_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_the_last_tenth_of_the_rounds_is_held_against_the_first(monkeypatch: pyt
 
     sizes = iter([100, 90, 500, 495])
     monkeypatch.setattr(growth, "subject", subject)
-    monkeypatch.setattr(memory, "resident", lambda pid: next(sizes))
+    monkeypatch.setattr(growth, "resident", lambda pid: next(sizes))
     made = growth.of_rounds(Options(rounds=100))
     assert asked == [(growth.SMALL, 10), (growth.SMALL, 90)]
     assert (made["first_seconds"], made["last_seconds"], made["time_ratio"]) == (1.0, 1.5, 1.5)

@@ -31,7 +31,7 @@ from inanet.proto.zebra.shards import ShardServer
 from inanet.proto.zebra.stream import DAEMON_TIMING
 from inanet.proto.zebra.switch import daemon_program
 from inanet.proto.zebra.worker import IterationDone, Pulled, ZebraWorker
-from inanet.sparse.connection import PlanFollower
+from inanet.sparse.member import PlanFollower
 from inanet.switch.endpoint import SwitchEndpoint
 from inanet.switch.follower import SwitchFollower
 from inanet.switch.pipeline import Pipeline

@@ -5,8 +5,7 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from inanet.kernels.carryless import AVAILABLE
-from inanet.kernels.icrc import advance, advance_fast
+from inanet.kernels.icrc import AVAILABLE, advance, advance_fast
 
 ONES = 0xFFFFFFFF
 

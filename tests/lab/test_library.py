@@ -7,8 +7,8 @@ import pytest
 
 from inanet.config.file import ConfigError
 from inanet.lab import library
-from inanet.lab.configuration import configurations, daemons
 from inanet.lab.credentials import prepare
+from inanet.lab.fabric import configurations, daemons
 
 ROOT = Path(__file__).parents[2]
 EXPECTED = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from inanet.lab.configuration import Place, configurations, daemons
 from inanet.lab.credentials import prepare
+from inanet.lab.fabric import Place, configurations, daemons
 from inanet.lab.library import topology
 from inanet.lab.network import configured, fleet, network, shorthand
 from inanet.planning.candidates import candidates

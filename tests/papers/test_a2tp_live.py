@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from inanet.lab import namespaces
-from inanet.papers import a2tp_live_figure
-from inanet.papers.a2tp_live import RATES, Run, measure
-from inanet.papers.a2tp_live_figure import SYSTEMS_RUN, fig2, judge
+from inanet.papers import a2tp_live
+from inanet.papers.a2tp_live import RATES, SYSTEMS_RUN, Run, fig2, judge, measure
 from inanet.papers.a2tp_testbed import A, B
 from tests.lab.conftest import lacking
 
@@ -64,7 +63,7 @@ def test_the_rate_is_the_first_that_leaves_processors_time_to_spare(monkeypatch:
         busy = {"switch": 0.5, "PS": 0.1, "agents": 0.6, "ranks": 0.0}
         return replace(run(40, 28.8, 10, 0.5), rate=rate, busy=busy, idle=0.1 if rate == RATES[0] else 0.4)
 
-    monkeypatch.setattr(a2tp_live_figure, "measure", measured)
+    monkeypatch.setattr(a2tp_live, "measure", measured)
     outcome = fig2()
     assert asked == [("atp", RATES[0]), ("atp", RATES[1]), ("switchml", RATES[1]), ("a2tp", RATES[1])]
     load = outcome.tables[1]

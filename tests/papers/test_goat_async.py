@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from inanet.papers.goat_async import (
+    BATCH,
     DEVIATION,
     SCHEMES,
     SYNCHRONOUS_EPOCH,
@@ -16,7 +17,6 @@ from inanet.papers.goat_async import (
     latencies,
     train,
 )
-from inanet.papers.goat_task import BATCH
 
 
 def test_latencies_are_normal_within_a_second() -> None:

@@ -5,9 +5,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from inanet.papers.goat_async import NOISES, Model, latencies, through_nodes, train
-from inanet.papers.goat_nodes import FACTOR, Training, plan_testbed
-from inanet.papers.goat_task import Regression
+from inanet.papers.goat_async import (
+    FACTOR,
+    NOISES,
+    Model,
+    Regression,
+    Training,
+    latencies,
+    plan_testbed,
+    through_nodes,
+    train,
+)
 from inanet.planning.goat.participants import Timeline
 
 WORKERS = 8

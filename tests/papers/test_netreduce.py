@@ -3,7 +3,8 @@ from functools import partial
 import pytest
 
 from inanet.papers import netreduce, netreduce_machines
-from inanet.papers.registry import ENTRIES, find
+from inanet.papers.entries import ENTRIES
+from inanet.papers.registry import find
 
 
 def test_figure_7_says_what_holds_and_why_not(monkeypatch):

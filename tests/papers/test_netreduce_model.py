@@ -8,8 +8,8 @@ from inanet.papers import netreduce_model as model
 from inanet.papers import netreduce_speed as speed
 from inanet.papers import netreduce_testbed as testbed
 from inanet.papers.claims import Claim
+from inanet.papers.entries import ENTRIES
 from inanet.papers.outcome import Outcome
-from inanet.papers.registry import ENTRIES
 from inanet.planning.patterns import Cluster, flat_ring, parallel_netreduce, tencent
 
 

@@ -15,8 +15,9 @@ from inanet.cli.main import main
 from inanet.cli.papers import papers
 from inanet.papers import registry
 from inanet.papers.claims import Claim, Relation, ratio, reduction
+from inanet.papers.entries import ENTRIES, Entry
 from inanet.papers.outcome import Outcome, Panel, Table
-from inanet.papers.registry import ENTRIES, Entry, UnknownEntry, find, run
+from inanet.papers.registry import UnknownEntry, find, run
 
 
 @pytest.mark.parametrize(

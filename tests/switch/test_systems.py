@@ -13,10 +13,10 @@ import pytest
 from inanet.phy.udp import UdpDevice
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
-from inanet.proto.slots.a2tp.worker import a2tp_worker
+from inanet.proto.slots.a2tp.system import a2tp_worker
 from inanet.proto.slots.atp.ps import atp_server
 from inanet.proto.slots.atp.worker import atp_worker
-from inanet.proto.slots.esa.worker import esa_worker
+from inanet.proto.slots.esa.system import esa_worker
 from inanet.proto.slots.ps import PSJob
 from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.proto.slots.worker import Membership, Worker

@@ -22,7 +22,7 @@ from inanet.launch.topology import NodeSpec
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.xdp.libbpf import attached_program
-from inanet.xdp.road import PROBATION
+from inanet.xdp.slots import PROBATION
 from tests.client.agent import run_all
 from tests.phy.spaces import Space, cable, open_spaces
 

@@ -19,7 +19,7 @@ from inanet.proto.tree.reliability import Link
 from inanet.wire.endpoint import endpoint
 from inanet.xdp.attach import Unavailable
 from inanet.xdp.memory import COUNTS, KernelCount, Mode
-from inanet.xdp.road import PROBATION, SAMPLE, Road
+from inanet.xdp.slots import PROBATION, SAMPLE, Road
 from tests.xdp.conftest import lacking
 
 

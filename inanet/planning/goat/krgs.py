@@ -3,6 +3,10 @@
 Every stage is kept in the result: the fractional solution, the best rounding with the overshoot it had, and the cost
 after each step. Addresses are published: a fragment of a sub-model lives at ``base + fragment`` on its switch, since
 the paper's hash of <node, sub-model, fragment> would let 37 % of the fragments collide at load 1.
+
+*Rounding* is the randomised one of Algorithm 1, with the probabilities of its last step made whole. It may exceed a switch's memory by the factor the paper bounds (4 under its assumption). A register file does not
+stretch: sub-models leave an overfull switch, the cheapest to move first. The polish then only takes steps that lower
+the cost and keep memory: nearest open node for every worker, close what does not pay, open where there is room.
 """
 
 import time
@@ -14,10 +18,149 @@ import numpy as np
 
 from inanet.planning.goat import column_generation as columns
 from inanet.planning.goat import relaxation
-from inanet.planning.goat.instance import I64, Bools, Instance
+from inanet.planning.goat.instance import F64, I64, Bools, Instance
 from inanet.planning.goat.relaxation import Relaxed, nearest
-from inanet.planning.goat.repair import polish, repair
-from inanet.planning.goat.rounding import Rounded, round_once
+
+#: Bytes that a sum of float64 footprints may be off.
+_SLACK = 1e-3
+
+
+def distances_to_open(instance: Instance, opened: Bools) -> F64:
+    """float64[G, C]: links from each class of workers to the nearest node that has the sub-model, PS included."""
+    its = instance.classes
+    far = np.where(opened[:, None, :], its.to_switch[None], np.inf).min(axis=2, initial=np.inf)
+    return np.asarray(np.minimum(far, its.to_ps[None, :]), np.float64)
+
+
+def repair(instance: Instance, opened: Bools) -> Bools:
+    """A subset of ``opened`` that fits every register file: those that cost least per byte when closed go first."""
+    opened = opened.copy()
+    for s in range(len(instance.switches)):
+        while instance.load(opened)[s] > instance.memory[s] + _SLACK:
+            (held,) = np.nonzero(opened[:, s])
+            penalty = _closing(instance, opened, held, s) / instance.footprints[held]
+            opened[held[int(penalty.argmin())], s] = False
+    return opened
+
+
+def _closing(instance: Instance, opened: Bools, held: np.ndarray, s: int) -> F64:
+    """Byte-links that closing switch ``s`` adds, for each sub-model of ``held``; negative: it saves."""
+    now = opened[held]
+    then = now.copy()
+    then[:, s] = False
+    further = distances_to_open(instance, then) - distances_to_open(instance, now)
+    return np.asarray(
+        instance.sizes[held] * (further @ instance.classes.count - instance.down[s]), np.float64
+    )
+
+
+def _opening(instance: Instance, opened: Bools, rows: np.ndarray) -> F64:
+    """Byte-links saved by opening each switch, float64[len(rows), S]."""
+    its = instance.classes
+    current = distances_to_open(instance, opened[rows])
+    saved = np.maximum(current[:, :, None] - its.to_switch[None], 0.0)
+    gain = np.einsum("c,gcs->gs", its.count, saved) - instance.down[None, :]
+    return np.asarray(instance.sizes[rows, None] * gain, np.float64)
+
+
+def polish(instance: Instance, opened: Bools) -> Bools:
+    """Close what does not pay for its sum to the PS, then open the most useful per byte while there is room."""
+    opened = opened.copy()
+    if not len(instance.switches):
+        return opened
+    for s in range(len(instance.switches)):
+        (held,) = np.nonzero(opened[:, s])
+        if len(held):
+            opened[held[_closing(instance, opened, held, s) < 0], s] = False
+    room = instance.memory - instance.load(opened)
+    gain = _opening(instance, opened, np.arange(len(instance.sizes)))
+    while True:
+        useful = (gain > 0) & ~opened & (instance.footprints[:, None] <= room[None, :] + _SLACK)
+        if not useful.any():
+            return opened
+        worth = np.where(useful, gain / instance.footprints[:, None], -np.inf)
+        g, s = divmod(int(worth.argmax()), worth.shape[1])
+        opened[g, s] = True
+        room[s] -= instance.footprints[g]
+        gain[g] = _opening(instance, opened, np.array([g]))[0]
+
+
+#: A solver's 0.9999999 is a one.
+TOLERANCE = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Rounded:
+    """``opened`` bool[G, S], ``nodes`` int64[G, W] (S: the PS), ``required`` int64[G]: k(g), and the knapsacks of every
+    sub-model: ``knapsack`` int64[G, S], -1 where x is 0.
+    """
+
+    opened: Bools
+    nodes: I64
+    required: I64
+    knapsack: I64
+
+
+def required_switches(x: F64) -> I64:
+    """k(g) = floor(sum_s x), int64[G]. 0: everything of this sub-model goes to the PS."""
+    return np.asarray(np.floor(x.sum(axis=1) + TOLERANCE), np.int64)
+
+
+def knapsacks(x: F64, count: int) -> I64:
+    """Spread the entries of one x float64[S] over ``count`` knapsacks so that the fullest holds as little as possible.
+
+    Largest first into the emptiest: at most 4/3 of the optimum, and every knapsack of a sum of at least ``count``
+    holds more than 1/2 (Lemma 3), which is what the paper's bound needs. Returns int64[S]; -1 for entries of 0.
+    """
+    where = np.full(len(x), -1, np.int64)
+    if count == 0:
+        return where
+    held = np.zeros(count)
+    for entry in np.argsort(-x, kind="stable").tolist():
+        if x[entry] <= TOLERANCE:
+            break
+        emptiest = int(held.argmin())
+        where[entry] = emptiest
+        held[emptiest] += x[entry]
+    return where
+
+
+def choice(y: F64, x: F64, opened: Bools) -> F64:
+    """Probabilities of one sub-model's nodes for each class of workers, float64[C, S + 1], the PS last.
+
+    y / x for the switches that were opened. Their sum may exceed 1 (x = .6 .6 .4 .4, y = .6 .4 0 0 leaves the PS
+    -0.67): then the PS has none and the others are scaled down (rounded probabilities).
+    """
+    share = np.where(opened[None, :], y / np.where(x > TOLERANCE, x, 1.0)[None, :], 0.0)
+    total = share.sum(axis=1, keepdims=True)
+    share = share / np.maximum(total, 1.0)
+    rest = np.clip(1.0 - share.sum(axis=1, keepdims=True), 0.0, 1.0)
+    return np.concatenate([share, rest], axis=1)
+
+
+def round_once(instance: Instance, relaxed: Relaxed, rng: np.random.Generator) -> Rounded:
+    """One run of steps 2 and 3 of Algorithm 1. Memory may be exceeded; nothing is repaired here."""
+    submodels, switches = relaxed.x.shape
+    required = required_switches(relaxed.x)
+    opened = np.zeros((submodels, switches), bool)
+    sacks = np.full((submodels, switches), -1, np.int64)
+    nodes = np.full((submodels, len(instance.workers)), switches, np.int64)
+    for g in range(submodels):
+        x = relaxed.x[g]
+        sacks[g] = knapsacks(x, int(required[g]))
+        for sack in range(int(required[g])):
+            (inside,) = np.nonzero(sacks[g] == sack)
+            opened[g, rng.choice(inside, p=x[inside] / x[inside].sum())] = True
+        if not opened[g].any():
+            continue
+        ends = choice(relaxed.y[g], x, opened[g]).cumsum(axis=1)[instance.classes.index]
+        draw = rng.random(len(instance.workers))
+        nodes[g] = np.minimum((draw[:, None] >= ends).sum(axis=1), switches)
+    # a switch that no worker chose sends no sum
+    used = np.zeros((submodels, switches + 1), bool)
+    used[np.arange(submodels)[:, None], nodes] = True
+    return Rounded(opened & used[:, :switches], nodes, required, sacks)
+
 
 Method = Literal["auto", "plain", "columns"]
 

@@ -3,7 +3,7 @@
 The estimator is Jacobson's (RFC 6298): the smoothed round trip and four mean deviations, doubled each time that nothing has
 come (Karn's algorithm: what was sent twice measures nothing). Three policies use it, because what is known of a loss differs:
 a window of fragments that are answered one by one (:mod:`inanet.proto.slots.window`), go-back-N of a queue pair
-(:mod:`inanet.proto.roce.requester`) and a stream with an acknowledgement for each packet (:mod:`inanet.proto.zebra.stream`).
+(:mod:`inanet.proto.roce.queue_pair`) and a stream with an acknowledgement for each packet (:mod:`inanet.proto.zebra.stream`).
 """
 
 from dataclasses import dataclass

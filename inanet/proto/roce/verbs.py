@@ -130,7 +130,7 @@ class Attributes:
     path_mtu: int = 1024
     #: code of the acknowledgement timeout, 1 to 31: 4.096 us times 2^code, so 67 ms; 0 waits for ever
     timeout: int = 14
-    #: whether that is only the shortest one, and follows round trips and silence (:mod:`inanet.proto.roce.requester`)
+    #: whether that is only the shortest one, and follows round trips and silence (:mod:`inanet.proto.roce.queue_pair`)
     adaptive: bool = False
     #: how often the same packet is sent again before the connection is given up, 0 to 7
     retry_cnt: int = 7

@@ -35,7 +35,6 @@ from inanet.wire.xagg import (
     MAGIC_VERSION,
     PAYLOAD_BYTES,
     ROW_BYTES,
-    ROW_WORDS,
     TAG_WORD,
     VALUES,
     Kind,
@@ -56,16 +55,6 @@ _MAGIC, _TYPE, _TAG, _CHECKSUM = (
     int(Drop.BAD_TYPE),
     int(Drop.BAD_TAG),
     int(Drop.BAD_CHECKSUM),
-)
-_FIRST, _SIZE, _ROW, _HEAD, _AT, _SUM, _VALUES, _PART = (
-    MAGIC_VERSION,
-    ROW_BYTES,
-    ROW_WORDS,
-    HEADER_WORDS,
-    TAG_WORD,
-    CHECKSUM_WORD,
-    VALUES,
-    PART,
 )
 # as plain numbers, because members of an enumeration are slow for numpy to understand
 _OK, _DUPLICATE, _STALE = int(Drop.OK), int(Drop.DUPLICATE), int(Drop.STALE_ROUND)
@@ -94,16 +83,16 @@ def _write(arena: Any, head: Any, parts: Any, exponents: Any, ats: Any, key: int
     the table.
     """
     for k in range(parts.size):
-        words = arena[k * _SIZE : (k + 1) * _SIZE].view(np.int32)
-        for j in range(_AT):
+        words = arena[k * ROW_BYTES : (k + 1) * ROW_BYTES].view(np.int32)
+        for j in range(TAG_WORD):
             words[j] = np.int32(head[j])
         words[2] = np.int32(parts[k])
-        values = arena[k * _SIZE + 4 * _HEAD : k * _SIZE + 4 * _SUM]
-        count = min(_PART, exponents.size - ats[k])
+        values = arena[k * ROW_BYTES + 4 * HEADER_WORDS : k * ROW_BYTES + 4 * CHECKSUM_WORD]
+        count = min(PART, exponents.size - ats[k])
         for j in range(count):
             values[j] = exponents[ats[k] + j]
-        words[_AT] = np.int32(_tag(words, key))
-        words[_SUM] = np.int32(row_checksum(words, _HEAD, _VALUES))
+        words[TAG_WORD] = np.int32(_tag(words, key))
+        words[CHECKSUM_WORD] = np.int32(row_checksum(words, HEADER_WORDS, VALUES))
 
 
 @njit(types.void(_u8, _i64, _i64, types.int64, types.uint64, types.int64[:, ::1], _u8), **_OPTIONS)
@@ -111,17 +100,17 @@ def _read(arena: Any, offsets: Any, lengths: Any, kind: int, key: int, fields: A
     """Host, part, round and tensor of packets of a kind into ``fields``, int64[n, 4]; ``reason[k]`` says why one is none."""
     for k in range(offsets.size):
         at = offsets[k]
-        if lengths[k] != _SIZE:
-            reason[k] = _SHORT if lengths[k] < _SIZE else _OVERSIZED
+        if lengths[k] != ROW_BYTES:
+            reason[k] = _SHORT if lengths[k] < ROW_BYTES else _OVERSIZED
             continue
-        words = arena[at : at + _SIZE].view(np.int32)
-        if arena[at] != _FIRST:
+        words = arena[at : at + ROW_BYTES].view(np.int32)
+        if arena[at] != MAGIC_VERSION:
             reason[k] = _MAGIC
         elif np.int64(arena[at + 1]) != kind:
             reason[k] = _TYPE
-        elif np.uint32(words[_AT]) != _tag(words, key):
+        elif np.uint32(words[TAG_WORD]) != _tag(words, key):
             reason[k] = _TAG
-        elif np.uint32(words[_SUM]) != row_checksum(words, _HEAD, _VALUES):
+        elif np.uint32(words[CHECKSUM_WORD]) != row_checksum(words, HEADER_WORDS, VALUES):
             reason[k] = _CHECKSUM
         else:
             reason[k] = _OK
@@ -134,8 +123,8 @@ def _read(arena: Any, offsets: Any, lengths: Any, kind: int, key: int, fields: A
 def _copy(arena: Any, offsets: Any, parts: Any, table: Any) -> None:
     """Copy exponents of packets into their parts of a table."""
     for k in range(parts.size):
-        at, start = offsets[k] + 4 * _HEAD, parts[k] * _PART
-        for j in range(min(_PART, table.size - start)):
+        at, start = offsets[k] + 4 * HEADER_WORDS, parts[k] * PART
+        for j in range(min(PART, table.size - start)):
             table[start + j] = arena[at + j]
 
 
@@ -151,8 +140,8 @@ def _raise(
         if bitmaps[entry] & host:
             reason[k] = _AGAIN if bitmaps[entry] == full else _DUPLICATE
             continue
-        at = offsets[k] + 4 * _HEAD
-        for j in range(_PART):
+        at = offsets[k] + 4 * HEADER_WORDS
+        for j in range(PART):
             maxima[entry, j] = max(maxima[entry, j], arena[at + j])
         bitmaps[entry] |= host
         reason[k] = _OK

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 from numba import carray, types
-from numba.extending import intrinsic
 
 from inanet.kernels.checksum import row_checksum
 from inanet.kernels.dequantise import dequantise32
 from inanet.kernels.exponents import block_exponents
 from inanet.kernels.jit import njit
 from inanet.kernels.layout import BLOCK, EXPONENTS_PER_FRAGMENT, POISON
+from inanet.kernels.pointers import pointer_to
 from inanet.kernels.together import quantise_together
 from inanet.proto.tree.engine import (
     ACTIVE,
@@ -77,7 +77,7 @@ _DATA, _EXPONENTS, _OTHER = int(Work.DATA), int(Work.EXPONENTS), int(Work.OTHER)
 _POSITION, _REMAINING, _AHEAD, _WIDENED = map(int, Shared)
 _OTHERS = OTHERS
 _UP, _HEAD, _CHECK, _BODY = UP_LINK, HEAD, CHECK, CHECK - HEAD
-_CHUNK, _AHEAD_MOST, _PIECE, _MORE, _BLOCK = CHUNK, AHEAD_MOST, PIECE, EXPONENTS_PER_FRAGMENT, BLOCK
+_CHUNK, _AHEAD_MOST, _PIECE, _CARRIED, _BLOCK = CHUNK, AHEAD_MOST, PIECE, EXPONENTS_PER_FRAGMENT, BLOCK
 _POISON = np.uint8(POISON)
 _E_REFUSED = int(Event.REFUSED)
 #: in the order of :class:`~inanet.proto.common.encoding.FloatTables`
@@ -89,21 +89,8 @@ def whole(signature: Any) -> Any:
     return njit(signature, cache=True, nogil=True, _nrt=True)
 
 
-def _pointer_to(element: Any) -> Any:
-    """A compiled function that makes an address a pointer to elements of a type."""
-
-    @intrinsic
-    def pointer(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(element)(types.int64), generate
-
-    return pointer
-
-
-_byte, _word, _integer = _pointer_to(types.uint8), _pointer_to(types.uint64), _pointer_to(types.int64)
-_float, _double = _pointer_to(types.float32), _pointer_to(types.float64)
+_byte, _word, _integer = pointer_to(types.uint8), pointer_to(types.uint64), pointer_to(types.int64)
+_float, _double = pointer_to(types.float32), pointer_to(types.float64)
 
 
 @whole(_I(_i64, _i64))
@@ -142,7 +129,7 @@ def encode_data(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: int) 
         n[_FIRST] + hi,
         False,
         bytes_at(n[_TABLE], n[_TABLE_SIZE]),
-        _MORE // n[_SHARE],
+        _CARRIED // n[_SHARE],
         bytes_at(form[_TOP], 256),
         n[_LIMIT],
         doubles_at(form[_SCALE], 256),
@@ -163,11 +150,11 @@ def encode_exponents(leaves: Any, row: int, rows: Any, slot0: int, lo: int, hi: 
     for fragment in range(lo, hi):
         payload = rows[slot0 + fragment, _HEAD:_CHECK].view(np.uint8)
         payload[:] = 0
-        first = (n[_FIRST] + fragment) * _MORE
-        last = min(first + _MORE, n[_TABLE_SIZE])
+        first = (n[_FIRST] + fragment) * _CARRIED
+        last = min(first + _CARRIED, n[_TABLE_SIZE])
         for rank in range(len(bases)):
             values = floats_at(np.int64(bases[rank]), n[_ELEMENTS]).view(np.uint32)
-            block_exponents(values, False, _BLOCK * n[_SHARE] // _MORE, first, last, payload)
+            block_exponents(values, False, _BLOCK * n[_SHARE] // _CARRIED, first, last, payload)
         if n[_REFUSES]:
             for j in range(last - first):
                 if payload[j] == _POISON:
@@ -187,8 +174,8 @@ def decode(leaves: Any, row: int, rows: Any, log: Any, slot0: int, start: int, s
         agreed = bytes_at(n[_AGREED], n[_AGREED_SIZE])
         for entry in range(slot0 + start, slot0 + stop):
             fragment = np.int64(log[entry])
-            first = (n[_FIRST] + fragment) * _MORE
-            last = min(first + _MORE, n[_TABLE_SIZE])
+            first = (n[_FIRST] + fragment) * _CARRIED
+            last = min(first + _CARRIED, n[_TABLE_SIZE])
             payload = rows[slot0 + fragment, _HEAD:_CHECK].view(np.uint8)
             for j in range(last - first):
                 table[first + j] = payload[j]
@@ -212,7 +199,7 @@ def decode(leaves: Any, row: int, rows: Any, log: Any, slot0: int, start: int, s
                 slots[:count],
                 fragments[:count],
                 table,
-                _MORE // n[_SHARE],
+                _CARRIED // n[_SHARE],
                 multiply,
                 divide,
                 multiply32,

@@ -9,10 +9,18 @@ import pytest
 from inanet.planning.goat import column_generation as columns
 from inanet.planning.goat import relaxation
 from inanet.planning.goat.instance import Instance, from_graph
-from inanet.planning.goat.krgs import DoesNotFit, relax, schedule
+from inanet.planning.goat.krgs import (
+    DoesNotFit,
+    choice,
+    knapsacks,
+    polish,
+    relax,
+    repair,
+    required_switches,
+    round_once,
+    schedule,
+)
 from inanet.planning.goat.relaxation import nearest
-from inanet.planning.goat.repair import polish, repair
-from inanet.planning.goat.rounding import choice, knapsacks, required_switches, round_once
 from inanet.planning.goat.submodels import layers_of, partition
 from inanet.planning.goat.topologies import leaf_spine, make_programmable, place
 from tests.planning.goat.jobs import paper_fat_tree, small

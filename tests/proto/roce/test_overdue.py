@@ -3,7 +3,7 @@
 import pytest
 
 from inanet.proto.roce import Attributes, QueuePair
-from inanet.proto.roce.requester import CALM, LONGEST, Overdue
+from inanet.proto.roce.queue_pair import CALM, LONGEST, Overdue
 from inanet.wire.roce import timeout_seconds
 from tests.proto.roce.rig import Wire
 

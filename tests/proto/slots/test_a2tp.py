@@ -5,7 +5,7 @@ import pytest
 
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
-from inanet.proto.slots.a2tp.program import A2tpProgram
+from inanet.proto.slots.a2tp.system import A2tpProgram, a2tp_worker
 from inanet.proto.slots.a2tp.windows import (
     ARTIFACT,
     PAPER,
@@ -16,7 +16,6 @@ from inanet.proto.slots.a2tp.windows import (
     congestion_degree,
     decreasing_factor,
 )
-from inanet.proto.slots.a2tp.worker import a2tp_worker
 from inanet.testing.switched import Impairment, Star
 from inanet.wire.a2tp import FRAME, Mark
 from inanet.wire.atp import Flag

@@ -7,8 +7,7 @@ import pytest
 
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
-from inanet.proto.slots.esa.program import EsaProgram
-from inanet.proto.slots.esa.worker import esa_worker
+from inanet.proto.slots.esa.system import EsaProgram, esa_worker
 from inanet.proto.slots.window import TIMING
 from inanet.testing.switched import Star
 from inanet.wire.atp import Flag, decode

@@ -7,12 +7,10 @@ import pytest
 
 from inanet.proto.common.plan import ExponentMode
 from inanet.proto.common.program import Action
-from inanet.proto.slots.a2tp.program import A2tpProgram
-from inanet.proto.slots.a2tp.worker import a2tp_worker
+from inanet.proto.slots.a2tp.system import A2tpProgram, a2tp_worker
 from inanet.proto.slots.atp.program import AtpProgram
 from inanet.proto.slots.atp.worker import atp_worker
-from inanet.proto.slots.esa.program import EsaProgram
-from inanet.proto.slots.esa.worker import esa_worker
+from inanet.proto.slots.esa.system import EsaProgram, esa_worker
 from inanet.proto.slots.switchml.program import SwitchMLProgram
 from inanet.proto.slots.switchml.worker import switchml_worker
 from inanet.proto.slots.tenants import Tenant

@@ -1,4 +1,4 @@
-"""ESA at a worker: ATP's, with the fragment's priority in the frame."""
+"""ESA: ATP with priorities. A more urgent fragment takes the slot, and what was in it goes to the PS."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,28 @@ from numpy.typing import NDArray
 
 from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.atp.job import AtpJob
+from inanet.proto.slots.atp.policy import Variant
+from inanet.proto.slots.atp.program import AtpProgram
+from inanet.proto.slots.atp.ps import atp_server
 from inanet.proto.slots.atp.worker import AtpPace, Marking, make_worker
+from inanet.proto.slots.ps import SumServer
 from inanet.proto.slots.source import Source, Tensor
 from inanet.proto.slots.window import TIMING, Index
 from inanet.proto.slots.worker import Mask, Membership, Worker
 from inanet.wire.atp import MARK_AT
-from inanet.wire.esa import FRAME, MAX_PRIORITY
+from inanet.wire.esa import FRAME, HEADER_BYTES, MAX_PRIORITY
+
+
+class EsaProgram(AtpProgram):
+    """See :class:`~inanet.proto.slots.atp.program.AtpProgram`. What was evicted leaves through :meth:`spilled`."""
+
+    name = "esa"
+    variant = Variant(head=HEADER_BYTES, marks=False, preempts=True)
+
+
+def make_server() -> SumServer:
+    """The machine."""
+    return atp_server(FRAME)
 
 
 class EsaMarking(Marking):

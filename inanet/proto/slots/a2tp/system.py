@@ -1,4 +1,7 @@
-"""A2TP at a worker: ATP's, with two windows, a mark to read, a mark to set, and a probe for the base round trip."""
+"""A2TP: ATP where a collision marks the occupant as well, and packets may bypass their slot.
+
+A worker has two windows, a mark to read, a mark to set, and a probe for the base round trip.
+"""
 
 from collections.abc import Iterable
 
@@ -9,13 +12,30 @@ from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.a2tp.windows import PAPER, PROFILES, A2tpPace, Windows
 from inanet.proto.slots.atp.heads import Heads
 from inanet.proto.slots.atp.job import AtpJob
+from inanet.proto.slots.atp.policy import Variant
+from inanet.proto.slots.atp.program import AtpProgram
+from inanet.proto.slots.atp.ps import atp_server
 from inanet.proto.slots.atp.worker import Marking, make_worker
+from inanet.proto.slots.ps import SumServer
 from inanet.proto.slots.source import Source
 from inanet.proto.slots.window import TIMING, Index
 from inanet.proto.slots.worker import Mask, Membership, Worker
-from inanet.wire.a2tp import FRAME, Mark
+from inanet.wire.a2tp import FRAME, HEADER_BYTES, Mark
 from inanet.wire.atp import ECHO, FLAGS_AT, MARK_AT, PROBE, Flag
 from inanet.wire.drops import Drop
+
+
+class A2tpProgram(AtpProgram):
+    """See :class:`~inanet.proto.slots.atp.program.AtpProgram`."""
+
+    name = "a2tp"
+    variant = Variant(head=HEADER_BYTES, marks=True, preempts=False)
+
+
+def make_server() -> SumServer:
+    """The machine."""
+    return atp_server(FRAME)
+
 
 _COL, _BYPASS = int(Mark.COL), int(Mark.BYPASS)
 #: seconds between probes while rounds are under way
