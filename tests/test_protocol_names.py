@@ -19,7 +19,7 @@ PLACES = (
 SUFFIXES = {".py", ".c", ".h", ".md", ".toml", ".service", ".target"}
 PAGE = ROOT / "docs" / "protocol.md"
 #: rules were numbered once, up to 13; a number says nothing to who reads it
-NUMBERED = re.compile(r"\bR(?:[1-9]|1[0-3])\b")
+NUMBERED = re.compile(r"\bR(?:[1-9]|1[0-3])\b|\btest_r(?:[1-9]|1[0-3])_")
 
 
 def texts(*places: str) -> Iterator[tuple[Path, str]]:

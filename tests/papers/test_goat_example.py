@@ -40,7 +40,7 @@ NODES = {"A": "S1", "B": "S2", "C": "S3"}
         ),
     ],
 )
-def test_r11_seventeen_become_thirteen(found: Replay, left: dict[str, str], total: int, at_ps: int) -> None:
+def test_seventeen_become_thirteen(found: Replay, left: dict[str, str], total: int, at_ps: int) -> None:
     assert {name: sorted(packets) for name, packets in found.left.items()} == {
         name: sorted(packets.split()) for name, packets in left.items()
     }
@@ -51,7 +51,7 @@ def test_r11_seventeen_become_thirteen(found: Replay, left: dict[str, str], tota
         assert found.left["S3"] == left["S3"].split()
 
 
-def test_r11_the_direct_link_makes_the_difference() -> None:
+def test_the_direct_link_makes_the_difference() -> None:
     detour = replay(ASYNCHRONOUS, NODES, next_hop=NEXT_WITHOUT_DIRECT_LINK)
     assert (detour.total, len(detour.at_ps)) == (17, 3)
 

@@ -36,7 +36,7 @@ def check_is_a_schedule(instance: Instance, opened: np.ndarray, nodes: np.ndarra
     assert (instance.load(opened) <= instance.memory).all()
 
 
-def test_r11_cost_is_within_a_fifth_of_the_exact_optimum() -> None:
+def test_cost_is_within_a_fifth_of_the_exact_optimum() -> None:
     ratios = []
     for seed in range(12):
         instance = small(seed)
@@ -119,7 +119,7 @@ def test_k_counts_whole_switches_and_knapsacks_hold_more_than_a_half(x: list[flo
     assert all(total > 0.5 for total in sums)
 
 
-def test_r11_probabilities_above_one_are_scaled_down() -> None:
+def test_probabilities_above_one_are_scaled_down() -> None:
     x, y = np.array([0.6, 0.6, 0.4, 0.4]), np.array([[0.6, 0.4, 0.0, 0.0], [0.1, 0.0, 0.0, 0.4]])
     chances = choice(y, x, np.array([True, True, False, False]))
     assert chances.sum(axis=1) == pytest.approx([1, 1])
@@ -129,7 +129,7 @@ def test_r11_probabilities_above_one_are_scaled_down() -> None:
     assert chances[1] == pytest.approx([1 / 6, 0, 0, 0, 5 / 6])
 
 
-def test_r11_k_of_zero_sends_everything_to_the_ps() -> None:
+def test_k_of_zero_sends_everything_to_the_ps() -> None:
     instance = small(1)
     relaxed = relax(instance)
     starved = replace(relaxed, x=relaxed.x * 0.3, y=relaxed.y * 0.3)

@@ -18,7 +18,7 @@ def test_psi_falls_with_participants_and_is_infinite_where_noise_drowns_the_targ
         Convergence(1.0, 0.0, 1.0, 4)
 
 
-def test_r11_late_gradients_count_in_a_later_epoch() -> None:
+def test_late_gradients_count_in_a_later_epoch() -> None:
     # the slow worker needs 3: with two participants, epochs of the fast pair take 1, 1, and then all three are in at 3
     assert mean_epoch([1.0, 1.0, 3.0], 2, 2) == 1.0
     # of 1, 2, 10: K = 1 closes at 1 (p = 1, 1, 9), at 1 again (the second is there too, ties by rank) ...

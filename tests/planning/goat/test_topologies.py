@@ -20,7 +20,7 @@ from inanet.planning.goat.topologies import (
 from inanet.service.exits import Exit, explain
 
 
-def test_r11_the_papers_two_networks_have_their_sizes() -> None:
+def test_the_papers_two_networks_have_their_sizes() -> None:
     graph = leaf_spine()
     assert (len(nodes_of(graph, "switch")), len(nodes_of(graph, "server"))) == (20, 50)
     graph = fat_tree()

@@ -106,7 +106,7 @@ def test_weights_share_slots_in_their_proportion_and_equal_degrees_are_fair():
 
 @pytest.mark.parametrize("gbps", [53.0, 40.0, 22.0, 5.0])
 @pytest.mark.parametrize("interval", [1e-6, 7e-6, 50e-6])
-def test_r10_gamma_is_what_gets_through_of_what_could(gbps, interval):
+def test_gamma_is_what_gets_through_of_what_could(gbps, interval):
     """Fig. 11: about 0.4 when 22 of 53 Gbps get through, about 0.99 without a straggler."""
     base, bits = 20e-6, 309 * 8
     lcw = 53e9 * base / bits
@@ -122,7 +122,7 @@ def test_r10_gamma_is_what_gets_through_of_what_could(gbps, interval):
     assert np.mean(seen[500:]) == pytest.approx(gbps / 53.0, abs=0.03)
 
 
-def test_r10_gamma_is_one_until_there_is_a_base_round_trip():
+def test_gamma_is_one_until_there_is_a_base_round_trip():
     straggling = Straggling()
     straggling.echoed(0.0)
     for k in range(100):
@@ -264,7 +264,7 @@ def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, wi
 
 
 @pytest.mark.parametrize("first", [65_536 - 30, 2**24 - 30])
-def test_r7_sequence_and_generation_wrap(first):
+def test_sequence_and_generation_wrap(first):
     job = single(2, 16, 8, NOISE, program=A2tpProgram, make=a2tp_worker, first=first)
     job.add(0, spec(3_000))
     job.begin(0, floats(3_000, 2, 1))
@@ -273,7 +273,7 @@ def test_r7_sequence_and_generation_wrap(first):
     assert job.workers[0].window.next > first + 40
 
 
-def test_r10_windows_that_diverge_between_workers_are_completed_by_the_ps():
+def test_windows_that_diverge_between_workers_are_completed_by_the_ps():
     """One worker bypasses nearly everything, the other nothing: no retransmission is needed."""
     job = single(2, 32, 64, Impairment(), program=A2tpProgram, make=a2tp_worker)
     job.workers[0].pace.windows.update = lambda h, e, gamma: None

@@ -62,7 +62,7 @@ def test_tails(elements):
 
 
 @pytest.mark.parametrize("mode", [ExponentMode.CARRIED, ExponentMode.FIXED])
-def test_r1_misfits_go_out_again_without_a_barrier(mode):
+def test_misfits_go_out_again_without_a_barrier(mode):
     job = single(3, 32, 64, NOISE)
     job.add(0, spec(5_000, mode=mode))
     for seed in range(3):
@@ -72,7 +72,7 @@ def test_r1_misfits_go_out_again_without_a_barrier(mode):
 
 
 @pytest.mark.parametrize("first", [65_536 - 30, 2**24 - 30, 2**23 - 30])
-def test_r7_sequence_and_generation_wrap(first):
+def test_sequence_and_generation_wrap(first):
     job = single(3, 16, 8, NOISE, first=first)
     job.add(0, spec(4_000))
     job.begin(0, floats(4_000, 3, 1))
@@ -136,7 +136,7 @@ def test_a_dead_workers_slots_age_out_for_the_others_to_use():
     other.check()
 
 
-def test_r7_packets_late_by_less_than_the_horizon_change_nothing():
+def test_packets_late_by_less_than_the_horizon_change_nothing():
     job = single(2, 8, 4, Impairment(seed=3, duplicate=0.1, late=0.05, delay=0.1))
     job.add(0, spec(3_000))
     for seed in range(2):

@@ -129,7 +129,7 @@ def test_priorities_fit_a_byte():
 
 
 @pytest.mark.parametrize("first", [65_536 - 30, 2**24 - 30])
-def test_r7_sequence_and_generation_wrap(first):
+def test_sequence_and_generation_wrap(first):
     job = single(2, 16, 8, NOISE, program=EsaProgram, make=esa_worker, first=first)
     job.add(0, spec(3_000))
     job.begin(0, floats(3_000, 2, 1))

@@ -98,7 +98,7 @@ def test_an_answer_that_names_a_slot_beyond_all_keeps_the_old_one():
     assert worker.framing._table.of(np.arange(number, number + 8)).tolist() == before
 
 
-def test_r7_what_is_older_than_the_horizon_does_not_take_a_live_fragments_place():
+def test_what_is_older_than_the_horizon_does_not_take_a_live_fragments_place():
     """2^23 + 6 fragments late is as far ahead as 2^23 - 6: nobody can be there."""
     server = Server(first=2**24)
     server.feed((data(0, 5), A))

@@ -57,7 +57,7 @@ class Table:
         ([A | B | C, C | D, D], "ok overlap ok"),
     ],
 )
-def test_r5_every_worker_counts_once(bitmaps, reasons):
+def test_every_worker_counts_once(bitmaps, reasons):
     table = Table()
     got, answered = table.take(*[(1, bitmap) for bitmap in bitmaps])
     assert [reason.label for reason in got] == reasons.split()

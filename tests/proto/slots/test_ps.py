@@ -74,7 +74,7 @@ def test_probes_are_echoed_at_once():
     assert server.ps.stats()["packets_added"] == 0
 
 
-def test_r10_what_stays_incomplete_is_pulled_with_back_off():
+def test_what_stays_incomplete_is_pulled_with_back_off():
     server = Server()
     server.feed((data(0, 5, slot=3), A))
     times = []

@@ -40,7 +40,7 @@ def test_bits_are_those_of_one_host_under_loss_duplication_and_delay(workers, po
     assert job.sum("retransmissions") > 0
 
 
-def test_r7_packets_late_by_many_windows_change_nothing():
+def test_packets_late_by_many_windows_change_nothing():
     late = Impairment(seed=3, duplicate=0.1, late=0.05, delay=0.1)
     job = switchml(3, 4, values=64, impairment=late)
     job.add(0, spec(6_000))
@@ -62,7 +62,7 @@ def test_tails(elements):
 
 
 @pytest.mark.parametrize("mode", [ExponentMode.CARRIED, ExponentMode.FIXED])
-def test_r1_misfits_go_out_again_without_a_barrier(mode):
+def test_misfits_go_out_again_without_a_barrier(mode):
     job = switchml(4, 16, impairment=NOISE)
     job.add(0, spec(9_000, mode=mode))
     for seed in range(4):
@@ -74,7 +74,7 @@ def test_r1_misfits_go_out_again_without_a_barrier(mode):
     assert job.workers[0].window.next > 4 * fragments
 
 
-def test_r1_carried_data_leaves_before_exponents_are_agreed():
+def test_carried_data_leaves_before_exponents_are_agreed():
     job = switchml(2, 64)
     job.add(0, spec(2_000, mode=ExponentMode.CARRIED))
     job.begin(0, floats(2_000, 2, 1))
@@ -254,7 +254,7 @@ def test_a_duplicate_of_an_incomplete_slot_is_not_added(program):
     assert decode(judge(program, (packet(1, 8), B))[0][2]).values[0] == 1
 
 
-def test_r7_a_late_duplicate_cannot_take_a_slot_back(program):
+def test_a_late_duplicate_cannot_take_a_slot_back(program):
     judge(program, (packet(0, 8), A), (packet(1, 8), B), (packet(0, 16), A))
     late = judge(program, (packet(1, 8), B))[0]
     assert late[:2] == (Action.DROP, Drop.STALE_SEQUENCE)

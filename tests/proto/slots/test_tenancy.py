@@ -139,7 +139,7 @@ def test_frames_of_repeated_packets_say_so():
 
 
 @pytest.mark.parametrize("system", ["switchml", "atp", "a2tp", "esa"])
-def test_r13_survivors_go_on_under_later_numbers(system):
+def test_survivors_go_on_under_later_numbers(system):
     """A worker dies in the middle; the others begin anew without it while packets from before are still on their way."""
     noise = Impairment(seed=8, drop=0.05, duplicate=0.1, late=0.2, delay=0.02)
     programs = {"atp": AtpProgram, "a2tp": A2tpProgram, "esa": EsaProgram}

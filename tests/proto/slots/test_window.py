@@ -37,7 +37,7 @@ def test_answers_count_once_and_only_for_what_was_sent():
 
 
 @pytest.mark.parametrize("bits", [24, 32])
-def test_r7_numbers_are_the_nearest_to_what_is_expected(bits):
+def test_numbers_are_the_nearest_to_what_is_expected(bits):
     first = 3 * 2**bits - 2
     window = Window(16, TIMING, first=first)
     window.fresh(8, first + 8, 0.0)

@@ -106,7 +106,7 @@ def test_without_memory_everything_goes_to_the_ps():
     assert its.server.stats()["direct"] == 8 * fragments_of(what)
 
 
-def test_r3_damage_in_a_switch_and_in_the_ps_is_found_and_summed_again():
+def test_damage_in_a_switch_and_in_the_ps_is_found_and_summed_again():
     what = spec(ELEMENTS, dtype="i32", mode=ExponentMode.NONE)
     ample = dict.fromkeys(SLOTS, 200)
     its = lab(ample)

@@ -125,7 +125,7 @@ def test_results_go_to_those_that_they_are_for(program):
     assert judge(at("s1"), (replace(result, bitmap=1 << 4), PS))[0][:2] == (Action.UNICAST, S3)
 
 
-def test_r3_a_slot_whose_values_were_damaged_is_forgotten_and_summed_again(program):
+def test_a_slot_whose_values_were_damaged_is_forgotten_and_summed_again(program):
     judge(program, (data(0), W0))
     program.file.registers.values[10, 63] ^= 1
     assert judge(program, (data(1), W1))[0][:2] == (Action.DROP, Drop.BAD_CHECKSUM)

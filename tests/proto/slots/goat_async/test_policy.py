@@ -227,7 +227,7 @@ def test_what_is_for_others_goes_on(judge: Judge) -> None:
         assert judge(packet, source)[1] == where
 
 
-def test_r3_a_damaged_slot_is_forgotten_and_its_workers_may_send_again(judge: Judge) -> None:
+def test_a_damaged_slot_is_forgotten_and_its_workers_may_send_again(judge: Judge) -> None:
     judge(publish(1, [2]), S1)
     judge(data(0), W0)
     judge.program.file.registers.values[10, 3] ^= 1 << 9
@@ -238,7 +238,7 @@ def test_r3_a_damaged_slot_is_forgotten_and_its_workers_may_send_again(judge: Ju
     assert (kind, int(found["bitmap"]), (found["values"] == 3).all()) == ("SUM", 0b11, True)
 
 
-def test_r3_a_sum_that_is_damaged_on_its_second_way_is_not_sent_for_ever(judge: Judge) -> None:
+def test_a_sum_that_is_damaged_on_its_second_way_is_not_sent_for_ever(judge: Judge) -> None:
     judge(publish(1, [2]), S1)
     judge(data(0), W0)
     assert judge(data(1), W1)[0] == "SUM"
