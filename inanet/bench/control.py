@@ -20,6 +20,7 @@ from typing import Any
 from inanet.aio.channel import Channel, connect
 from inanet.aio.coordinator import Coordination
 from inanet.aio.uplink import Uplink
+from inanet.bench.tables import Column, aligned
 from inanet.coordinator.coordinator import Coordinator
 from inanet.coordinator.settings import Settings
 from inanet.member.identity import Identity
@@ -374,11 +375,13 @@ def run(repetitions: int, say: Callable[[str], None]) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """For people."""
-    yield "# place             what            role                           ms    worst   paper"
-    for row in result["rows"]:
-        mark = "  slower than the paper's" if row["holds"] is False else ""
-        paper = "-" if row["paper_ms"] is None else f"{row['paper_ms']:.1f}"
-        yield (
-            f"  {row['place']:<18}{row['quantity']:<16}{row['role']:<28}{row['ms']:6.2f} {row['worst_ms']:8.2f} "
-            f"{paper:>7}{mark}"
-        )
+    columns: dict[str, Column] = {
+        "place": "",
+        "what": ("quantity", ""),
+        "role": "",
+        "ms": ".2f",
+        "worst": ("worst_ms", ".2f"),
+        "paper": ("paper_ms", ".1f"),
+        "": ("holds", lambda holds: "slower than the paper's" if holds is False else ""),
+    }
+    yield from aligned(columns, result["rows"])

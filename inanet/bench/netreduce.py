@@ -26,6 +26,7 @@ from inanet.bench.rings import ring_stage, ring_team
 from inanet.bench.runs import Run, interleaved, row, started
 from inanet.bench.stage import Stage
 from inanet.bench.star import total_sent
+from inanet.bench.tables import Column, aligned, star
 from inanet.lab.library import topology as find_topology
 from inanet.lab.model import Topology
 from inanet.lab.namespaces import require_privileges
@@ -149,21 +150,19 @@ def table(result: Mapping[str, Any]) -> Iterator[str]:
     """Rows for people, then marks."""
     yield f"# {result['cores']} cores, load {result['load']:.1f}; medians of interleaved repetitions"
     yield "# of line rate: bytes on the wire that the traffic needs, over what the link carries in the time"
-    yield "# system            n      bytes        ms  of line rate  netreduce/this  CPU s/GB"
-    for each in result["rows"]:
-        ratios = next(
-            one["ratios"] for one in result["rows"] if one["topology"] == each["topology"] and "ratios" in one
-        )
-        ratio = ratios.get(each["system"])
-        yield (
-            f"  {each['system']:<16}{each['n']:3d} {each['bytes']:10d} {each['seconds'] * 1e3:9.1f} "
-            f"{_show(each['line_fraction']):>13} {_show(ratio):>15} {each['cpu_s_per_gb']:9.2f}"
-            f"{' *' if each['short_of_cpu'] else ''}"
-        )
+    ratios = {one["topology"]: one["ratios"] for one in result["rows"] if "ratios" in one}
+    columns: dict[str, Column] = {
+        "system": "",
+        "n": "d",
+        "bytes": "d",
+        "ms": ("seconds", ".1f", 1e3),
+        "of line rate": ("line_fraction", ".3f"),
+        "netreduce/this": ("ratio", ".3f"),
+        "CPU s/GB": ("cpu_s_per_gb", ".2f"),
+        "": ("short_of_cpu", star),
+    }
+    rows = (row | {"ratio": ratios[row["topology"]].get(row["system"])} for row in result["rows"])
+    yield from aligned(columns, rows)
     if result["capture"] is not None:
         yield f"# packets of rank 0: {result['capture']}"
     yield from lines(result["marks"])
-
-
-def _show(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

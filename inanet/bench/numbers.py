@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from inanet.bench.peers.rank import Team, team
+from inanet.bench.tables import Column, aligned
 from inanet.bench.torch import LEAST_DIFFERENCE, loss_differences, require_packages
 from inanet.launch.fabric import Fabric
 from inanet.launch.process import child, python, python_environment
@@ -144,12 +145,19 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     """Rows for people."""
     yield f"# {result['cores']} cores; {RANKS} ranks; losses beside Gloo's, relative, at {MODELS['cnn']} steps"
     yield "# ratio: that difference in the one between Gloo's sums in float32 and in float64"
-    yield "# place          model        mode        largest     median  ratio max   median  accuracy  (Gloo)   MB sent  bits"
-    for row in result["rows"]:
-        verdict = {True: "met", False: "missed", None: ""}[row["met"]]
-        yield (
-            f"  {row['place']:<14} {row['model']:<12} {row['mode']:<9} {row['loss_diff_max']:9.1e}  {row['loss_diff_median']:9.1e} "
-            f"{row['ratio_max']:10.1f} {row['ratio_median']:8.1f} {row['accuracy']:9.1%} {row['gloo_accuracy']:7.1%} "
-            f"{row['bytes'] / 1e6:9.1f}  {'same' if row['bit_identical'] else 'DIFFER'} {verdict}"
-        )
+    columns: dict[str, Column] = {
+        "place": "",
+        "model": "",
+        "mode": "",
+        "largest": ("loss_diff_max", ".1e"),
+        "median": ("loss_diff_median", ".1e"),
+        "ratio max": ("ratio_max", ".1f"),
+        "ratio median": ("ratio_median", ".1f"),
+        "accuracy": ".1%",
+        "(Gloo)": ("gloo_accuracy", ".1%"),
+        "MB sent": ("bytes", ".1f", 1e-6),
+        "bits": ("bit_identical", lambda same: "same" if same else "DIFFER"),
+        "": ("met", lambda met: {True: "met", False: "missed", None: ""}[met]),
+    }
+    yield from aligned(columns, result["rows"])
     yield f"# marks: at most {MOST_LARGEST:g} for the largest and {MOST_MEDIAN:g} for the median, mode {DEFAULT}"

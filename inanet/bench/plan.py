@@ -13,6 +13,7 @@ from inanet.bench.labs import lab_stage
 from inanet.bench.measure import idle_share, median, paired_ratio, short_of_cpu, ticks
 from inanet.bench.registry import Peer, peers
 from inanet.bench.runs import Run, interleaved, started
+from inanet.bench.tables import Column, aligned, star
 from inanet.lab.library import topology as find
 from inanet.lab.model import Topology
 from inanet.lab.network import fleet
@@ -136,13 +137,18 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def table(result: dict[str, Any]) -> Iterator[str]:
     """For people."""
     yield f"# {result['cores']} cores, load {result['load']:.1f}; medians, seconds; * short of processors"
-    yield "# topology                n  predicted  measured  error    gloo  vs gloo  plan"
-    for row in result["rows"]:
-        yield (
-            f"  {row['topology']:<22}{row['n']:3d} {row['predicted_seconds']:10.3f} {row['measured_seconds']:9.3f} "
-            f"{row['prediction_error']:6.1%} {row['gloo_seconds']:7.3f} {row['ratio_to_gloo']:8.3f}  {row['plan']}"
-            f"{' *' if row['short_of_cpu'] else ''}"
-        )
+    columns: dict[str, Column] = {
+        "topology": "",
+        "n": "d",
+        "predicted": ("predicted_seconds", ".3f"),
+        "measured": ("measured_seconds", ".3f"),
+        "error": ("prediction_error", ".1%"),
+        "gloo": ("gloo_seconds", ".3f"),
+        "vs gloo": ("ratio_to_gloo", ".3f"),
+        "plan": "",
+        "": ("short_of_cpu", star),
+    }
+    yield from aligned(columns, result["rows"])
     holds = "holds" if result["holds"] else "does not hold"
     yield (
         f"# largest error {result['max_prediction_error']:.1%} (claimed: {MOST_ERROR:.0%}), worst ratio to Gloo "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from inanet.bench.measure import median
+from inanet.bench.tables import Column, aligned
 from inanet.planning.goat.instance import Instance, from_graph
 from inanet.planning.goat.krgs import Method, Schedule, schedule
 from inanet.planning.goat.relaxation import solve_exactly
@@ -127,14 +128,20 @@ def table(result: dict[str, Any]) -> list[str]:
         "# AlexNet's layers cut to at most 4 MB, fat-trees, a fifth of the switches programmable with 64 MB each",
         "# cost, bound: gigabytes times links. loss: of the relaxation against its bound. overshoot: of the rounding,",
         "# largest load over memory, before the repair.",
-        "# workers switches  method   variables   seconds       cost      bound   ratio     loss  overshoot",
     ]
-    for row in result["rows"]:
-        lines.append(
-            f"  {row['workers']:7d} {row['switches']:8d}  {row['method']:<8} {row['variables']:9d} "
-            f"{row['seconds']:9.3f} {row['cost'] / 1e9:10.2f} {row['lp_bound'] / 1e9:10.2f} {row['ratio']:7.4f} "
-            f"{row['lp_loss']:8.1e} {row['overshoot']:10.3f}"
-        )
+    columns: dict[str, Column] = {
+        "workers": "d",
+        "switches": "d",
+        "method": "",
+        "variables": "d",
+        "seconds": ".3f",
+        "cost": ("cost", ".2f", 1e-9),
+        "bound": ("lp_bound", ".2f", 1e-9),
+        "ratio": ".4f",
+        "loss": ("lp_loss", ".1e"),
+        "overshoot": ".3f",
+    }
+    lines += aligned(columns, result["rows"])
     its = result["exact"]
     lines.append(
         f"# cost over the exact optimum, {len(its['ratios'])} small instances: median {its['median']:.4f}, "

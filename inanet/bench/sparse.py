@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from inanet.bench.marks import Mark, judge, lines
+from inanet.bench.tables import Column, aligned
 from inanet.data.clicks import Samples
 from inanet.data.datasets import load
 from inanet.data.key_batches import OA, SE, Load, generated, of_samples
@@ -207,20 +208,18 @@ def _compared(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row | {"ratio_to_ps": row["keys_per_second"] / ps} for row in rows]
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else str(value)
-
-
 def table(result: dict[str, Any]) -> list[str]:
     """The rows as text."""
-    out = [
-        f"# rack: virtual time; live: wall time, over UDP, behind links of {result['live_rate'] / 1e6:g} Mbit/s",
-        "# table     data            system          workers  keys/s       over PS  in network  repeated  wrong",
-    ]
-    for row in result["rows"]:
-        out.append(
-            f"  {row['table']:<9} {row['data'][-15:]:<15} {row['system']:<15} {row['workers']:7} "
-            f"{row['keys_per_second']:11.3e} {row['ratio_to_ps']:9.2f} {row['in_network_share']:11.1%} "
-            f"{_number(row['repeated']):>9} {_number(row['wrong']):>6}"
-        )
-    return [*out, *lines(result["marks"])]
+    head = f"# rack: virtual time; live: wall time, over UDP, behind links of {result['live_rate'] / 1e6:g} Mbit/s"
+    columns: dict[str, Column] = {
+        "table": "",
+        "data": "",
+        "system": "",
+        "workers": "d",
+        "keys/s": ("keys_per_second", ".3e"),
+        "over PS": ("ratio_to_ps", ".2f"),
+        "in network": ("in_network_share", ".1%"),
+        "repeated": "d",
+        "wrong": "d",
+    }
+    return [head, *aligned(columns, result["rows"]), *lines(result["marks"])]

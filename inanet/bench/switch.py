@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from inanet.bench.marks import Mark
 from inanet.bench.switch_loads import FRAGMENTS, LOADS, WORKERS, Load, Rounds, registration
+from inanet.bench.tables import Column, aligned
 from inanet.lab.namespaces import in_thread
 from inanet.phy.mmsg import HEADER_WORDS, address_in_memory, request_buffer, transmit
 from inanet.phy.packet import open_packet_socket
@@ -505,13 +506,15 @@ def run(
 def table(result: dict[str, Any]) -> Iterator[str]:
     """The rows as lines."""
     yield "# gradient that came in per second of the switch's processor time (for forward: payload); one core"
-    yield "# program        phy        Gbit/s  ns/fragment  ns/answer  Gbit/s by the clock"
-    for one in result["rows"]:
-        answer = f"{one['answer_ns']:.0f}" if "answer_ns" in one else "-"
-        yield (
-            f"  {one['program']:<14} {one['phy']:<8} {one['gbps']:8.2f} {one['ns_per_fragment']:12.0f} {answer:>10} "
-            f"{one['wall_gbps']:20.2f}"
-        )
+    columns: dict[str, Column] = {
+        "program": "",
+        "phy": "",
+        "Gbit/s": ("gbps", ".2f"),
+        "ns/fragment": ("ns_per_fragment", ".0f"),
+        "ns/answer": ("answer_ns", ".0f"),
+        "Gbit/s by the clock": ("wall_gbps", ".2f"),
+    }
+    yield from aligned(columns, result["rows"])
     for name, why in (*result["wrong"].items(), *result["lacking"].items()):
         yield f"# {name}: {why}"
     for mark in result["marks"]:

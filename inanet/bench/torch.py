@@ -18,6 +18,7 @@ from inanet.bench.bounds import ring, tree
 from inanet.bench.marks import Mark, find
 from inanet.bench.measure import median
 from inanet.bench.peers.rank import Team, team
+from inanet.bench.tables import Column, aligned
 from inanet.lab.library import topology as packaged
 from inanet.lab.namespaces import Unprivileged, require_privileges
 from inanet.launch.fabric import Fabric
@@ -266,12 +267,12 @@ def table(result: dict[str, Any]) -> Iterator[str]:
     """Rows for people."""
     yield f"# {result['cores']} cores, load {result['load']:.1f}; 4 ranks, medians of interleaved repetitions"
     yield "# alone: without communication, which costs the others the difference (comm)"
-    yield "# place  model   system      step ms     comm ms   comm share"
-    for row in result["rows"]:
-        yield (
-            f"  {row['place']:<6} {row['model']:<7} {row['system']:<6} {row['step_seconds'] * 1e3:12.2f} "
-            f"{row['communication_seconds'] * 1e3:11.2f} {row['communication_share']:11.1%}"
-        )
+    times: dict[str, Column] = {
+        "step ms": ("step_seconds", ".2f", 1e3),
+        "comm ms": ("communication_seconds", ".2f", 1e3),
+        "comm share": ("communication_share", ".1%"),
+    }
+    yield from aligned({"place": "", "model": "", "system": "", **times}, result["rows"])
     for key, words in (
         ("ratio_to_gloo_local", "communication of mlp, to Gloo's, local"),
         ("ratio_to_gloo_lab", "step time of mlp, to Gloo's, lab"),

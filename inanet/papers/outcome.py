@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from inanet.bench.tables import Column, aligned
 from inanet.papers.claims import Claim
 
 
@@ -24,16 +25,11 @@ class Table:
 
     def lines(self) -> list[str]:
         """The table as text, numbers to the right; every line that is no data begins with '#'."""
-        cells = [[_text(value) for value in row] for row in self.rows]
-        heads = list(self.columns)
-        widths = [max(len(text) for text in column) for column in zip(heads, *cells, strict=True)]
-        lines = [
+        columns: dict[str, Column] = {head: (head, _text) for head in self.columns}
+        return [
             f"# {self.title}",
-            "# " + "  ".join(head.rjust(width) for head, width in zip(heads, widths, strict=True)),
+            *aligned(columns, (dict(zip(columns, row, strict=True)) for row in self.rows)),
         ]
-        for row in cells:
-            lines.append("  " + "  ".join(text.rjust(width) for text, width in zip(row, widths, strict=True)))
-        return lines
 
 
 def _text(value: object) -> str:
