@@ -51,16 +51,13 @@ class LabStage(Stage):
 
     @property
     def server(self) -> str:
-        """The first PS."""
         return self.topology.roots()[0]
 
     @property
     def idle(self) -> str:
-        """The first host without a role, else the PS."""
         return next((host.name for host in self.topology.hosts() if host.role == "idle"), self.server)
 
     def address(self, host: str) -> str:
-        """In the lab."""
         return self.lab.address(host)
 
     def environment(self, place: Place) -> Mapping[str, str]:

@@ -116,21 +116,17 @@ class LocalStage(Stage):
 
     @property
     def places(self) -> Sequence[Place]:
-        """All on one host."""
         return self._places
 
     @property
     def server(self) -> str:
-        """The only host."""
         return "localhost"
 
     @property
     def idle(self) -> str:
-        """The only host."""
         return "localhost"
 
     def address(self, host: str) -> str:
-        """The loopback's."""
         return "127.0.0.1"
 
     def spawn(self, host: str, command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[str]:

@@ -160,6 +160,5 @@ class Pacer(Wrapper):
         return {**self._device.counters(), "paced": self._waits}
 
     def close(self) -> None:
-        """Close timer and device."""
         self._timer.close()
         self._device.close()

@@ -129,7 +129,6 @@ class PacketDevice(SocketDevice):
 
     @property
     def rx_budget(self) -> int:
-        """Fragments the granted receive buffer holds, as for :attr:`inanet.phy.udp.UdpDevice.rx_budget`."""
         return max(self.rcvbuf // TRUESIZE, 1) * FRAGMENTS
 
     def send(self, transmission: Transmission, start: int = 0) -> int:
@@ -199,6 +198,5 @@ class PacketDevice(SocketDevice):
         return {**super().counters(), **self._unpacker.counters()}
 
     def close(self) -> None:
-        """Close both sockets; counters stay readable."""
         super().close()
         self._kernel.close()

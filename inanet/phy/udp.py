@@ -184,7 +184,6 @@ class UdpDevice(SocketDevice):
         return counters
 
     def close(self) -> None:
-        """Close all sockets; counters stay readable."""
         for group in list(self._groups):
             self.leave(group)
         super().close()

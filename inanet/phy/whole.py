@@ -135,7 +135,6 @@ class WholeTable(FrameTable):
         self.template[:HEADER_BYTES] = 0
 
     def gather(self, arena: U8, offsets: I64, start: int, length: int, segments: int) -> int:
-        """Fill the table from ``offsets[start:]``; ``segments`` is 1. See :func:`gather_packets`."""
         return int(
             gather_packets(
                 arena,
@@ -211,7 +210,6 @@ class RawWholeDevice(SocketDevice):
 
     @property
     def rx_budget(self) -> int:
-        """Packets the granted receive buffer holds, as for :attr:`inanet.phy.rawip.RawIpDevice.rx_budget`."""
         return max(self.rcvbuf // TRUESIZE, 1)
 
     def _unpack(self, count: int) -> PacketBatch:
@@ -249,7 +247,6 @@ class PacketWholeDevice(PacketDevice):
 
     @property
     def rx_budget(self) -> int:
-        """Packets the granted receive buffer holds, as for :attr:`RawWholeDevice.rx_budget`."""
         return max(self.rcvbuf // TRUESIZE, 1)
 
     def _make_table(self) -> AddressedTable:
@@ -262,7 +259,6 @@ class PacketWholeDevice(PacketDevice):
         return _whole(super()._unpack(count))
 
     def close(self) -> None:
-        """Close all sockets; counters stay readable."""
         super().close()
         self._raw.close()
 
@@ -277,12 +273,10 @@ class TunWholeDevice(TunDevice):
         self._packets = WholeTable(MESSAGES, self._endpoint, b"")
 
     def receive(self) -> PacketBatch | None:
-        """Packets for this node; a batch may be empty when only others came."""
         batch = super().receive()
         return None if batch is None else _whole(batch)
 
     def send(self, transmission: Transmission, start: int = 0) -> int:
-        """Hand packets to the kernel's stack, which always takes them; see :meth:`inanet.phy.device.Device.send`."""
         check_transmission(transmission)
         length, total = transmission.length, len(transmission)
         if length > self._port.mtu:

@@ -29,7 +29,6 @@ class RackSwitch(Switch):
     flags = True
 
     def emit(self, neighbour: str, burst: Burst, now: float) -> None:
-        """Put a burst on the link to a neighbour."""
         for at, piece in self.links[neighbour].carry(burst, now):
             if self.flags and piece.marked.any():
                 data = piece.data.copy()

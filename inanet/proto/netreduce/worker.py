@@ -123,7 +123,7 @@ class MessageWindow(Pipe):
         self._operations: list[Operation] = [Operation.ADD] * (2 * member.sizes.window)
 
     def buffer(self) -> U8:
-        """See :class:`~inanet.proto.netreduce.worker.Pipe`. Its message N before is acknowledged, so nobody reads it."""
+        """Its message N before is acknowledged, so nobody reads it."""
         return self._slot(self._buffers, self.sent % self.member.sizes.window)[HEADER_BYTES:]
 
     def _slot(self, buffer: U8, slot: int) -> U8:
@@ -315,7 +315,7 @@ _DTYPES = {
 
 
 class RawStream(Source):
-    """A round of float32 as it is; NaN and infinities go through, as in any IEEE sum. ``width`` values make a message.
+    """A round of float32 as it is; NaN and infinities go through, as in any IEEE sum. ``width`` values, little-endian, make a message.
 
     Raises ``ValueError`` for other types.
     """
@@ -334,7 +334,6 @@ class RawStream(Source):
         self._taken = 0
 
     def open(self) -> None:
-        """Nothing is agreed first."""
         self.opened = True
         self._values[:] = self.arrays[0]
         for array in self.arrays[1:]:
@@ -345,7 +344,6 @@ class RawStream(Source):
         """Everything may leave at once."""
 
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
-        """See :class:`~inanet.proto.slots.source.Source`; little-endian."""
         for k, fragment in enumerate(fragments.tolist()):
             part = self._values[fragment * self.width : (fragment + 1) * self.width]
             begin = at + k * stride
@@ -353,7 +351,6 @@ class RawStream(Source):
             arena[begin + part.nbytes : begin + 4 * self.width] = 0
 
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
-        """See :class:`~inanet.proto.slots.source.Source`; little-endian."""
         self._taken += len(fragments)
         for at, fragment in zip(ats.tolist(), fragments.tolist(), strict=True):
             part = self._values[fragment * self.width : (fragment + 1) * self.width]
@@ -364,7 +361,6 @@ class RawStream(Source):
         return self.opened and self._taken == self._messages
 
     def finish(self) -> None:
-        """Write sums or means."""
         if self.tensor.spec.op == "mean":
             self._values /= np.float32(self.tensor.format.ranks)
         for array in self.arrays:

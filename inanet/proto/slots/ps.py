@@ -326,7 +326,6 @@ class SumServer(TensorServer):
         return self.answering.timer()
 
     def on_timer(self, now: float) -> None:
-        """What is due leaves with the next :meth:`transmit`."""
         self.answering.on_timer(now)
 
     def stats(self) -> dict[str, int]:

@@ -70,7 +70,6 @@ class Stream(Source):
     # ---------------------------------------------------------------- exponents
 
     def open(self) -> None:
-        """Decide how exponents are agreed."""
         tensor, form = self.tensor, self.tensor.format
         self.opened = True
         form.clear()
@@ -147,7 +146,6 @@ class Stream(Source):
     # ---------------------------------------------------------------- fragments
 
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
-        """Write fragments, big-endian, ``stride`` bytes apart from byte ``at`` of an arena on."""
         if self._again is None:
             place(self._main.rows, self._main.words, fragments, self.width, arena, at, stride)
             return
@@ -158,7 +156,6 @@ class Stream(Source):
         place(self._again.rows, self._again.words, rest, self.width, arena, at + main * stride, stride)
 
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
-        """Take results, each fragment once: ``fragments[k]`` lies at byte ``ats[k]``."""
         self._taken += len(fragments)
         if self._again is None:
             take(arena, ats, fragments, self.width, self._main.words, self._main.rows)
@@ -172,11 +169,9 @@ class Stream(Source):
 
     @property
     def finished(self) -> bool:
-        """Whether every result is here and every exponent agreed."""
         return self._question is None and self.opened and self._taken == self.count
 
     def finish(self) -> None:
-        """Turn the sums into the result, in every local array, and leave exponents to the next round."""
         form, spec, tensor = self.tensor.format, self.tensor.spec, self.tensor
         every = np.arange(form.fragments)
         parts = [(self._main.rows, every, every)]

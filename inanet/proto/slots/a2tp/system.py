@@ -58,19 +58,16 @@ class A2tpMarking(Marking):
     def write(
         self, frames: NDArray[np.uint8], numbers: Index, slots: Mask, streams: Iterable[Source]
     ) -> None:
-        """What uses no slots says so."""
         frames[~slots, MARK_AT] = _BYPASS
         if self._pace.windows.profile.public:
             # to a switch with the public program the two are one
             frames[~slots, FLAGS_AT] |= np.uint8(Flag.RESEND)
 
     def collided(self, heads: Heads) -> Mask:
-        """Those with the mark Col."""
         marked: Mask = heads.mark & _COL != 0
         return marked
 
     def own(self, now: float, busy: bool) -> NDArray[np.uint8] | None:
-        """A probe, now and then."""
         if not busy:
             self._pace.straggling.idle()
             return None
@@ -87,7 +84,6 @@ class A2tpMarking(Marking):
         return frame.view(np.uint8).reshape(1, FRAME.itemsize)
 
     def other(self, heads: Heads, drops: NDArray[np.int64], now: float) -> None:
-        """Echoes of probes."""
         echoes = (heads.flags & np.uint8(0xFF ^ Flag.ECN) == ECHO) & (heads.bitmap == self._member.bit)
         drops[Drop.BAD_TYPE] += int(np.count_nonzero(~echoes))
         for number in (heads.low[echoes] & 0xFFFF).tolist():

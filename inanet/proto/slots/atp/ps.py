@@ -72,7 +72,6 @@ class AtpAnswering(Answering):
     # ---------------------------------------------------------------- in
 
     def read(self, batch: PacketBatch, drops: NDArray[np.int64]) -> Arrivals:
-        """Packets of the framing's length."""
         offsets, sources = batch.offsets, batch.sources
         right = batch.lengths == self.frame_bytes
         if not right.all():
@@ -99,7 +98,6 @@ class AtpAnswering(Answering):
         )
 
     def echo(self, its: Fragments, probes: Arrivals) -> None:
-        """Probes go back as they came."""
         self._jobs[its.job.job].echoes.append(probes)
 
     def summed(self, its: Fragments, now: float) -> None:
@@ -142,7 +140,6 @@ class AtpAnswering(Answering):
         return self._rows(frames)
 
     def own(self, its: Fragments) -> list[NDArray[np.uint8]]:
-        """Echoes and pulls."""
         job, said = self._jobs[its.job.job], []
         for probes in job.echoes:
             echoes = np.zeros(len(probes.job), self.frame_type)
@@ -159,7 +156,6 @@ class AtpAnswering(Answering):
     # ---------------------------------------------------------------- time and figures
 
     def timer(self) -> float | None:
-        """When the first pull is due."""
         return min((job.pull_at for job in self._jobs.values() if job.pull_at is not None), default=None)
 
     def on_timer(self, now: float) -> None:

@@ -97,11 +97,9 @@ class AtpFraming(Framing):
         self._slots = slots
 
     def add(self, tensor: Tensor, priority: int) -> None:
-        """The marking may have no room for a priority."""
         self.marking.add(tensor, priority)
 
     def own(self, now: float, busy: bool) -> NDArray[np.uint8] | None:
-        """What the marking has to send."""
         return self.marking.own(now, busy)
 
     def _instead(self, batch: PacketBatch, offsets: Index, flags: NDArray[np.uint8]) -> Index:
@@ -115,7 +113,6 @@ class AtpFraming(Framing):
         return instead
 
     def read(self, batch: PacketBatch, index: Index, drops: NDArray[np.int64], now: float) -> Answers:
-        """Results are the job's acknowledgements."""
         offsets = batch.offsets[index]
         heads = read_heads(batch.arena, offsets, self.layout.values_at)
         mine = heads.job == self.member.job
@@ -145,7 +142,6 @@ class AtpFraming(Framing):
     def write(
         self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask, streams: Iterable[Source]
     ) -> None:
-        """The hashed slot, who contributes, and the tensor."""
         flags = np.zeros(len(numbers), np.uint8)
         flags[:again] = _RESEND
         member, head = self.member, self.layout.values_at

@@ -41,7 +41,6 @@ class EsaMarking(Marking):
     frame_type = FRAME
 
     def add(self, tensor: Tensor, priority: int) -> None:
-        """A tensor is known. Raises ``ValueError`` for a priority beyond a byte."""
         if not 0 <= priority <= MAX_PRIORITY:
             raise ValueError(
                 f"tensor {tensor.spec.name!r}: priorities are 0 to {MAX_PRIORITY}, not {priority}"
@@ -51,7 +50,6 @@ class EsaMarking(Marking):
     def write(
         self, frames: NDArray[np.uint8], numbers: Index, slots: Mask, streams: Iterable[Source]
     ) -> None:
-        """Every fragment has its tensor's priority."""
         for stream in streams:
             if stream.first is None:
                 break

@@ -107,7 +107,6 @@ class GoatProgram(SwitchProgram):
         return Neighbours(dict.fromkeys(neighbours(site), 0), below(site))
 
     def remove_job(self, job: int) -> None:
-        """Forget a job: its slots are free, its packets foreign. Raises ``KeyError`` if it is not served."""
         del self.tenants.by_job[job], self._held[job]
         self.routes.known[job] = 0
         self.file.clear(job)

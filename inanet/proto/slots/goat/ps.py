@@ -57,7 +57,6 @@ class GoatAnswering(Answering):
         self._checks.remove(job)
 
     def read(self, batch: PacketBatch, drops: NDArray[np.int64]) -> Arrivals:
-        """Packets whose seals are right."""
         reason = self._checks.reasons(batch, np.arange(len(batch)))
         sound = np.flatnonzero(reason == Drop.OK)
         drops += np.bincount(reason[reason != Drop.OK], minlength=DROP_CODES)

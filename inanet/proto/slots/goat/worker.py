@@ -96,11 +96,10 @@ class GoatFraming(Framing):
         self._schedules[tensor] = Schedule.of(scheduled, self.member.index, self._lane_of)
 
     def drop(self, tensor: int) -> None:
-        """Rounds of a forgotten tensor that have begun go on by way of the PS alone."""
+        """A tensor is forgotten; rounds of it that have begun go on by way of the PS alone."""
         self._schedules.pop(tensor, None)
 
     def read(self, batch: PacketBatch, index: Index, drops: NDArray[np.int64], now: float) -> Answers:
-        """Results are the PS's."""
         reason = self._checks.reasons(batch, index)
         heads = heads_of(batch, index)
         reason[(reason == Drop.OK) & (heads["kind"] != Kind.RESULT)] = Drop.BAD_TYPE
@@ -113,7 +112,6 @@ class GoatFraming(Framing):
     def write(
         self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask, streams: Iterable[Source]
     ) -> None:
-        """Node, sub-model and fragment, and the seals."""
         view = frames.view(FRAME)[:, 0]
         write_heads(view, Kind.DATA, self.member, numbers & 0xFFFFFFFF)
         lanes = np.zeros(len(numbers), np.int64)

@@ -447,7 +447,6 @@ class EpochProgram(GoatProgram):
         return super().register_bytes() + PARITY_BYTES * self.file.slots
 
     def _lay_out(self) -> None:
-        """Put the sub-models of all jobs one after the other, and what is known of them with them."""
         super()._lay_out()
         before, rows = (
             self.calls,
@@ -483,7 +482,6 @@ class EpochProgram(GoatProgram):
         )
 
     def spilled(self) -> list[Transmission]:
-        """Sums that were completed by what was published since the last call."""
         many = int(self._many[0])
         if not many:
             return []

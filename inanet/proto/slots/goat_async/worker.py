@@ -117,12 +117,10 @@ class Step(Source):
             self.say_at, self._pause = now, self._framing.window.timeout
 
     def place(self, fragments: Index, arena: NDArray[np.uint8], at: int, stride: int) -> None:
-        """Write values of fragments."""
         places = at + np.arange(len(fragments)) * stride
         arena[places[:, None] + np.arange(4 * VALUES)] = self._values[fragments]
 
     def take(self, arena: NDArray[np.uint8], ats: Index, fragments: Index) -> None:
-        """Acknowledgements have no values."""
         self._acknowledged += len(fragments)
 
     def asked(self, head: Any, marks: NDArray[np.bool_]) -> Drop:
@@ -194,11 +192,9 @@ class Step(Source):
 
     @property
     def finished(self) -> bool:
-        """Whether the result is here, or there is none."""
         return self.opened and bool(self._got.all())
 
     def finish(self) -> None:
-        """Write what there is to be moved by."""
         if not self.serial:
             return
         head = self._result.view(">i4")[-1]
@@ -241,11 +237,9 @@ class EpochFraming(Framing):
     # ---------------------------------------------------------------- tensors and steps
 
     def add(self, tensor: Tensor, priority: int) -> None:
-        """A tensor is known. Raises ``ValueError`` for one that epochs cannot have."""
         suits(tensor.spec)
 
     def schedule(self, tensor: int, scheduled: Sequence[Scheduled]) -> None:
-        """Where a tensor's sub-models go; all of it is in one."""
         its = self._schedules[tensor] = Schedule.of(scheduled, self.member.index, {})
         self._models[tensor] = np.zeros((its.end, VALUES), np.float32)
 
@@ -320,7 +314,6 @@ class EpochFraming(Framing):
     def write(
         self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask, streams: Iterable[Source]
     ) -> None:
-        """Number of the gradient, node, sub-model and fragment, and the seals."""
         step = self._step
         assert step is not None
         assert step.first is not None
@@ -352,7 +345,6 @@ class EpochFraming(Framing):
         return frames
 
     def timer(self) -> float:
-        """When there is something to say to the PS."""
         return inf if self._step is None else self._step.say_at
 
     def stats(self, stats: dict[str, int]) -> dict[str, int]:

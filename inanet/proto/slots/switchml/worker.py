@@ -128,11 +128,9 @@ class PacketwiseStream(Source):
 
     @property
     def finished(self) -> bool:
-        """Whether every packet has its answer."""
         return self.opened and self._taken == self.count
 
     def finish(self) -> None:
-        """Write the sums, or means, or say who is refused."""
         spec = self.tensor.spec
         poisoned = np.flatnonzero(self._poisoned)
         if len(poisoned):
@@ -174,13 +172,11 @@ class SwitchMLFraming(Framing):
         self._kind = DATA << 4 | SIZES[values]
 
     def source(self, tensor: Tensor, round_: int, arrays: Arrays) -> Source:
-        """How a round becomes fragments."""
         if self._packetwise and tensor.format.uses_exponents:
             return PacketwiseStream(tensor, round_, arrays, self.layout.width, self.pool)
         return super().source(tensor, round_, arrays)
 
     def read(self, batch: PacketBatch, index: Index, drops: NDArray[np.int64], now: float) -> Answers:
-        """Results are packets of the job's number and size."""
         heads = np.empty((len(index), VALUES_AT), np.uint8)
         gather(batch.arena, batch.offsets[index], heads)
         kind = heads[:, 0] & 0xF7 == self._kind
@@ -194,7 +190,6 @@ class SwitchMLFraming(Framing):
     def write(
         self, frames: NDArray[np.uint8], numbers: Index, again: int, slots: Mask, streams: Iterable[Source]
     ) -> None:
-        """Slot and version follow from the number."""
         view = frames.view(FRAMES[self.layout.width])[:, 0]
         view["kind"] = self._kind
         view["job"] = self.member.job & 0xFF
