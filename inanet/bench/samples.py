@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 #: Elements that are made and checked at a time: little memory beside the tensor's, whose use is measured as well.
-BLOCK = 1 << 15
+CHUNK = 1 << 15
 
 
 def blocks(count: int) -> Iterator[tuple[int, slice]]:
     """Number and place of every block of ``count`` elements."""
-    for number, start in enumerate(range(0, count, BLOCK)):
-        yield number, slice(start, min(start + BLOCK, count))
+    for number, start in enumerate(range(0, count, CHUNK)):
+        yield number, slice(start, min(start + CHUNK, count))
 
 
 class Bfloat16(np.ndarray):

@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from inanet.data.clicks import BadData, Samples, hashed
 
-#: lines of a block
-BLOCK = 1 << 14
+#: lines read at a time
+CHUNK = 1 << 14
 #: columns of a click log that are its label, in the order of preference
 LABELS = ("label", "click", "clicked", "target", "y")
 _DELIMITERS = "\t,;|"
@@ -172,7 +172,7 @@ def _parsed(source: str, lines: IO[str]) -> Iterator[Samples]:
     rest = itertools.chain([first], lines)
     parse = _libsvm if _is_libsvm(first) else _columns
     rows = parse(source, rest, number)
-    while some := list(itertools.islice(rows, BLOCK)):
+    while some := list(itertools.islice(rows, CHUNK)):
         lengths = [len(names) for _, names, _ in some]
         names: list[Any] = [name for _, names, _ in some for name in names]
         yield Samples(

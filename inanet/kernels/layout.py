@@ -24,7 +24,7 @@ CHECK = np.uint64(CHECKSUM_WORD)
 #: elements of a fragment of floats, and those that share one exponent where none is agreed on for this round alone
 BLOCK = 256
 #: elements that share one exponent where those are agreed on for every round (prologue)
-SMALL_BLOCK = 8
+PROLOGUE_BLOCK = 8
 #: block exponents, one byte each, that one fragment carries (prologue)
 EXPONENTS_PER_FRAGMENT = PAYLOAD_WORDS * 4
 #: block exponent that stands for NaN or infinity

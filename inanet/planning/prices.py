@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from inanet.kernels.layout import SMALL_BLOCK
+from inanet.kernels.layout import PROLOGUE_BLOCK
 from inanet.planning.candidates import Fleet, candidates
 from inanet.planning.costs import Costs
 from inanet.planning.fair_shares import Flow, share
@@ -26,7 +26,7 @@ SEGMENT = 1514 / (1500 - _IPV4 - _TCP)
 #: A super-frame of 62 fragments, bytes on the wire: what a hop takes in before it passes anything on.
 SUPERFRAME = 62 * PAYLOAD_BYTES * FRAGMENT
 #: What exact exponents, agreed on before the data, add to a tensor's bytes: one for eight values of four bytes.
-PROLOGUE = VALUES // SMALL_BLOCK / PAYLOAD_BYTES
+PROLOGUE = VALUES // PROLOGUE_BLOCK / PAYLOAD_BYTES
 #: How much faster than a ring a plan must be predicted to be, before a fabric is worth setting up.
 MARGIN = 0.05
 #: Where nodes share cores they wait for each other, and only a part of a fabric's processor time is hidden behind its links

@@ -20,7 +20,7 @@ from inanet.bench.allreduce import (
 )
 from inanet.bench.cli import bench
 from inanet.bench.measure import Ticks
-from inanet.bench.samples import BLOCK, check, exact, fill, source, tensor, tolerance, wide
+from inanet.bench.samples import CHUNK, check, exact, fill, source, tensor, tolerance, wide
 from inanet.client.arrays import as_array
 from inanet.launch.topology import NodeSpec
 from inanet.service.exits import Failure
@@ -99,7 +99,7 @@ def test_exact_results_and_tolerances(op: str) -> None:
 
 
 def test_every_wrong_element_is_found_whichever_block_it_is_in() -> None:
-    array = np.zeros(BLOCK + 10, np.int32)
+    array = np.zeros(CHUNK + 10, np.int32)
     total = np.zeros_like(array)
     for rank in range(3):
         fill(array, rank)
@@ -116,7 +116,7 @@ def test_every_wrong_element_is_found_whichever_block_it_is_in() -> None:
 
 
 def test_bfloat16_is_summed_and_checked_like_every_other_format() -> None:
-    bits = np.zeros(BLOCK + 10, np.uint16)
+    bits = np.zeros(CHUNK + 10, np.uint16)
     fill(bits, 0, "bfloat16")
     array, form = as_array(tensor(bits, "bfloat16"))
     assert (form, np.shares_memory(array, bits)) == ("bf16", True)

@@ -177,7 +177,7 @@ def test_blocks_are_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     path = tmp_path / "a.svm"
     path.write_text("".join(f"{i % 2} {i}:1 {i + 1}:2\n" for i in range(10)))
     whole = load(str(path))
-    monkeypatch.setattr(sample_files, "BLOCK", 4)
+    monkeypatch.setattr(sample_files, "CHUNK", 4)
     assert [len(block) for block in blocks(str(path))] == [4, 4, 2]
     again = load(str(path))
     for one in ("start", "keys", "values", "labels"):
@@ -211,7 +211,7 @@ def test_updates_are_those_of_batches_that_are_drawn(count: int, size: int) -> N
 
 
 def test_memory_is_that_of_a_block_not_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sample_files, "BLOCK", 256)
+    monkeypatch.setattr(sample_files, "CHUNK", 256)
     monkeypatch.setattr(update_counts, "_IN_MEMORY", 1 << 12)
     path = tmp_path / "a.svm"
     line = "1 " + " ".join(f"{key}:1" for key in range(0, 5000, 50)) + "\n"

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from inanet.kernels.layout import SMALL_BLOCK
+from inanet.kernels.layout import PROLOGUE_BLOCK
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.common.quantised import FACTOR_BITS, SLACK
@@ -117,7 +117,7 @@ def check(spec: TensorSpec, before: Arrays, after: Arrays) -> None:
         ExponentMode.CARRIED: SLACK,
         ExponentMode.FIXED: 31 - FACTOR_BITS - ceil(log2(ranks)),
     }[spec.mode]
-    width = SMALL_BLOCK if spec.mode is ExponentMode.PROLOGUE else 256
+    width = PROLOGUE_BLOCK if spec.mode is ExponentMode.PROLOGUE else 256
     for start in range(0, spec.elements, width):
         peak = np.abs(values[:, start : start + width]).max()
         e = max(int(np.frexp(peak)[1]), -125)

@@ -45,7 +45,7 @@ import numpy as np
 
 from inanet.kernels.dequantise import dequantise16, dequantise32
 from inanet.kernels.exponents import block_exponents, first_nonfinite
-from inanet.kernels.layout import BLOCK, POISON, SMALL_BLOCK
+from inanet.kernels.layout import BLOCK, POISON, PROLOGUE_BLOCK
 from inanet.kernels.quantise import quantise
 from inanet.kernels.together import quantise_together, reduce_together
 from inanet.proto.common.encoding import (
@@ -92,7 +92,7 @@ class FloatSum(Format):
         self._factor = spec.factor if spec.mode is ExponentMode.FIXED else 0.0
         self._log2 = (ranks - 1).bit_length()
         if spec.mode is ExponentMode.PROLOGUE:
-            self.blocks = BLOCK // SMALL_BLOCK
+            self.blocks = BLOCK // PROLOGUE_BLOCK
         if spec.mode is not ExponentMode.FIXED:
             self.exponent_fragments = -(-self.fragments // self.share)
         self._tables()

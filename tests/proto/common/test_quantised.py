@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inanet.kernels.layout import ROW_WORDS, SMALL_BLOCK
+from inanet.kernels.layout import PROLOGUE_BLOCK, ROW_WORDS
 from inanet.kernels.quantise import MINUS, PLUS
 from inanet.proto.common.encoding import LARGE, MISFIT
 from inanet.proto.common.formats import FIXED_FACTOR, make_format
@@ -45,7 +45,7 @@ def check_bound(
     arrays: list[np.ndarray],
     results: list[np.ndarray],
     integers: int = 1,
-    width: int = SMALL_BLOCK,
+    width: int = PROLOGUE_BLOCK,
 ) -> None:
     """Every result within ``n * 2**(L - 32) * 2**e`` plus half a unit in the last place.
 
@@ -181,8 +181,8 @@ def test_infinity_and_nan_are_what_float32_addition_gives(
         exact = sum(to_floats(dtype, array) for array in arrays) / (ranks if op == "mean" else 1)
     finite = np.isfinite(exact)
     np.testing.assert_array_equal(got[~finite], exact[~finite])
-    for start in range(0, len(columns), SMALL_BLOCK):
-        block = slice(start, start + SMALL_BLOCK)
+    for start in range(0, len(columns), PROLOGUE_BLOCK):
+        block = slice(start, start + PROLOGUE_BLOCK)
         whole = all(np.isfinite(to_floats(dtype, array)[block]).all() for array in arrays)
         if whole:
             np.testing.assert_allclose(got[block], exact[block], rtol=2.0**-8)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inanet.kernels.layout import SMALL_BLOCK
+from inanet.kernels.layout import PROLOGUE_BLOCK
 from inanet.proto.common.events import RoundDone
 from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.testing.fabric import VirtualFabric, float_arrays
@@ -239,7 +239,7 @@ def test_nan_and_infinity_arrive_as_they_are_and_cost_their_block_at_most(mode):
     for round_ in range(4):
         arrays = float_arrays(COUNT, 4, seed=round_)
         exact = sum(array.astype(np.float64) for array in arrays.values())
-        width = SMALL_BLOCK if mode is PROLOGUE else 256
+        width = PROLOGUE_BLOCK if mode is PROLOGUE else 256
         if round_ in (1, 2):
             arrays[1][256 * 7 + 3] = np.nan
             arrays[3][256 * 20] = np.inf
