@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import structlog
 
@@ -37,6 +38,10 @@ RESTLESS = 4
 _SAME_CLOCK = 0.1
 #: seconds between two complaints about one destination
 _COMPLAINT_SECONDS = 5.0
+
+
+#: all that are open: a turn of one must not outlast what another one waits for
+_drivers: "WeakSet[Driver]" = WeakSet()
 
 
 class Driver:
@@ -84,6 +89,7 @@ class Driver:
         self._restless = 0
         #: turns may wait by themselves
         self._waits = self._turn is not None and backend >= 0
+        _drivers.add(self)
         self._watch_arrivals(True)
 
     def now(self) -> float:
@@ -176,7 +182,8 @@ class Driver:
         self._restless -= self._restless > 0
         if goes_on and self._waits and self._pending is None and self._kick is None and not self._restless:
             now = time.monotonic()
-            until = min(now + LONGEST_TURN, turn.deadline)
+            others = (driver._due for driver in _drivers if driver is not self and driver._due is not None)
+            until = min(now + LONGEST_TURN, turn.deadline, *others)
         outcome = turn.run(now, sends=self._pending is None, until=until)
         self.batches += outcome.batches
         self._blocked = outcome.blocked
@@ -345,6 +352,7 @@ class Driver:
         if self._closed:
             return
         self._closed = True
+        _drivers.discard(self)
         self._watch_arrivals(False)
         if self._pending is not None:
             self._unwatch()

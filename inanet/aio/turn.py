@@ -452,6 +452,7 @@ def give_credit(t: Tables, f: Flow, w: Wires, delay: float, now: float) -> bool:
                 # nobody was told: it stays due
                 for j in range(i, count):
                     f.links[tree * _LINKS + w.credits[j, 0], _REPORTED] -= w.credits[j, 2]
+                w.times[_CREDIT_DUE] = min(w.times[_CREDIT_DUE], now + delay)
                 return False
             w.figures[_TX_PACKETS] += 1
             w.figures[_TX_BYTES] += _CONTROL_BYTES

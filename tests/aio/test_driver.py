@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import math
 import socket
 from collections.abc import Iterator
 
@@ -9,7 +10,8 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from inanet.aio.driver import Driver
+from inanet.aio.driver import LONGEST_TURN, Driver
+from inanet.aio.turn import Outcome
 from inanet.phy.udp import UdpDevice
 from inanet.phy.wrapper import Wrapper
 from inanet.wire.batch import PacketBatch, Transmission
@@ -158,3 +160,43 @@ async def test_a_node_with_much_to_come_rests_and_misses_nothing() -> None:
     finally:
         driver.close()
         peer.close()
+
+
+class Waiter(Listener):
+    """A node that wants to be called at a time."""
+
+    def __init__(self, at: float) -> None:
+        super().__init__()
+        self.at = at
+
+    def timer(self) -> float:  # type: ignore[override]
+        return self.at
+
+
+async def test_a_turn_that_waits_ends_when_another_node_of_the_process_wants_its_time() -> None:
+    """Nodes of one process share its event loop: while one waits inside a turn, no timer of another fires."""
+    ends: list[float] = []
+
+    class Recorder:
+        deadline = math.inf
+
+        def run(self, now: float, *, sends: bool, until: float) -> Outcome:
+            ends.append(until - now)
+            return Outcome(0, 0, True, None, False, False)
+
+    soon = asyncio.get_running_loop().time() + 0.01
+    busy = Driver(Listener(), UdpDevice(), lambda event: None)  # type: ignore[arg-type]
+    other = Driver(Waiter(soon), UdpDevice(), lambda event: None)  # type: ignore[arg-type]
+    busy._waits = True
+    try:
+        busy._run(Recorder(), True)  # type: ignore[arg-type]
+        other._arm()
+        busy._run(Recorder(), True)  # type: ignore[arg-type]
+        other.close()
+        busy._run(Recorder(), True)  # type: ignore[arg-type]
+    finally:
+        busy.close()
+        other.close()
+    alone, beside, again = ends
+    assert alone == again == pytest.approx(LONGEST_TURN)
+    assert beside <= 0.01
