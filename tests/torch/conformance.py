@@ -13,6 +13,7 @@ alone, likewise), ``hook`` (those of DDP, by Gloo with the hook on every model).
 """
 
 import argparse
+import importlib
 import inspect
 import itertools
 import json
@@ -148,6 +149,9 @@ def _hook_models(torch: Any, hook: Callable[[], Any]) -> None:
 
 def _imagine_devices(torch: Any, count: int) -> None:
     """As many CUDA devices as there are ranks, whose tensors are on the CPU."""
+    # builds of torch for CUDA ask devices for what they are when these are imported
+    importlib.import_module("torch.testing._internal.common_device_type")
+    importlib.import_module("torch._dynamo")
 
     def stay(self: Any, *_: Any, **__: Any) -> Any:
         return self
@@ -183,6 +187,9 @@ def _imagine_devices(torch: Any, count: int) -> None:
         def __getattr__(self, name: str) -> Any:
             return lambda *_, **__: self
 
+        def is_capturing(self) -> bool:
+            return False
+
         def __enter__(self) -> Any:
             return self
 
@@ -205,7 +212,11 @@ def _imagine_devices(torch: Any, count: int) -> None:
     ddp.__init__ = __init__
     torch.Stream = torch.Event = Stream
     torch.accelerator.current_stream = lambda *_: Stream()
+    torch.accelerator.synchronize = lambda *_: None
+    torch.accelerator.current_device_index = lambda: 0
     for name, value in {
+        # builds of torch for CUDA would look for a driver
+        "_lazy_init": lambda: None,
         "device_count": lambda: count,
         "is_available": lambda: True,
         "set_device": lambda device: None,
