@@ -38,9 +38,21 @@ def _end(code: Exit) -> NoReturn:
     as well would keep whoever waits for the end waiting: on a busy host, for seconds."""
     for stream in (sys.stdout, sys.stderr):
         # whoever read it may be gone: that is no other way of ending
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _open_standard() -> None:
+    """Something is open where standard input, output and error are, whoever started this: whatever is opened next would be taken
+    for one of them, and libuv ends a process that has such a descriptor."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
 
 
 def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
@@ -77,6 +89,7 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
         log_format: str | None,
         loop: LoopName,
     ) -> None:
+        _open_standard()
         options = {"level": log_level, "format": log_format}
         overrides = {"log": {key: value for key, value in options.items() if value is not None}}
 
@@ -101,9 +114,11 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
             code, message = explain(error)
             if code is Exit.BUG:
                 message = f"{''.join(traceback.format_exception(error))}{bug_hint()}"
-            click.echo(
-                prioritised(message, "error") if is_journal(sys.stderr, os.environ) else message, err=True
-            )
+            if is_journal(sys.stderr, os.environ):
+                message = prioritised(message, "error")
+            # whoever would read it may be gone: that is no other error
+            with contextlib.suppress(OSError, AttributeError):
+                click.echo(message, err=True)
             context.exit(code)
         if check:
             from inanet.config.file import write_toml

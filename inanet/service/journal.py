@@ -8,12 +8,14 @@ from typing import TextIO
 PRIORITIES = {"debug": 7, "info": 6, "warning": 4, "error": 3, "critical": 2}
 
 
-def is_journal(stream: TextIO, environ: Mapping[str, str]) -> bool:
+def is_journal(stream: TextIO | None, environ: Mapping[str, str]) -> bool:
     """Whether the journal reads ``stream``: JOURNAL_STREAM names its device and inode.
 
     The variable alone proves nothing: it is inherited by processes whose stderr has been redirected since.
     """
     device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    if stream is None:
+        return False
     try:
         status = os.fstat(stream.fileno())
         return (int(device), int(inode)) == (status.st_dev, status.st_ino)
