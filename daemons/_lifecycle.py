@@ -25,8 +25,9 @@ from inanet.config.file import ConfigError
 from inanet.config.manager import ManagerConfig
 from inanet.service import addresses, kernel_cache, kernels, logs
 from inanet.service.exits import Exit, Failure, explain
-from inanet.service.metrics import MetricsServer, Sample, Scrape, Source
+from inanet.service.metrics import Sample, Scrape, Source, serve_metrics
 from inanet.service.sd_notify import Notifier
+from inanet.service.strangers import Strangers
 
 C = TypeVar("C", bound=DaemonFile)
 LoopName = Literal["uvloop", "asyncio"]
@@ -47,7 +48,7 @@ class Context(Generic[C]):
     ``log`` is bound to role and node. ``stopping`` is set when the daemon shall drain: finish what runs,
     begin nothing new, return. ``health`` is asked before every proof of life to the service manager; it
     should say whether the data path moves (or has nothing to do). ``stats`` gives the counters for
-    :data:`STATS_VARIABLE`.
+    :data:`STATS_VARIABLE`, ``drops`` those of packets dropped.
     """
 
     def __init__(self, role: Role, config: C, notifier: Notifier, log: Any) -> None:
@@ -57,6 +58,8 @@ class Context(Generic[C]):
         self.stopping = asyncio.Event()
         self.health: Callable[[], bool] = lambda: True
         self.stats: Callable[[], Mapping[str, object]] | None = None
+        #: packets dropped so far, by reason
+        self.drops: Callable[[], Mapping[str, int]] | None = None
         self.metrics_port: int | None = None
         self._notifier = notifier
         self._scrape = Scrape()
@@ -95,7 +98,7 @@ class Context(Generic[C]):
         self._notifier.status(text)
 
     def measure(self, source: Source) -> None:
-        """Have ``source`` called at every scrape of the metrics, on another thread: it may only read."""
+        """Have ``source`` called at every scrape of the metrics: it may only read."""
         self._scrape.add(source)
 
     @property
@@ -127,13 +130,11 @@ Serve = Callable[[C, Context[C]], Coroutine[Any, Any, None]]
 class Supervisor(Generic[C]):
     """Runs ``serve`` between a start and an end that are the same for every daemon."""
 
-    def __init__(
-        self, context: Context[C], serve: Serve[C], reread: Callable[[], C], threshold: logs.LevelFilter
-    ):
+    def __init__(self, context: Context[C], serve: Serve[C], reread: Callable[[], C], written: logs.Logs):
         self._context = context
         self._serve = serve
         self._reread = reread
-        self._threshold = threshold
+        self._logs = written
         self._reloaded = (True, time.time())
         self._watchdog_misses = 0
         self._broken: asyncio.Future[NoReturn] = asyncio.get_running_loop().create_future()
@@ -152,16 +153,19 @@ class Supervisor(Generic[C]):
         with contextlib.ExitStack() as stack:
             if context.config.metrics.listen is not None:
                 address = await asyncio.to_thread(addresses.resolve, context.config.metrics.listen)
-                server = stack.enter_context(MetricsServer(address, context._scrape))
+                server = await serve_metrics(address, context._scrape)
+                stack.callback(server.close)
                 context.metrics_port = server.port
                 context.log.info(
                     "serving metrics", address=address.address, port=server.port, origin=address.origin
                 )
-            watchdog = asyncio.create_task(self._prove_life())
+            beside = [asyncio.create_task(self._prove_life()), asyncio.create_task(self._look_around())]
             try:
                 await self._until_done()
             finally:
-                watchdog.cancel()
+                for task in beside:
+                    task.cancel()
+                self._logs.look()
         _write_stats(context.stats)
 
     async def _until_done(self) -> None:
@@ -211,7 +215,7 @@ class Supervisor(Generic[C]):
             context.log.error("reload refused, running on as before", reason=explain(error)[1])
         else:
             waiting = sorted(changed(context.config, fresh) - RELOADABLE)
-            self._threshold.level = fresh.log.level
+            self._logs.threshold.level = fresh.log.level
             self._reloaded = (True, time.time())
             context.log.info("reloaded", log_level=fresh.log.level)
             if waiting:
@@ -235,11 +239,25 @@ class Supervisor(Generic[C]):
                 self._context.log.warning("proof of life withheld", reason="no_progress")
             await asyncio.sleep(interval)
 
+    async def _look_around(self) -> None:
+        """What has to be said now and then, whether or not anything happens."""
+        loop = asyncio.get_running_loop()
+        strangers = Strangers()
+        while True:
+            await asyncio.sleep(logs.RATE_SECONDS)
+            self._logs.look()
+            if self._context.drops is not None:
+                for reason, count, total in strangers.seen(self._context.drops(), loop.time()):
+                    self._context.log.warning(
+                        "packets of strangers dropped", reason=reason, count=count, total=total
+                    )
+
     def _samples(self) -> Iterable[Sample]:
         yield Sample("inanet_build_info", 1, (version(), self._context.role))
         yield Sample("inanet_config_last_reload_successful", float(self._reloaded[0]))
         yield Sample("inanet_config_last_reload_success_timestamp_seconds", self._reloaded[1])
         yield Sample("inanet_watchdog_misses", self._watchdog_misses)
+        yield Sample("inanet_log_lines_unwritten", self._logs.sink.unwritten)
 
 
 def _write_stats(stats: Callable[[], Mapping[str, object]] | None) -> None:
@@ -271,13 +289,13 @@ def _loop_factory(name: LoopName) -> Callable[[], asyncio.AbstractEventLoop]:
 
 def run(role: Role, config: C, serve: Serve[C], reread: Callable[[], C], loop: LoopName = "uvloop") -> Exit:
     """Run a daemon to its end and say how it ended. ``reread`` loads the configuration anew for SIGHUP."""
-    threshold = logs.configure(config.log.level, config.log.format)
+    written = logs.configure(config.log.level, config.log.format)
     log = structlog.get_logger().bind(role=role, node=config.node.name)
     notifier = Notifier()
 
     async def supervise() -> None:
         context = Context(role, config, notifier, log)
-        await Supervisor(context, serve, reread, threshold).run()
+        await Supervisor(context, serve, reread, written).run()
 
     try:
         log.info("starting", version=version(), loop=loop, pid=os.getpid())

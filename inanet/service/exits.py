@@ -24,7 +24,18 @@ EXTRAS = {
 }
 #: Modules of the dependencies that a complete installation has.
 _CORE = frozenset(
-    {"numpy", "numba", "msgpack", "pydantic", "structlog", "uvloop", "click", "prometheus_client", "psutil"}
+    {
+        "numpy",
+        "numba",
+        "msgpack",
+        "pydantic",
+        "structlog",
+        "uvloop",
+        "click",
+        "prometheus_client",
+        "psutil",
+        "h11",
+    }
 )
 
 

@@ -6,19 +6,19 @@ names, units and labels stay the same over all daemons; none has a label without
 sequence numbers).
 """
 
+import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from threading import Thread
-from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from inanet.service.addresses import Resolved
-from inanet.service.exits import Failure
+from inanet.service.http import Answer, HttpServer, Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ FAMILIES: Mapping[str, Family] = {
         "gauge", "Unix time when the configuration was last applied."
     ),
     "inanet_watchdog_misses": Family("counter", "Proofs of life withheld because nothing moved."),
+    "inanet_log_lines_unwritten": Family("counter", "Lines of the log that could not be written."),
 }
 
 #: Upper bounds of the duration buckets, in seconds.
@@ -88,7 +89,10 @@ class Sample:
     labels: tuple[str, ...] = ()
 
 
-#: Called at every scrape, from another thread: it may only read.
+#: Seconds for which a page is shown again as it is.
+FRESH = 0.25
+
+#: Called at every scrape, by the event loop: it may only read.
 Source = Callable[[], Iterable[Sample]]
 
 
@@ -99,7 +103,7 @@ class Scrape(Collector):
         self._sources: list[Source] = []
 
     def add(self, source: Source) -> None:
-        """Have ``source`` called at every scrape, on the server's thread."""
+        """Have ``source`` called at every scrape."""
         self._sources.append(source)
 
     def describe(self) -> Iterable[Metric]:
@@ -137,36 +141,29 @@ def _put(metric: Any, family: Family, sample: Sample) -> None:
     metric.add_metric(sample.labels, buckets, sample.value.total)
 
 
-class MetricsServer:
-    """``/metrics`` over HTTP while the ``with`` block lasts. Serves from a thread of its own."""
+class MetricsPage:
+    """``/metrics``, as Prometheus asks for it. What it shows is at most :data:`FRESH` seconds old."""
 
-    def __init__(self, address: Resolved, scrape: Scrape) -> None:
-        """Listen on ``address`` (port 0: any). Raises :class:`Failure` naming the address if it cannot be
-        had.
-        """
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(scrape)
-        try:
-            self._server, self._thread = start_http_server(address.port, address.address, registry)
-        except OSError as error:
-            where = f"{address.address}:{address.port}"
-            raise Failure(
-                f"cannot serve metrics on {where} ({error.strerror}): change metrics.listen, or end what "
-                f"listens there ('ss -ltnp sport = {address.port}' shows it)"
-            ) from error
-        self.port: int = self._server.server_port
+    def __init__(self, scrape: Scrape, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(scrape)
+        self._clock = clock
+        #: by format
+        self._shown: dict[str, tuple[float, bytes]] = {}
 
-    def __enter__(self) -> Self:
-        return self
+    def __call__(self, request: Request) -> Answer:
+        """The page in the format that the client would like."""
+        encode, kind = choose_encoder(request.accept)
+        at, body = self._shown.get(kind, (-FRESH, b""))
+        now = self._clock()
+        if now - at >= FRESH:
+            # whoever asks all the time does not have everything counted all the time
+            body = encode(self._registry)
+            self._shown[kind] = now, body
+        return Answer(kind, body)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
-    def close(self) -> None:
-        """Stop listening and wait for the thread."""
-        self._server.shutdown()
-        self._server.server_close()
-        thread: Thread = self._thread
-        thread.join()
+async def serve_metrics(address: Resolved, scrape: Scrape) -> HttpServer:
+    """Serve ``/metrics`` from the running loop. Raises :class:`~inanet.service.exits.Failure` naming the address if it cannot be had."""
+    page = MetricsPage(scrape)
+    return await HttpServer.open(address, "metrics", {"/metrics": page, "/": page})

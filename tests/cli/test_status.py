@@ -21,11 +21,11 @@ from inanet.config.file import ConfigError
 from inanet.coordinator.settings import Settings
 from inanet.messages.registration import JobState, NodeState, Overview
 from inanet.planning.topology import Topology
-from inanet.service.addresses import Resolved
-from inanet.service.metrics import MetricsServer, Sample, Scrape
+from inanet.service.metrics import Sample, Scrape
 from inanet.service.resources import HostResources
 from inanet.trust import authority
 from inanet.trust.certificates import Keys
+from tests.service.serving import serving
 
 PATIENCE = 30.0
 TOKEN = "a token of the fabric"
@@ -242,7 +242,7 @@ def test_without_file_and_address_it_says_what_is_needed(
 def test_a_single_daemon_by_its_metrics(capsys: pytest.CaptureFixture[str]) -> None:
     scrape = Scrape()
     scrape.add(lambda: [Sample("inanet_jobs", 3), Sample("inanet_packets_dropped", 2, ("short",))])
-    with MetricsServer(Resolved("127.0.0.1", 0, "here"), scrape) as server:
+    with serving(scrape) as server:
         where = f"127.0.0.1:{server.port}"
         assert main(["status", "--metrics", where, "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
