@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -100,12 +101,14 @@ async def follow(
         member,
         str(coordinator),
         join=patience,
-        resume=patience,
+        # once welcomed, it serves whoever coordinates next, however long that takes
+        resume=math.inf,
         wake=station.kick,
         keys=config.control.tls_keys(),
     )
     context.stats = station.figures
     context.health = station.healthy
+    context.drops = station.drops
     context.measure(station.samples)
     running = asyncio.create_task(uplink.run())
     stopping = asyncio.create_task(context.stopping.wait())

@@ -27,7 +27,7 @@ def fabric(config: PsConfig, context: Context[PsConfig]) -> Topology:
 
 
 async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
-    """Coordinate and aggregate until asked to stop; running jobs get the drain time to end."""
+    """Coordinate and aggregate until asked to stop; running jobs wait for the next start."""
     from daemons._following import follow, registered_node
 
     if config.control.coordinator is not None:
@@ -58,6 +58,7 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     coordination = Coordination(settings, member, station.kick, keys=config.control.tls_keys())
     context.stats = station.figures
     context.health = station.healthy
+    context.drops = station.drops
     context.measure(station.samples)
     try:
         await coordination.start(str(config.control.listen))
@@ -65,10 +66,9 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
         # as a node like all others
         async with registered_node(station, "ps", config, coordination.address, context.measure):
             await context.stopping.wait()
-            while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
-                await asyncio.sleep(0.05)
     finally:
-        await coordination.close("the coordinator was asked to stop")
+        # nothing is drained: jobs are in the hands of their members, and go on with whoever coordinates next
+        await coordination.close("it was asked to stop; jobs wait for it to start again")
         station.close()
 
 

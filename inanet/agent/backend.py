@@ -161,8 +161,9 @@ class FabricBackend:
         )
 
         def happened(event: NodeEvent) -> None:
-            if mine.member is not None:
-                mine.member.on_event(event, station.driver.now())
+            fair = station.excuse(event)
+            if mine.member is not None and fair is not None:
+                mine.member.on_event(fair, station.driver.now())
                 self.flush()
 
         mine.host = host

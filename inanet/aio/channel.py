@@ -6,9 +6,11 @@ asyncio's own loop.
 """
 
 import asyncio
+import errno
 import os
 import socket
 import ssl
+import struct
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -28,7 +30,17 @@ LONGEST_PAUSE = 1.0
 HUNG_UP = "the other end hung up"
 #: How the reason begins if the name of a host has no address.
 UNRESOLVED = "its name does not resolve"
+#: The longest that is waited at once: a process that was stopped meanwhile loses no more than that of a deadline.
+STEP_SECONDS = 1.0
 _READ_BYTES = 1 << 16
+#: what breaks a connection though both processes live
+_PATH_ERRORS = frozenset(
+    {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN}
+)
+#: struct tcp_info (linux/tcp.h): its first bytes, TCP_ESTABLISHED, and fields among the 32-bit words behind the first eight bytes
+_TCP_INFO_BYTES = 104
+_ESTABLISHED = 1
+_UNACKED, _LAST_ACK = 4, 12
 #: X509_V_ERR_INVALID_PURPOSE: a certificate that is good, but for something else.
 _UNFIT = 26
 #: DEPTH_ZERO_SELF_SIGNED_CERT, SELF_SIGNED_CERT_IN_CHAIN, UNABLE_TO_GET_ISSUER_CERT_LOCALLY: one of somebody else's.
@@ -48,7 +60,13 @@ class DeadlineError(TimeoutError):
 
 
 class ChannelClosed(ConnectionError):
-    """The connection is gone; the text says with whom and, if known, why."""
+    """The connection is gone; the text says with whom and, if known, why. ``path``: it was the path that failed, the other
+    end may be well; else its process has closed it, or has ended.
+    """
+
+    def __init__(self, text: str, path: bool = False) -> None:
+        super().__init__(text)
+        self.path = path
 
 
 class AddressError(Failure):
@@ -120,9 +138,13 @@ class Channel:
         """Queue a message without waiting. Raises :class:`ChannelClosed` if the connection is gone, or is
         given up because the peer has left :data:`WRITE_LIMIT` bytes unread.
         """
+        self.post_frame(encode(message))
+
+    def post_frame(self, frame: bytes) -> None:
+        """The same for a message that is encoded already."""
         if self._writer.is_closing():
             raise ChannelClosed(f"connection to {self.peer} is closed")
-        self._writer.write(encode(message))
+        self._writer.write(frame)
         queued = self._writer.transport.get_write_buffer_size()
         if queued > WRITE_LIMIT:
             self.abort()
@@ -148,20 +170,30 @@ class Channel:
         :class:`~inanet.messages.codec.ControlError` if the bytes are no messages (the connection is closed
         then).
         """
-        try:
-            async with asyncio.timeout(seconds):
-                while not self._ready:
-                    await self._read()
-        except TimeoutError:
-            assert seconds is not None
-            raise DeadlineError(f"waiting for {what} from {self.peer}", seconds) from None
+        left = seconds
+        while not self._ready:
+            step = None if left is None else min(left, STEP_SECONDS)
+            began = asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout(step):
+                    while not self._ready:
+                        await self._read()
+            except TimeoutError:
+                assert seconds is not None
+                assert left is not None
+                assert step is not None
+                # this process may not have run for longer than it asked to wait: what came meanwhile is still to be read
+                left -= min(step, asyncio.get_running_loop().time() - began)
+                if left <= 0:
+                    raise DeadlineError(f"waiting for {what} from {self.peer}", seconds) from None
         return self._ready.popleft()
 
     async def _read(self) -> None:
         try:
             data = await self._reader.read(_READ_BYTES)
         except OSError as error:
-            raise ChannelClosed(f"connection to {self.peer} broke: {reason_of(error)}") from None
+            text = f"connection to {self.peer} broke: {reason_of(error)}"
+            raise ChannelClosed(text, path=error.errno in _PATH_ERRORS) from None
         if not data:
             cut = f" in the middle of a message ({self._decoder.pending} B)" if self._decoder.pending else ""
             if self.certificate is not None and not self._heard:
@@ -229,15 +261,39 @@ class Channel:
         return str(name[0]) if isinstance(name, tuple) and len(name) == 2 else ""
 
     @property
+    def acknowledged(self) -> bool:
+        """Whether the other end's kernel has acknowledged lately what was sent to it: its host is up and reached, and the process
+        there has not ended, whether or not it says anything. Always so for a Unix socket.
+        """
+        raw = self._writer.get_extra_info("socket")
+        if raw is None or self.closed:
+            return False
+        if raw.family not in (socket.AF_INET, socket.AF_INET6):
+            return True
+        try:
+            info = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        except OSError:
+            return False
+        words = struct.unpack_from("=8x14I", info)
+        lately = words[_UNACKED] == 0 or words[_LAST_ACK] < 1000 * STEP_SECONDS
+        return bool(info[0] == _ESTABLISHED and lately)
+
+    @property
     def closed(self) -> bool:
         """Whether this side has closed or lost the connection."""
         return self._writer.is_closing()
 
 
 async def connect(
-    address: str, seconds: float, silence: float | None = None, keys: Keys | None = None
+    address: str,
+    seconds: float,
+    silence: float | None = None,
+    keys: Keys | None = None,
+    *,
+    listens: bool = False,
 ) -> Channel:
-    """Connect, trying again with growing pauses until it works; over TLS if there are ``keys``, except to a Unix socket.
+    """Connect, trying again with growing pauses until it works; over TLS if there are ``keys``, except to a Unix socket. If it
+    ``listens``, one who is not there is not waited for.
 
     Raises :class:`DeadlineError` naming the address and the last reason after ``seconds``,
     :class:`AddressError` at once if the address cannot be one, and :class:`~inanet.trust.certificates.KeyFileError` for keys
@@ -257,6 +313,8 @@ async def connect(
                         reader, writer = await _open(target, tls)
                 except OSError as error:
                     reason = reason_of(error)
+                    if listens and isinstance(error, ConnectionRefusedError | FileNotFoundError):
+                        raise DeadlineError(f"connecting to {address}", seconds, reason) from None
                 else:
                     channel = Channel(reader, writer, address, silence)
                     reason = _distrust(channel.certificate, keys)

@@ -14,6 +14,7 @@ from inanet.aio.driver import Driver
 from inanet.aio.kernel_limits import KernelLimits
 from inanet.aio.machine_runner import MachineRunners, device_drops
 from inanet.aio.rates import UNLIMITED, Pace
+from inanet.aio.run_clock import RunClock
 from inanet.config.control import CoordinatorControl
 from inanet.config.daemons import GROUP_TRANSPORTS, AggConfig, AnyConfig, WorkerConfig
 from inanet.config.daemons import Node as NodeConfig
@@ -24,7 +25,7 @@ from inanet.phy.device import Device, receive_window
 from inanet.phy.fault import FaultInjector
 from inanet.phy.pacing import ETHERNET_BYTES, Pacer, default_burst
 from inanet.phy.timerfd import TimerFd
-from inanet.proto.common.events import NodeEvent
+from inanet.proto.common.events import NodeEvent, PeerSilent
 from inanet.proto.common.machine import Follower
 from inanet.proto.common.recovery import Timing
 from inanet.proto.slots.systems import TREES
@@ -212,6 +213,8 @@ class Station:
         self.driver = Driver(self.node, device, self.on_event)
         if self.offload is not None:
             self.offload.watch(self.driver.kick)
+        self._clock = RunClock()
+        self._silent = waits.silent
         self._seen = (0, 0)
         self._limits = KernelLimits()
         self._limits.look(device.counters())
@@ -271,11 +274,21 @@ class Station:
 
     def on_event(self, event: NodeEvent) -> None:
         """The node, or a machine beside it, tells of something: pass it on to the member whose job it is about."""
+        fair = self.excuse(event)
         for member in self.members:
-            if member.serves(event.job):
-                member.on_event(event, self.driver.now())
+            if fair is not None and member.serves(event.job):
+                member.on_event(fair, self.driver.now())
                 break
         self._after()
+
+    def excuse(self, event: NodeEvent) -> NodeEvent | None:
+        """The event, unless it blames a neighbour for silence in which this process was stopped itself: that is said again if it
+        lasts.
+        """
+        if not isinstance(event, PeerSilent):
+            return event
+        seconds = self._clock.ran(event.seconds)
+        return replace(event, seconds=seconds) if seconds >= min(event.seconds, self._silent) else None
 
     def healthy(self) -> bool:
         """Proof of life for the watchdog: whatever has arrived since the last call has been processed."""
@@ -353,3 +366,4 @@ class Station:
         for runner in self.runners:
             self.runners.close(runner)
         self.driver.close()
+        self._clock.close()

@@ -1,6 +1,7 @@
 """Builds a switch from its configuration and runs it on an event loop."""
 
 import asyncio
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -388,7 +389,8 @@ def join_fabric(config: SwitchConfig, driver: SwitchDriver) -> Uplink | None:
         Member(follower, identity),
         str(control.coordinator),
         join=patience,
-        resume=patience,
+        # once welcomed, it serves whoever coordinates next, however long that takes
+        resume=math.inf,
         wake=lambda: None,
         keys=control.tls_keys(),
     )

@@ -10,7 +10,9 @@ import structlog
 from inanet.aio.channel import Channel, ChannelClosed, DeadlineError, connect
 from inanet.member.identity import Failed
 from inanet.member.member import Member
-from inanet.messages.codec import ControlError
+from inanet.messages.codec import ControlError, encode
+from inanet.messages.control import Away, Continue, Continued, Heard, Message, Welcome
+from inanet.messages.delivery import Delivery
 from inanet.service.addresses import AddressError, refuse_loopback
 from inanet.trust.certificates import KeyFileError, Keys
 from inanet.wire.endpoint import address_of
@@ -49,6 +51,11 @@ class Uplink:
         self._wake = wake
         self._keys = keys
         self._channel: Channel | None = None
+        self._delivery = Delivery()
+        #: the secret with which this member goes on over another connection, as the coordinator has welcomed it
+        self._session = ""
+        #: the connection is this session's: what there is to say may be said
+        self._open = False
         self._changed = asyncio.Event()
         self._left = False
 
@@ -58,13 +65,15 @@ class Uplink:
         return self._channel is not None
 
     def flush(self) -> None:
-        """Send what the member has to say, if there is a connection."""
+        """Send what the member has to say, if there is a connection; what is said while it breaks is kept."""
         channel = self._channel
-        if channel is None:
+        if channel is None or not self._open:
             return
         try:
             for message in self.member.outgoing():
-                channel.post(message)
+                frame = self._delivery.send(encode(message))
+                if not channel.closed:
+                    channel.post_frame(frame)
         except ChannelClosed as error:
             _log.info("control connection lost", node=self.member.identity.name, reason=str(error))
 
@@ -92,7 +101,7 @@ class Uplink:
             try:
                 self._channel = await self._reach(patience)
             except DeadlineError as error:
-                self._give_up("coordinator_lost", str(error))
+                self._give_up("coordinator_lost", self._unserved(str(error)))
                 return
             if why := self._unreachable(self._channel):
                 await self._drop()
@@ -110,12 +119,14 @@ class Uplink:
                     await asyncio.sleep(PAUSE_SECONDS)
             finally:
                 await self._drop()
-            if not self.member.disconnected() and not self._left:
-                text = f"the connection to {self.address} is gone; a job on a switch cannot go on without its coordinator"
-                self._give_up("coordinator_lost", text)
+            if not self._left and not self._session and not self.member.disconnected():
+                self._give_up("coordinator_lost", self._unserved(""))
                 return
             if self.member.joined or self.member.welcomed:
                 patience = self._resume
+                if self.member.needs_coordinator and self.member.silence is not None:
+                    # in vain, unless it is the same coordinator, which may be there again soon
+                    patience = min(patience, self.member.silence)
             else:
                 patience -= loop.time() - started
                 if patience <= 0:
@@ -126,6 +137,13 @@ class Uplink:
                     )
                     self._give_up("coordinator_lost", text)
                     return
+
+    def _unserved(self, reason: str) -> str:
+        """Why a member whose coordinator is gone cannot go on."""
+        if not self.member.needs_coordinator:
+            return reason
+        text = f"the connection to {self.address} is gone; a job on a switch cannot go on without its coordinator"
+        return f"{text} ({reason})" if reason else text
 
     def _unreachable(self, channel: Channel) -> str:
         """Why others cannot reach this node where it says that it is; empty if they can, as far as is seen. Before there is a
@@ -149,7 +167,10 @@ class Uplink:
         told = ""
         while True:
             try:
-                return await connect(self.address, max(0.0, deadline - loop.time()), keys=self._keys)
+                left = max(0.0, deadline - loop.time())
+                # no other process than the one that welcomed it can serve such a member: without one there is none
+                listens = self.member.needs_coordinator
+                return await connect(self.address, left, keys=self._keys, listens=listens)
             except KeyFileError as error:
                 if loop.time() + PAUSE_SECONDS > deadline:
                     raise DeadlineError(f"connecting to {self.address}", seconds, str(error)) from None
@@ -160,20 +181,26 @@ class Uplink:
 
     async def _talk(self, channel: Channel) -> None:
         member = self.member
-        member.connected()
+        if self._session and not await self._continue(channel):
+            self._session = ""
+            if not member.disconnected():
+                raise ChannelClosed(f"{channel.peer} does not know this member any more")
+        if not self._session:
+            self._delivery = Delivery()
+            member.connected()
+        self._open = True
         self.flush()
-        loop = asyncio.get_running_loop()
         while True:
             waiting_for = "Welcome" if not member.welcomed else "a word"
             seconds = member.silence if member.welcomed and member.silence else WELCOME_SECONDS
-            message = await channel.receive(seconds, waiting_for)
-            member.receive(message, loop.time())
+            self._take(await channel.receive(seconds, waiting_for), channel)
             for more in channel.take():
-                member.receive(more, loop.time())
+                self._take(more, channel)
             self.flush()
             self._changed.set()
             self._wake()
             if member.rejected is not None:
+                self._session = ""
                 if member.rejected.retry_after is None:
                     self._give_up("rejected", member.rejected.reason)
                     return
@@ -187,15 +214,50 @@ class Uplink:
                 _log.warning("the coordinator has stopped", reason=member.stopped)
                 member.stopped = None
 
+    async def _continue(self, channel: Channel) -> bool:
+        """Go on over another connection; False if there is nobody who could."""
+        channel.post(Continue(session=self._session, heard=self._delivery.received))
+        answer = await channel.receive(WELCOME_SECONDS, "an answer to Continue")
+        if (
+            not isinstance(answer, Continued)
+            or not answer.known
+            or not self._delivery.continues(answer.heard)
+        ):
+            return False
+        for frame in self._delivery.lacking(answer.heard):
+            channel.post_frame(frame)
+        _log.info("control connection continued", node=self.member.identity.name)
+        return True
+
+    def _take(self, message: Message, channel: Channel) -> None:
+        """One message of the coordinator."""
+        if isinstance(message, Heard):
+            self._delivery.heard(message.count)
+            return
+        count = self._delivery.take()
+        if count is not None:
+            channel.post(Heard(count=count))
+        if isinstance(message, Welcome):
+            self._session = message.session
+            if not message.session:
+                self._delivery.keep_nothing()
+        self.member.receive(message, asyncio.get_running_loop().time())
+
     def _give_up(self, cause: str, text: str) -> None:
         self.member.abandon(Failed(cause, text))
         self._wake()
 
     async def _drop(self) -> None:
         channel, self._channel = self._channel, None
+        self._open = False
         self._changed.set()
-        if channel is not None:
-            await channel.close()
+        if channel is None:
+            return
+        if self._session and not self._left and self.member.failed is None and not channel.closed:
+            with contextlib.suppress(ChannelClosed):
+                # this end's closing is not its death
+                channel.post(Away())
+        await channel.close()
 
     async def until(self, condition: Callable[[], bool], what: str, seconds: float) -> None:
         """Wait until a condition on the member holds. Raises :class:`DeadlineError`; returns early if it failed."""

@@ -39,6 +39,8 @@ _LOG_SECONDS = 5.0
 #: seconds after which a rank is late, where the agent does not say so
 _LATE_SECONDS = 1.0
 _BYE_SECONDS = 1.0
+#: the longest that is waited at once
+_STEP_SECONDS = 1.0
 #: seconds in which the agent may say for whom a late collective waits
 _NAMES_SECONDS = 0.5
 _log = logging.getLogger("inanet")
@@ -215,16 +217,18 @@ class Conversation:
 
     def wait_for(self, settled: Callable[[], bool], seconds: float) -> bool:
         """Read until ``settled``; False if it is not after ``seconds`` or when the conversation is over."""
-        deadline = time.monotonic() + seconds
+        left = seconds
         with self._turn:
-            while not settled() and self.broken is None:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    break
+            while left > 0 and not settled() and self.broken is None:
+                step, began = min(left, _STEP_SECONDS), time.monotonic()
                 if self._reading:
-                    self._turn.wait(left)
+                    self._turn.wait(step)
                 else:
-                    self._read(left)
+                    self._read(step)
+                # a process that was stopped meanwhile has lost one step: what came is still to be read
+                left -= min(step, time.monotonic() - began)
+            if seconds > 0 and not settled() and self.broken is None and not self._reading:
+                self._read(0.0)
             return settled()
 
     def poll(self) -> None:

@@ -12,6 +12,7 @@ from inanet.coordinator.admission import Admission
 from inanet.coordinator.events import (
     ControlEvent,
     NodeRegistered,
+    PeerFrozen,
     PeerLost,
     PeerRefused,
     PlanChanged,
@@ -67,6 +68,8 @@ class Coordinator:
     ) -> None:
         self.settings = settings
         self.registry = registry if registry is not None else Registry()
+        #: whether a peer's host acknowledges what it is sent, though the process there may not act on it
+        self.reaches: Callable[[int], bool] = lambda _peer: False
         #: running jobs by number
         self.jobs: dict[int, Job] = {}
         self._peers = Peers(settings)
@@ -100,6 +103,23 @@ class Coordinator:
         if found is not None:
             self._gone(found, why, now)
             self._settle(now)
+
+    def label(self, peer: int) -> str:
+        """The name of a peer that was let in; empty if there is none."""
+        found = self._peers.get(peer)
+        return found.hello.name if found is not None and found.hello is not None else ""
+
+    def continued(self, peer: int, certificate: Certified | None) -> bool:
+        """Whether a peer may go on over another connection, which has this certificate; it is there with that."""
+        found = self._peers.get(peer)
+        if found is None or found.hello is None or (certificate is None) != (found.certificate is None):
+            return False
+        hello = found.hello
+        if certificate is not None and certificate.refusal(hello.name, hello.role, hello.job):
+            return False
+        found.certificate = certificate
+        self._peers.heard(found)
+        return True
 
     def recheck(self, withdrawn: Callable[[Certified | None], str], now: float) -> None:
         """Turn out every peer whose certificate is no longer good, as ``withdrawn`` says with a reason, and have jobs whose
@@ -329,10 +349,27 @@ class Coordinator:
         if peer.deadline is not None and now >= peer.deadline:
             if peer.known is None:
                 self.reject(peer, Rejection(f"no hello within {self.settings.hello:g} s"), now)
+            elif self._is_frozen(peer, now):
+                peer.deadline = now + self.settings.probe
             else:
                 self._gone(peer, f"no answer for {now - peer.asked:.0f} s", now)
         elif peer.known is not None and now >= peer.next_ping:
             self.send(peer, self._peers.ping(peer, now, self.settings.silence))
+
+    def _is_frozen(self, peer: Peer, now: float) -> bool:
+        """Whether a peer that does not answer lives, and is one that a job cannot do without: its process was stopped
+        (SIGSTOP, a slow disk), which is no death. It has as long as a round may take.
+        """
+        hello = peer.hello
+        silent = now - peer.asked
+        if hello is None or hello.role not in ("worker", "ps") or silent >= self.settings.round:
+            return False
+        if not self.reaches(peer.id):
+            return False
+        if not peer.frozen:
+            peer.frozen = True
+            self.say(PeerFrozen(peer.id, hello.name, hello.role, silent))
+        return True
 
     def reject(self, peer: Peer, refusal: Rejection, now: float, hello: Hello | None = None) -> None:
         """Refuse a peer, which is gone with that; ``hello`` is what it has just said, if it was not taken."""
@@ -356,6 +393,8 @@ class Coordinator:
         if peer.hello is None:
             return
         name, role = peer.hello.name, peer.hello.role
+        # a worker whose job is over goes because of that
+        left = left or (role == "worker" and peer.job is None)
         self.say(PeerLost(peer.id, name, role, why, left))
         card = self._peers.registered(name)
         if card is not None and (role != "worker" or not left):

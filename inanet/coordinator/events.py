@@ -34,6 +34,16 @@ class PeerRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerFrozen:
+    """A node has not answered for so many seconds, and its host's kernel still acknowledges: its process is stopped, not dead."""
+
+    peer: int
+    name: str
+    role: Role
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class PeerLost:
     """A node is gone, on purpose (``left``: it has said so) or not. If its connection is still open, close it. ``told``: of the
     node's two connections, the other one's loss tells it, or has told it.
@@ -123,6 +133,16 @@ class RootMissed:
 
 
 @dataclass(frozen=True, slots=True)
+class ReturnDelayed:
+    """``names`` are to come into a job, or ``*`` other trees, and could not: hosts held in vain. It is tried again, later each time."""
+
+    job: int
+    name: str
+    names: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RoundLost:
     """A round of a job failed on all ranks."""
 
@@ -165,6 +185,7 @@ ControlEvent = (
     PeerJoined
     | NodeRegistered
     | PeerRefused
+    | PeerFrozen
     | PeerLost
     | JobStarted
     | PlanChosen
@@ -173,6 +194,7 @@ ControlEvent = (
     | KeyChanged
     | PlanRepeated
     | RootMissed
+    | ReturnDelayed
     | RoundLost
     | JobOver
     | ProbeAsked

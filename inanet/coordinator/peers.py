@@ -29,6 +29,8 @@ class Peer:
     nonce: int = 0
     #: of one that is registered: whether its other connection is gone, and nothing was heard since
     told: bool = False
+    #: it was said that it does not answer though its host does
+    frozen: bool = False
 
     @property
     def known(self) -> Hello | Register | None:
@@ -69,7 +71,7 @@ class Peers:
     def heard(self, peer: Peer) -> None:
         """It said something."""
         if peer.known is not None:
-            peer.deadline = None
+            peer.deadline, peer.frozen = None, False
 
     def node(self, name: str) -> Peer | None:
         """The aggregator or parameter server of this name."""

@@ -138,13 +138,20 @@ class Member:
             if job == self.job:
                 self._rounds.repeat()
 
+    @property
+    def needs_coordinator(self) -> bool:
+        """Whether this is a worker of a job on a switch: only the coordinator that has admitted it can have it go on."""
+        if self.identity.role != "worker":
+            return False
+        return any(view.plan.switched is not None for view in self._jobs.views.values())
+
     def disconnected(self) -> bool:
-        """The connection is gone. Whether it helps to come back: a job on a switch is over for a worker, because its
+        """The connection is gone for good. Whether it helps to come back: a job on a switch is over for a worker, because its
         coordinator gives up on whoever is gone. Switches forget such jobs, whose slots others can use.
         """
         over = [job for job, view in self._jobs.views.items() if view.plan.switched is not None]
         if self.identity.role == "worker":
-            return not over
+            return not self.needs_coordinator
         for job in over:
             self._forget(job)
         return True

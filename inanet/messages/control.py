@@ -16,7 +16,13 @@ How a connection goes::
     worker -> Finished(round)         coordinator -> RoundFailed (instead, if the round cannot be had)
     worker -> Leave                   coordinator -> JobEnded (to aggregators and parameter servers)
 
-Ping and Pong go both ways. A node that comes back to a restarted coordinator says what it still holds (coordinator restart)::
+Ping and Pong go both ways. A connection that breaks between two processes that live is continued over another one
+(:mod:`inanet.messages.delivery`)::
+
+    node -> Away                      (if it can, before it closes a connection that it gives up)
+    node -> Continue(session, heard)  coordinator -> Continued(known, heard), then both: what the other end lacks
+
+A node that comes back to a restarted coordinator says what it still holds (coordinator restart)::
 
     node -> Hello(resume=(Resume, ...)), then for each Resume: Known * layouts, Begin * open
     coordinator -> Welcome, Layout (for tensors it lacks), Plan(attach=...)
@@ -96,7 +102,7 @@ from inanet.proto.slots.systems import TREES
 
 
 #: Version of this protocol; a node with another one is refused with a sentence naming both.
-PROTOCOL = 6
+PROTOCOL = 7
 
 
 class Resume(Frozen):
@@ -161,7 +167,8 @@ class Welcome(Frozen):
 
     ``silence``: after so many seconds without a word from the coordinator it may be taken for dead (it
     sends a Ping every third of that). ``deadline``: seconds until the job must be complete. ``epoch`` counts the
-    admissions of jobs. ``evaluate``: the coordinator would like to have :class:`Performed`.
+    admissions of jobs. ``evaluate``: the coordinator would like to have :class:`Performed`. ``session``: the secret with
+    which this node may go on over another connection (:class:`Continue`); empty if it may not.
     """
 
     kind: Literal["welcome"] = "welcome"
@@ -170,6 +177,40 @@ class Welcome(Frozen):
     deadline: Seconds = 0.0
     epoch: Count = 0
     evaluate: Annotated[bool, Strict()] = False
+    session: Label = ""
+
+
+class Continue(Frozen):
+    """First message on another connection of a node whose last one broke, or had nothing to say for too long: go on with
+    ``session``. ``heard``: messages of the coordinator that came over all its connections. Answered by :class:`Continued`.
+    """
+
+    kind: Literal["continue"] = "continue"
+    session: Label
+    heard: Count
+
+
+class Continued(Frozen):
+    """What each end lacks follows; ``heard`` messages of the node have come. Not ``known``: there is no such session, and the
+    node may say Hello.
+    """
+
+    kind: Literal["continued"] = "continued"
+    known: Annotated[bool, Strict()]
+    heard: Count = 0
+
+
+class Heard(Frozen):
+    """So many messages have come over all connections of a session, this kind, Continue, Continued and Away not counted."""
+
+    kind: Literal["heard"] = "heard"
+    count: Count
+
+
+class Away(Frozen):
+    """The connection is about to be closed by a node that lives, and will call again."""
+
+    kind: Literal["away"] = "away"
 
 
 class Waiting(Frozen):
@@ -523,6 +564,9 @@ class Performed(Frozen):
 
 NodeMessage = (
     Hello
+    | Continue
+    | Heard
+    | Away
     | Known
     | Begin
     | LayoutReady
@@ -547,6 +591,8 @@ NodeMessage = (
 )
 CoordinatorMessage = (
     Welcome
+    | Continued
+    | Heard
     | Waiting
     | Reject
     | Plan
