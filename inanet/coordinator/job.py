@@ -19,6 +19,7 @@ from inanet.coordinator.events import (
     KeyChanged,
     MembershipChanged,
     PlanChosen,
+    ReturnDelayed,
     RootMissed,
     RoundLost,
 )
@@ -711,6 +712,8 @@ class Job:
         if self._ending is not None and self._now >= self._ending[0]:
             raise self._ending[1]
         if self._moment.is_late(self._now):
+            names, reason = self._moment.fail(self.hosts)
+            self.log.append(ReturnDelayed(self.number, self.name, names, reason))
             self._release()
         if late := self._lost_servers.late(self._now):
             self._root_late(

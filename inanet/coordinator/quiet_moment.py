@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 
 from inanet.coordinator.round_ledger import RoundLedger
 
-#: Pause between attempts, in multiples of how long hosts are held.
+#: Pause after an attempt, in multiples of how long hosts are held; after each one that fails twice as long as before, up to
+#: so many times.
 _PAUSE = 10
+_MOST_PAUSES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class QuietMoment:
         self._attempt: _Attempt | None = None
         self._not_before = 0.0
         self._nonce = 0
+        #: attempts that failed since one did not
+        self._failed = 0
 
     def add(self, name: str) -> None:
         """An aggregator would like to come back."""
@@ -76,7 +80,7 @@ class QuietMoment:
         if not self._names or self._attempt is not None or now < self._not_before:
             return None
         self.number()
-        self._not_before = now + _PAUSE * self._seconds
+        self._not_before = now + _PAUSE * self._seconds * min(2**self._failed, _MOST_PAUSES)
         mark = Mark(self._nonce, self._ledger.newest + 1)
         deadline = math.inf if self._insists else now + self._seconds
         self._attempt = _Attempt(tuple(sorted(self._names)), mark, deadline)
@@ -101,7 +105,7 @@ class QuietMoment:
         attempt = self._attempt
         if attempt is None or not attempt.held.issuperset(hosts) or not self._ledger.quiet:
             return None
-        self._attempt = None
+        self._attempt, self._failed = None, 0
         names = tuple(name for name in attempt.names if name in self._names)
         self._names -= set(names)
         if self._insists & set(attempt.names):
@@ -113,6 +117,16 @@ class QuietMoment:
     def is_late(self, now: float) -> bool:
         """Whether hosts have held for long enough."""
         return self._attempt is not None and now >= self._attempt.deadline
+
+    def fail(self, hosts: Collection[str]) -> tuple[tuple[str, ...], str]:
+        """Give the attempt up: for whom it was, and what it waited for."""
+        attempt, self._attempt = self._attempt, None
+        if attempt is None:
+            return (), ""
+        self._failed += 1
+        late = sorted(set(hosts) - attempt.held)
+        reason = f"no answer from {', '.join(late)}, asked to hold" if late else self._ledger.unquiet()
+        return attempt.names, f"{reason or 'nothing was waited for'} within {self._seconds:g} s"
 
     def timer(self, idle: bool) -> float | None:
         """When the attempt is late; if ``idle``, when the next one is due."""

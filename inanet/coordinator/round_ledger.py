@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from inanet.messages.control import RoundFailed
+from inanet.messages.text import show_ranks
 from inanet.proto.common.plan import TensorSpec
 
 #: Finished rounds that parameter servers have not confirmed; older ones are no longer waited for.
@@ -54,7 +55,8 @@ class RoundLedger:
     def __init__(self, hosts: Mapping[str, Host]) -> None:
         self.hosts = hosts
         self._rounds: dict[int, Round] = {}
-        self._settling: dict[int, set[str]] = {}
+        #: what they sum, and the parameter servers that have still to confirm them
+        self._settling: dict[int, tuple[TensorSpec | None, set[str]]] = {}
         self._confirmed_early: dict[int, set[str]] = {}
 
     def __iter__(self) -> Iterator[Round]:
@@ -81,6 +83,15 @@ class RoundLedger:
     def quiet(self) -> bool:
         """Whether no packet of any round is on its way: all that was begun is finished and confirmed."""
         return not self._rounds and not self._settling
+
+    def unquiet(self) -> str:
+        """What of the rounds begun is still on its way, in words; empty if nothing is."""
+        for round_ in self:
+            ranks = self.not_begun(round_) if round_.failure is not None else self.not_finished(round_)
+            return f"round {round_.number} is not over for {show_ranks(ranks)}"
+        for number, (_, roots) in sorted(self._settling.items()):
+            return f"{', '.join(sorted(roots))} did not confirm round {number}"
+        return ""
 
     def enter(self, host: str, number: int, now: float, seconds: float) -> Round | None:
         """Note that a host has come to a round. None if it has been there before; the numbers must not skip
@@ -115,13 +126,21 @@ class RoundLedger:
             self.tidy(round_)
 
     def confirm(self, root: str, number: int) -> None:
-        """A parameter server needs no packet of this round any more."""
+        """A parameter server needs no packet of this round any more, and of none before it with the same tensor (confirmed rounds):
+        what was said of those may have been lost with whoever said or heard it.
+        """
+        known = self._rounds.get(number)
         if number in self._settling:
-            self._settling[number].discard(root)
-            if not self._settling[number]:
-                del self._settling[number]
-        elif number in self._rounds:
+            spec = self._settling[number][0]
+        elif known is not None:
             self._confirmed_early.setdefault(number, set()).add(root)
+            spec = known.spec
+        else:
+            return
+        for other in [n for n, (theirs, _) in self._settling.items() if n <= number and theirs == spec]:
+            self._settling[other][1].discard(root)
+            if not self._settling[other][1]:
+                del self._settling[other]
 
     def renew(self) -> None:
         """Parameter servers have forgotten all rounds: nothing is left to be confirmed."""
@@ -148,7 +167,7 @@ class RoundLedger:
         del self._rounds[round_.number]
         confirmed = self._confirmed_early.pop(round_.number, set())
         if round_.failure is None and not confirmed >= round_.roots:
-            self._settling[round_.number] = set(round_.roots) - confirmed
+            self._settling[round_.number] = round_.spec, set(round_.roots) - confirmed
             if len(self._settling) > _MOST_SETTLING:
                 del self._settling[min(self._settling)]
 

@@ -1,7 +1,10 @@
 """Aggregators that come back take their place again, and the holds that this takes (quiet moment)."""
 
+import itertools
+
 import pytest
 
+from inanet.coordinator.events import ReturnDelayed
 from inanet.messages.control import (
     Finished,
     Held,
@@ -10,6 +13,7 @@ from inanet.messages.control import (
     Layout,
     LayoutReady,
     Plan,
+    Pong,
 )
 from inanet.planning.topology import Topology
 from tests.coordinator.nodes import JOB, Nodes, consistent, parents, spec, versions
@@ -213,3 +217,49 @@ def test_one_that_goes_again_while_hosts_hold_for_it_does_not_enter(nodes: Nodes
     nodes.finish(2)
     assert nodes.coordinator.jobs[JOB].rounds.completing is False
     consistent(nodes)
+
+
+def test_a_confirmation_that_was_lost_keeps_nobody_out(nodes: Nodes) -> None:
+    nodes.begin(1, SPEC)
+    nodes.kill("a0")
+    nodes.finish(1, nodes.workers)  # the parameter server's word on it is lost with the aggregator
+    nodes.begin(2, SPEC)
+    nodes.join("a0")
+    assert versions(nodes) == {2}
+    nodes.finish(2)
+    # what confirms a round confirms those before it
+    assert versions(nodes) == {3}
+    assert nodes.coordinator.jobs[JOB].rounds.ledger.quiet
+
+
+@pytest.mark.parametrize("late", ["host", "round", "root"])
+def test_an_attempt_that_fails_is_told_with_its_reason_and_backs_off(nodes: Nodes, late: str) -> None:
+    nodes.begin(1, SPEC)
+    nodes.kill("a0")
+    if late == "host":
+        nodes.finish(1)
+        nodes.mute.add("w3")
+    elif late == "root":
+        nodes.finish(1, nodes.workers)
+    nodes.join("a0")
+    nodes.clear()
+    told = []
+    for _ in range(4000):
+        nodes.wait(0.1)
+        if late == "host":
+            nodes.say("w3", Pong(nonce=1))
+        told += [(nodes.now, event) for event in nodes.events if isinstance(event, ReturnDelayed)]
+        nodes.events.clear()
+    reason = {
+        "host": "no answer from w3, asked to hold within 3 s",
+        "round": "round 1 is not over for ranks 0-3 within 3 s",
+        "root": "ps did not confirm round 1 within 3 s",
+    }[late]
+    if late == "round":
+        # it fails when its own time is up
+        told = told[:2]
+    assert {event.reason for _, event in told} == {reason}
+    assert {event.names for _, event in told} == {("a0",)}
+    pauses = [round(later - sooner) for (sooner, _), (later, _) in itertools.pairwise(told)]
+    assert pauses == [30, 60, 120, 240][: len(pauses)]
+    assert len(pauses) >= 1
