@@ -42,10 +42,12 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
         backend,
         mode=config.local.mode,
         users=_user_ids(config.local.allow_users),
+        groups=_group_ids(config.local.allow_groups, context),
         system=config.local.system,
     )
     context.stats = station.figures
     context.health = station.healthy
+    context.drops = station.drops
     context.measure(station.samples)
     try:
         await server.start()
@@ -75,6 +77,25 @@ def _user_ids(users: tuple[str | int, ...]) -> list[int]:
             ids.append(user if isinstance(user, int) else pwd.getpwnam(user).pw_uid)
         except KeyError:
             raise Failure(f"local.allow_users: there is no user {user!r} on this host") from None
+    return ids
+
+
+def _group_ids(groups: tuple[str | int, ...] | None, context: Context[WorkerConfig]) -> list[int] | None:
+    """Those that there are: one that is missing has no members who could be let in."""
+    import grp
+
+    if groups is None:
+        return None
+    ids = []
+    for group in groups:
+        try:
+            ids.append(group if isinstance(group, int) else grp.getgrnam(group).gr_gid)
+        except KeyError:
+            context.log.warning(
+                "no such group: its members cannot be let in",
+                group=group,
+                fix=f"groupadd {group}, usermod -aG {group} USER for each who trains, and restart; or correct local.allow_groups",
+            )
     return ids
 
 

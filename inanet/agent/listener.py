@@ -21,24 +21,33 @@ from inanet.errors import FabricError, InaError, JoinRefused
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")
+#: asm-generic/socket.h, and groups that a process may be in before its kernel does not tell here
+_SO_PEERGROUPS = 59
+_MOST_GROUPS = 256
 _log: Any = structlog.get_logger("inanet.local")
 
 
 class Listener:
     """Calls ``accepted(connection, pid)`` with a non-blocking socket for every process that may come in.
 
-    Those are processes of this process's own user and of ``users`` (numeric ids): the kernel vouches for them
-    (SO_PEERCRED), whatever the file mode lets in. Without ``users`` a mode that lets others write lets them in.
-    The others are told why not.
+    Those are processes of this process's own user, of ``users`` and of members of ``groups`` (numeric ids): the kernel
+    vouches for them (SO_PEERCRED, SO_PEERGROUPS), whatever the file mode lets in. With neither (None) a mode that lets others write
+    lets them in. The others are told why not.
     """
 
     def __init__(
-        self, path: Path, mode: int, users: Collection[int], accepted: Callable[[socket.socket, int], None]
+        self,
+        path: Path,
+        mode: int,
+        users: Collection[int],
+        accepted: Callable[[socket.socket, int], None],
+        groups: Collection[int] | None = None,
     ) -> None:
         self.path = path
         self._mode = mode
         self._users = {os.geteuid(), *users}
-        self._by_mode = not users and mode & 0o022 != 0
+        self._groups = frozenset(groups or ())
+        self._by_mode = not users and groups is None and mode & 0o022 != 0
         self._accepted = accepted
         self._socket: socket.socket | None = None
         self._inode = (0, 0)
@@ -102,12 +111,15 @@ class Listener:
             return
         connection.setblocking(False)
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _ = _CREDENTIALS.unpack(credentials)
-        if uid in self._users or self._by_mode:
+        pid, uid, gid = _CREDENTIALS.unpack(credentials)
+        if uid in self._users or self._by_mode or self._groups & {gid, *_groups_of(connection)}:
             self._accepted(connection, pid)
             return
         _log.warning("refused a training process", pid=pid, uid=uid)
-        text = f"user id {uid} may not use this agent; add it to local.allow_users in its configuration"
+        text = (
+            f"user id {uid} may not use this agent; add it to local.allow_users in its configuration, or to a group of "
+            "local.allow_groups"
+        )
         _refuse(connection, JoinRefused(text))
 
     def _turn_away(self) -> None:
@@ -137,6 +149,15 @@ class Listener:
                 loop.add_reader(listener.fileno(), self._accept)
 
         loop.call_later(_PAUSE_SECONDS, resume)
+
+
+def _groups_of(connection: socket.socket) -> tuple[int, ...]:
+    """Supplementary groups of the process at the other end, as the kernel knows them."""
+    try:
+        found = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * _MOST_GROUPS)
+    except OSError:
+        return ()
+    return struct.unpack(f"{len(found) // 4}I", found)
 
 
 def _remove_stale(path: Path) -> None:

@@ -37,7 +37,7 @@ _log: Any = structlog.get_logger("inanet.local")
 class LocalServer:
     """Serves training processes on a Unix socket at ``path`` with the file mode ``mode``.
 
-    Processes of this process's own user may connect, and those of ``users`` (numeric ids). ``report`` is the
+    Processes of this process's own user may connect, and those of ``users`` and ``groups`` (numeric ids). ``report`` is the
     pace, in seconds, of reports to those who wait; ``system`` what jobs use that do not choose one; ``shares``: the ranks of a
     job that has no others reduce small tensors in memory of their own, where the agent is not asked.
     """
@@ -49,6 +49,7 @@ class LocalServer:
         *,
         mode: int = 0o600,
         users: Collection[int] = (),
+        groups: Collection[int] | None = None,
         report: float = REPORT_SECONDS,
         system: str = TREES,
         shares: bool = True,
@@ -57,7 +58,7 @@ class LocalServer:
         self._system = system
         self._shares = shares
         self._backend = backend
-        self._listener = Listener(path, mode, users, self._accepted)
+        self._listener = Listener(path, mode, users, self._accepted, groups)
         self._report = report
         self._reporter: asyncio.TimerHandle | None = None
         self._groups: dict[str, Group] = {}

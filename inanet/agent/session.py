@@ -4,6 +4,7 @@ import array
 import asyncio
 import os
 import socket
+from collections import deque
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -30,6 +31,12 @@ _MOST_FDS = 4
 _ANCILLARY_BYTES = socket.CMSG_SPACE(_MOST_FDS * 4)
 # as plain numbers: operations on enumerations take longer than the system call
 _CLOEXEC, _CTRUNC = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)
+#: messages of one process that are acted on in a turn of the event loop, and those among them that any number of may be sent, each
+#: with an answer: one of these ends the turn, and waits until the answers before it were taken
+_MOST_IN_TURN = 64
+_ASKS = frozenset({"stats", "late"})
+#: seconds that a process that asks more may leave answers unread
+_UNREAD_SECONDS = 5.0
 #: bytes of answers that a process may leave unread
 _OUT_LIMIT = 1 << 20
 #: what of a sentence and of a list of ranks goes into a frame
@@ -93,6 +100,12 @@ class Session:
         #: collectives that may be called again, by id: what, where, and in which memory
         self._known: dict[int, tuple[TensorSpec, NDArray[Any], int]] = {}
         self._out = bytearray()
+        #: messages that came and were not acted on yet; the turn in which they are; and whether more is read
+        self._queue: deque[dict[str, Any]] = deque()
+        self._next: asyncio.Handle | None = None
+        self._reads = True
+        #: the end of one that asks and does not read
+        self._unread: asyncio.TimerHandle | None = None
         self._open = True
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._readable)
@@ -123,23 +136,61 @@ class Session:
                     "the worker agent of this host cannot take shared memory: it has no file descriptors "
                     "left; raise its limit (LimitNOFILE)"
                 )
-            for message in self._unpacker.feed(data):
+            self._queue.extend(self._unpacker.feed(data))
+        except InaError as error:
+            self._refuse(error)
+        except SessionError as error:
+            self._break(error)
+        else:
+            self._act_on_queue()
+
+    def _act_on_queue(self) -> None:
+        """Some of what has come; the rest in later turns, and until then nothing more is read."""
+        self._next = None
+        try:
+            for _ in range(_MOST_IN_TURN):
+                if not self._queue or self._waits:
+                    break
+                message = self._queue.popleft()
                 self._act(message)
                 if not self._open:
                     return
-            if len(self._fds) > _MOST_FDS:
+                if message["t"] in _ASKS:
+                    break
+            if not self._queue and len(self._fds) > _MOST_FDS:
                 raise SessionError("file descriptors without a message that needs them")
         except InaError as error:
-            who = {"job": error.job, "rank": self.rank if self.rank >= 0 else error.rank}
-            _log.warning("refused a training process", pid=self.pid, **who, reason=error.reason)
-            self.fail(error)
-            self.close(f"process {self.pid} was refused: {error.reason}")
+            self._refuse(error)
+            return
         except SessionError as error:
-            _log.warning(
-                "training process breaks the protocol", pid=self.pid, rank=self.rank, reason=str(error)
-            )
-            self.fail(FabricError(f"this process broke the agent's protocol: {error}"))
-            self.close(f"process {self.pid} broke the protocol: {error}")
+            self._break(error)
+            return
+        if self._reads and self._queue:
+            self._loop.remove_reader(self._socket.fileno())
+        elif not self._reads and not self._queue:
+            self._loop.add_reader(self._socket.fileno(), self._readable)
+        self._reads = not self._queue
+        if self._queue and not self._waits:
+            self._next = self._loop.call_soon(self._act_on_queue)
+        elif self._queue and self._unread is None:
+            why = f"process {self.pid} does not read its answers"
+            self._unread = self._loop.call_later(_UNREAD_SECONDS, self.close, why)
+
+    @property
+    def _waits(self) -> bool:
+        """Whether the process has to take answers before the next of its messages is acted on."""
+        return bool(self._out) and self._queue[0]["t"] in _ASKS
+
+    def _refuse(self, error: InaError) -> None:
+        who = {"job": error.job, "rank": self.rank if self.rank >= 0 else error.rank}
+        _log.warning("refused a training process", pid=self.pid, **who, reason=error.reason)
+        self.fail(error)
+        self.close(f"process {self.pid} was refused: {error.reason}")
+
+    def _break(self, error: SessionError) -> None:
+        _log.warning("training process breaks the protocol", pid=self.pid, rank=self.rank, reason=str(error))
+        self.fail(FabricError(f"this process broke the agent's protocol: {error}"))
+        self.close(f"process {self.pid} broke the protocol: {error}")
 
     def _act(self, message: dict[str, Any]) -> None:
         kind = message["t"]
@@ -313,6 +364,11 @@ class Session:
             return
         if not self._out:
             self._loop.remove_writer(self._socket.fileno())
+            if self._unread is not None:
+                self._unread.cancel()
+                self._unread = None
+            if self._queue and self._next is None:
+                self._act_on_queue()
 
     def close(self, why: str) -> None:
         """End the session; ``why`` is empty if the process left in good order. Idempotent."""
@@ -320,6 +376,10 @@ class Session:
             return
         self._open = False
         self._silent.cancel()
+        for handle in (self._next, self._unread):
+            if handle is not None:
+                handle.cancel()
+        self._queue.clear()
         self._loop.remove_reader(self._socket.fileno())
         if self._out:
             self._loop.remove_writer(self._socket.fileno())

@@ -89,8 +89,9 @@ class Local(Section):
 
     socket: AbsolutePath = Field(description="path of the Unix socket that training processes connect to")
     mode: FileMode = 0o600
-    #: user names or ids that may connect; empty: everybody whom ``mode`` lets in
+    #: user names or ids that may connect, and groups whose members may; without both: everybody whom ``mode`` lets in
     allow_users: Annotated[tuple[str | int, ...], Field(strict=False)] = ()
+    allow_groups: Annotated[tuple[str | int, ...] | None, Field(strict=False)] = None
     #: what carries jobs that do not choose themselves; all but ``xagg`` need a switch that runs it
     system: SystemName = TREES
     #: processors that sum and convert; empty: all that this process may use

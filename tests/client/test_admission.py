@@ -136,6 +136,28 @@ class TestAdmission:
         with start(users=[os.getuid()]).connect() as job:
             assert served(job)
 
+    @pytest.mark.parametrize("group", ["own", "supplementary", "foreign"])
+    def test_members_of_groups_on_the_list_are_served(
+        self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch, group: str
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        others = [number for number in os.getgroups() if number != os.getgid()]
+        if group == "supplementary" and not others:
+            pytest.skip("this process is in no group but its own")
+        number = {"own": os.getgid(), "supplementary": next(iter(others), 0), "foreign": 4711}[group]
+        agent = start(mode=0o666, groups=[number])
+        if group == "foreign":
+            assert "or to a group of local.allow_groups" in str(error_from(agent.connect))
+            return
+        with agent.connect() as job:
+            assert served(job)
+
+    def test_an_empty_list_of_groups_lets_nobody_in_by_mode(
+        self, start: Callable[..., Agent], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        assert isinstance(error_from(start(mode=0o666, groups=[]).connect), inanet.JoinRefused)
+
 
 class TestSocketFile:
     """The file is this server's, or it keeps its hands off it."""
