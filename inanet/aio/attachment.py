@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import structlog
 
 from inanet.phy.interfaces import examine
-from inanet.service.addresses import interfaces, is_loopback
+from inanet.service.addresses import is_loopback, owners
 from inanet.service.exits import Exit, Failure
 from inanet.wire.xagg import ROW_BYTES
 from inanet.xdp.attach import Attachable, Attachment, Unavailable
@@ -48,9 +48,9 @@ def interface_of(address: str, transport: str) -> str:
         raise Unavailable("driver: packets on the loopback interface reach no XDP driver")
     if transport not in _HEADROOM:
         raise Unavailable(f"driver: transport {transport} is past the kernel already")
-    found = next((name for name, owned in interfaces().items() if owned == address), None)
+    found = owners().get(address)
     if found is None:
-        raise Unavailable(f"driver: {address} is the first address of no interface")
+        raise Unavailable(f"driver: {address} is an address of no interface")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         size, least = examine(sock, found).mtu, ROW_BYTES + _HEADROOM[transport]
     if size < least:

@@ -65,7 +65,7 @@ def _listens(file: Path, listen: HostPort, present: Mapping[str, str], instead: 
     if (why := addresses.suspicion(found, present)) is not None:
         detail = f"{file}: control.listen is {listen}, which {why}"
         yield Finding("chosen addresses", "WARN", detail, _edit(file, "control", f"{owned}:{listen.port}"))
-    elif found not in present.values():
+    elif found not in addresses.owners():
         detail = f"{file}: control.listen is {listen}, no address of this machine"
         yield Finding("chosen addresses", "FAIL", detail, _edit(file, "control", f"{owned}:{listen.port}"))
 
@@ -88,8 +88,9 @@ def _receives(
         yield Finding("chosen addresses", "WARN", f"{detail}, which {why}", _edit(file, "node", instead))
         return
     leaves = _leaving(there)
-    if leaves and leaves != own and there not in present.values():
-        by = next((name for name, owned in present.items() if owned == leaves), leaves)
+    owners = addresses.owners()
+    if leaves and owners.get(leaves, leaves) != owners.get(own, own) and there not in owners:
+        by = owners.get(leaves, leaves)
         detail += f", and packets to the coordinator at {meeting} leave by {by} ({leaves})"
         yield Finding("chosen addresses", "WARN", detail, _edit(file, "node", by))
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from inanet.cli.coordinators import Target
 from inanet.cli.findings import Finding
 from inanet.messages.registration import Overview
-from inanet.service.addresses import interfaces, is_loopback
+from inanet.service.addresses import is_loopback, owners
 from inanet.service.exits import Failure
 
 #: Seconds that a probe of multicast may take in all.
@@ -58,7 +58,7 @@ def path(asked: Target) -> Iterator[Finding]:
     if not found.local or is_loopback(found.local):
         yield Finding("multicast path", "OK", f"{asked.address} is on this machine: no network between")
         return
-    interface = next((name for name, address in interfaces().items() if address == found.local), found.local)
+    interface = owners().get(found.local, found.local)
     way = f"from {asked.address} to {interface} ({found.local}), group {found.group}"
     if found.heard:
         yield Finding("multicast path", "OK", f"arrives {way}")

@@ -20,7 +20,9 @@ from inanet.service.exits import Failure
 #: Longest path the kernel takes for a Unix socket.
 SOCKET_PATH_BYTES = 107
 
-_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._@-]{0,251}[A-Za-z0-9])?", re.ASCII)
+#: Characters of names of hosts, and of interfaces, which may have others than DNS.
+_NAME = re.compile(r"[A-Za-z0-9._@-]+", re.ASCII)
+_LONGEST_NAME, _LONGEST_LABEL = 253, 63
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
 _SIOCGIFCONF = 0x8912
 #: More addresses than this are cut off.
@@ -49,7 +51,9 @@ class HostPort:
     @property
     def local(self) -> bool:
         """Whether the text alone says that nothing but this machine is meant."""
-        return bool(self.path) or self.host in ("localhost", "lo") or is_loopback(self.host)
+        return (
+            bool(self.path) or self.host == "lo" or self.host.lower() == "localhost" or is_loopback(self.host)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +90,39 @@ def parse_host_port(text: object, *, default_port: int | None = None, unix: bool
         raise ValueError(f"{text!r}: the port {port_text!r} is not a number from 0 to 65535; {allowed}")
     if not colon and default_port is None:
         raise ValueError(f"{text!r} has no port; {allowed}")
-    if not _HOST.fullmatch(host):
-        raise ValueError(f"{text!r}: {host!r} is not a host; {allowed}")
+    try:
+        host = host_name(host)
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}; {allowed}") from None
     if _DIGITS_AND_DOTS.fullmatch(host) and not _is_ipv4(host):
         raise ValueError(f"{text!r}: {host!r} is not an IPv4 address; {allowed}")
     return HostPort(host, int(port_text) if colon else default_port or 0)
+
+
+def host_name(text: str) -> str:
+    """A name as DNS takes it: a dot at its end is the root's and is left out, other scripts than ASCII become their IDNA form.
+    Case matters to interfaces only, and is kept. Raises ``ValueError`` naming what cannot be in a name.
+    """
+    name = text.removesuffix(".")
+    if not name.isascii():
+        try:
+            name = name.encode("idna").decode("ascii")
+        except UnicodeError as error:
+            raise ValueError(f"{text!r} is not a host: {error.__cause__ or error}") from None
+    match = _NAME.match(name)
+    if match is None or match.end() < len(name):
+        odd = name[match.end() if match else 0 :][:1]
+        why = f"{odd!r} cannot be in its name" if odd else "it is empty"
+        raise ValueError(f"{text!r} is not a host: {why}")
+    if not (name[0].isalnum() and name[-1].isalnum()):
+        odd = name[-1] if name[0].isalnum() else name[0]
+        raise ValueError(f"{text!r} is not a host: its name cannot begin or end with {odd!r}")
+    labels = name.split(".")
+    if len(name) > _LONGEST_NAME or any(not 0 < len(label) <= _LONGEST_LABEL for label in labels):
+        raise ValueError(
+            f"{text!r} is not a host: a name has up to {_LONGEST_NAME} characters, in parts of 1 to {_LONGEST_LABEL}"
+        )
+    return name
 
 
 def check_socket_path(path: str) -> str:
@@ -117,9 +149,8 @@ def is_loopback(address: str) -> bool:
     return _is_ipv4(address) and ipaddress.IPv4Address(address).is_loopback
 
 
-def interfaces() -> dict[str, str]:
-    """IPv4 address of every interface of this machine that has one, by name; the first where there are
-    several.
+def owners() -> dict[str, str]:
+    """The interface of every IPv4 address of this machine, by address; an interface may have several.
 
     Asks with an ioctl on a socket: that needs no netlink, which hardened services lack, and sees the network
     namespace of this thread, which /sys may not.
@@ -132,8 +163,17 @@ def interfaces() -> dict[str, str]:
         filled, _ = struct.unpack("iP", fcntl.ioctl(handle, _SIOCGIFCONF, request))
     found: dict[str, str] = {}
     for start in range(0, filled, entry):
-        name = bytes(buffer[start : start + 16]).partition(b"\0")[0].decode()
-        found.setdefault(name, socket.inet_ntoa(bytes(buffer[start + 20 : start + 24])))
+        # an address that has a label of its own (eth0:1) belongs to the interface all the same
+        name = bytes(buffer[start : start + 16]).partition(b"\0")[0].decode().partition(":")[0]
+        found.setdefault(socket.inet_ntoa(bytes(buffer[start + 20 : start + 24])), name)
+    return found
+
+
+def interfaces() -> dict[str, str]:
+    """The first IPv4 address of every interface of this machine that has one, by name."""
+    found: dict[str, str] = {}
+    for address, name in owners().items():
+        found.setdefault(name, address)
     return found
 
 
@@ -164,12 +204,10 @@ def suspicion(address: str, present: Mapping[str, str] | None = None) -> str | N
     """Why other machines may be unable to reach this address of ours; ``None`` if nothing says so."""
     if is_loopback(address):
         return "is a loopback address, which no other machine can reach"
-    names = [
-        name for name, owned in (interfaces() if present is None else present).items() if owned == address
-    ]
-    tunnels = [name for name in names if _is_tunnel(name)]
-    if tunnels:
-        return f"belongs to {tunnels[0]}, a tunnel or VPN"
+    known = owners() if present is None else {owned: name for name, owned in present.items()}
+    interface = known.get(address) or owners().get(address, "")
+    if _is_tunnel(interface):
+        return f"belongs to {interface}, a tunnel or VPN"
     if ipaddress.IPv4Address(address) in _SHARED_SPACE:
         return "lies in 100.64.0.0/10, which VPNs and carriers use"
     if ipaddress.IPv4Address(address).is_link_local:

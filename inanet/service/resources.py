@@ -6,7 +6,7 @@ from collections.abc import Callable
 import psutil
 
 from inanet.messages.registration import Report
-from inanet.service.addresses import interfaces, is_loopback
+from inanet.service.addresses import is_loopback, owners
 
 #: Bits per second in the unit in which the kernel gives an interface's speed.
 _MBPS = 10**6
@@ -57,7 +57,7 @@ def _interface(address: str) -> str:
     """The interface that has an address; empty if none has."""
     if not address or is_loopback(address):
         return ""
-    return next((name for name, owned in interfaces().items() if owned == address), "")
+    return owners().get(address, "")
 
 
 def _speed(interface: str) -> int:

@@ -171,13 +171,13 @@ def test_an_interface_with_a_small_mtu_is_named(tmp_path: Path) -> None:
 
 def test_addresses_chosen_by_mistake_are_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     present = {"lo": "127.0.0.1", "wg0": "10.9.0.2", "eth0": "10.0.0.1"}
-    monkeypatch.setattr(addresses, "interfaces", lambda: present)
+    monkeypatch.setattr(addresses, "owners", lambda: {owned: name for name, owned in present.items()})
     monkeypatch.setattr(addresses, "_is_tunnel", lambda name: name == "wg0")
     monkeypatch.setattr(socket, "gethostbyname", lambda name: "127.0.1.1")
     good, tunnel, name = network_probes.own_addresses()
     assert (good.status, good.detail) == ("OK", "for node.listen: eth0 10.0.0.1")
     assert (tunnel.status, "wg0 10.9.0.2" in tunnel.detail) == ("WARN", True)
     assert (name.status, name.fix) == ("WARN", 'in the configuration: listen = "eth0"')
-    monkeypatch.setattr(addresses, "interfaces", lambda: {"lo": "127.0.0.1"})
+    monkeypatch.setattr(addresses, "owners", lambda: {"127.0.0.1": "lo"})
     alone, name = network_probes.own_addresses()
     assert (alone.status, name.status) == ("WARN", "WARN")

@@ -134,7 +134,7 @@ def test_the_path_of_multicast(
 ) -> None:
     found = Reach("10.0.0.7", downlink, "239.195.255.255:7401", heard)
     monkeypatch.setattr(coordinators.Target, "reach", lambda self, seconds: found)
-    monkeypatch.setattr(peer_probes, "interfaces", lambda: {"lo": "127.0.0.1", "eth7": "10.0.0.7"})
+    monkeypatch.setattr(peer_probes, "owners", lambda: {"127.0.0.1": "lo", "10.0.0.7": "eth7"})
     (finding,) = peer_probes.path(coordinators.Target("10.0.0.1:7400"))
     assert finding.status == status
     assert "from 10.0.0.1:7400 to eth7 (10.0.0.7), group 239.195.255.255:7401" in finding.detail
@@ -159,6 +159,7 @@ def test_the_path_of_multicast(
         ("tun3", "WARN", "node.listen is tun3:0, which belongs to tun3, a tunnel or VPN"),
         ("eth1", "WARN", "packets to the coordinator at 10.0.0.1:7400 leave by eth0 (10.0.0.7)"),
         ("eth0", "OK", "can be reached"),
+        ("10.0.0.8", "OK", "can be reached"),
     ],
 )
 def test_addresses_that_were_chosen_by_mistake(
@@ -166,7 +167,9 @@ def test_addresses_that_were_chosen_by_mistake(
 ) -> None:
     present = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "eth1": "192.168.7.7", "tun3": "10.9.0.7"}
     monkeypatch.setattr(coordinators, "SYSTEM_DIRECTORY", tmp_path)
-    monkeypatch.setattr(addresses, "interfaces", lambda: present)
+    monkeypatch.setattr(
+        addresses, "owners", lambda: {"10.0.0.8": "eth0"} | {owned: name for name, owned in present.items()}
+    )
     monkeypatch.setattr(addresses, "_is_tunnel", lambda name: name.startswith("tun"))
     monkeypatch.setattr(address_probes, "_leaving", lambda there: "10.0.0.7")
     (tmp_path / "agg.toml").write_text(
@@ -189,6 +192,7 @@ def test_addresses_that_were_chosen_by_mistake(
         ("10.0.0.9:7400", "FAIL", "control.listen is 10.0.0.9:7400, no address of this machine"),
         ("tun3:7400", "WARN", "a tunnel or VPN"),
         ("10.0.0.7:7400", "OK", "can be reached"),
+        ("10.0.0.8:7400", "OK", "can be reached"),
         ("127.0.0.1:7400", "OK", "can be reached"),
     ],
 )
@@ -197,7 +201,9 @@ def test_where_a_coordinator_listens(
 ) -> None:
     present = {"lo": "127.0.0.1", "eth0": "10.0.0.7", "tun3": "10.9.0.7"}
     monkeypatch.setattr(coordinators, "SYSTEM_DIRECTORY", tmp_path)
-    monkeypatch.setattr(addresses, "interfaces", lambda: present)
+    monkeypatch.setattr(
+        addresses, "owners", lambda: {"10.0.0.8": "eth0"} | {owned: name for name, owned in present.items()}
+    )
     monkeypatch.setattr(addresses, "_is_tunnel", lambda name: name.startswith("tun"))
     secret = 'insecure = true\ntoken = "0123456789abcdef"'
     (tmp_path / "manager.toml").write_text(f'[fabric]\n[control]\n{secret}\nlisten = "{listen}"\n')

@@ -26,6 +26,72 @@ def test_forms() -> None:
         assert str(parse_host_port(text, unix=True)) == text
 
 
+@pytest.mark.parametrize(
+    ("text", "host"),
+    [
+        ("node7.lab.", "node7.lab"),
+        ("NODE7.Lab", "NODE7.Lab"),
+        ("LOCALHOST", "LOCALHOST"),
+        ("bücher.example", "xn--bcher-kva.example"),
+        ("Bücher.Example.", "xn--bcher-kva.Example"),
+        ("計算機.example", "xn--new508a40k.example"),
+        ("node_7.lab", "node_7.lab"),
+        ("eth0.100", "eth0.100"),
+        ("veth@if3", "veth@if3"),
+        ("a" * 63 + ".b", "a" * 63 + ".b"),
+        ("10.0.0.1.", "10.0.0.1"),
+    ],
+)
+def test_names_are_taken_as_dns_does(text: str, host: str) -> None:
+    assert parse_host_port(f"{text}:7400") == HostPort(host, 7400)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("node 7", "' ' cannot be in its name"),
+        ("node/7", "'/' cannot be in its name"),
+        ("node7!", "'!' cannot be in its name"),
+        ("-node7", "its name cannot begin or end with '-'"),
+        ("node7-", "its name cannot begin or end with '-'"),
+        ("node7..", "its name cannot begin or end with '.'"),
+        (".", "it is empty"),
+        ("", "it is empty"),
+        ("a..b", "in parts of 1 to 63"),
+        ("a" * 64 + ".b", "in parts of 1 to 63"),
+        ("a." * 130 + "b", "up to 253 characters"),
+        ("bü cher", "' ' cannot be in its name"),
+        ("ü" * 70, "is not a host"),
+        ("node\u200b7!", "'!' cannot be in its name"),
+        ("\u2028", "is not a host"),
+    ],
+)
+def test_what_cannot_be_in_a_name_is_named(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match="is not a host: ") as refused:
+        parse_host_port(text, default_port=0)
+    assert says in str(refused.value)
+
+
+def test_case_does_not_hide_that_this_machine_is_meant() -> None:
+    assert all(HostPort(name, 1).local for name in ("localhost", "LocalHost", "LO".lower(), "127.0.0.1"))
+
+
+def test_every_address_of_an_interface_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    present = {
+        "127.0.0.1": "lo",
+        "10.0.0.7": "eth0",
+        "10.0.0.8": "eth0",
+        "10.9.0.2": "wg0",
+        "10.9.0.3": "wg0",
+    }
+    monkeypatch.setattr(addresses, "owners", lambda: present)
+    monkeypatch.setattr(addresses, "_is_tunnel", lambda name: name == "wg0")
+    assert interfaces() == {"lo": "127.0.0.1", "eth0": "10.0.0.7", "wg0": "10.9.0.2"}
+    assert suspicion("10.0.0.8") is None
+    assert suspicion("10.9.0.3") == suspicion("10.9.0.2") == "belongs to wg0, a tunnel or VPN"
+    assert resolve(HostPort("eth0", 1)).address == "10.0.0.7"
+
+
 def test_an_address_is_taken_as_it_is() -> None:
     assert resolve(HostPort("192.0.2.9", 5)) == Resolved("192.0.2.9", 5, "address")
 

@@ -44,7 +44,7 @@ def test_off_unless_asked_for() -> None:
     ("node", "address", "reason"),
     [
         ({}, "127.0.0.1", "loopback"),
-        ({}, "203.0.113.9", "203.0.113.9 is the first address of no interface"),
+        ({}, "203.0.113.9", "203.0.113.9 is an address of no interface"),
         ({"transport": "packet"}, "10.9.0.1", "transport packet"),
         ({"rate": "1 Gbit/s"}, "10.9.0.1", "rate paces"),
         ({"impair": {"drop": "5 %"}}, "10.9.0.1", "impair"),
@@ -77,7 +77,7 @@ def worker(**node: object) -> WorkerConfig:
     ("node", "address", "reason"),
     [
         ({}, "127.0.0.1", "loopback"),
-        ({}, "203.0.113.9", "203.0.113.9 is the first address of no interface"),
+        ({}, "203.0.113.9", "203.0.113.9 is an address of no interface"),
         ({"transport": "tun"}, "10.9.0.1", "transport tun"),
     ],
 )
