@@ -64,10 +64,10 @@ class Network:
         return not self.routed or all(self.ports[target].switch == here for target in targets)
 
     def _trunks(self, here: str, there: str, flow: int) -> list[Link]:
+        # by name, not in the order of a file: the same network has the same ways
         near: dict[str, list[str]] = {}
-        for first, second in self.trunks:
+        for first, second in sorted({pair for ends in self.trunks for pair in (ends, ends[::-1])}):
             near.setdefault(first, []).append(second)
-            near.setdefault(second, []).append(first)
         distance = {there: 0}
         queue = [there]
         for switch in queue:
