@@ -44,7 +44,7 @@ def expected_nodes(config: ManagerConfig) -> tuple[str, ...]:
 
 
 async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
-    """Coordinate until asked to stop; running jobs get the drain time to end."""
+    """Coordinate until asked to stop; running jobs wait for the next start."""
     from inanet.aio.coordinator import Coordination
     from inanet.coordinator.epochs import Epochs
     from inanet.coordinator.registry import Registry
@@ -61,7 +61,15 @@ async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
         any_switch=config.topology is None,
         links=config.topology.links if config.topology is not None else (),
     )
-    epochs = Epochs(config.node.state_file)
+
+    def unkept(reason: str) -> None:
+        context.log.error(
+            "number of the job not kept, serving from memory",
+            reason=reason,
+            fix="make room there; after a restart numbers may come twice, which confuses logs and no job",
+        )
+
+    epochs = Epochs(config.node.state_file, unkept)
     coordination = Coordination(
         settings, None, registry=registry, epochs=epochs.next, keys=config.control.tls_keys()
     )
@@ -73,10 +81,9 @@ async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
         if await _everybody(config, registry, coordination, context):
             context.ready(f"coordinating at {coordination.address}", control=coordination.address)
             await context.stopping.wait()
-        while coordination.jobs_running and context.remaining > 0.5:  # noqa: ASYNC110 - bounded, once in a life
-            await asyncio.sleep(0.05)
     finally:
-        await coordination.close("the manager was asked to stop")
+        # nothing is drained: jobs are in the hands of their members, and go on with whoever coordinates next
+        await coordination.close("it was asked to stop; jobs wait for it to start again")
 
 
 async def _everybody(

@@ -1,5 +1,7 @@
 """A manager's fabric in virtual time: nodes register, jobs are planned with what they report, and planned anew."""
 
+import errno
+import os
 from itertools import permutations
 from pathlib import Path
 from typing import ClassVar
@@ -456,6 +458,29 @@ def test_trees_are_put_together_from_neighbours() -> None:
         assert topology_of(rest, WORKERS, ("ps",)) == whole
     assert topology_of({"w0": plans["w0"]}, WORKERS, ("ps",)) is None
     assert topology_of({}, WORKERS, ("ps",)) is None
+
+
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EFBIG]
+)
+@pytest.mark.parametrize("where", ["open", "fsync", "replace"])
+def test_jobs_start_where_their_numbers_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, where: str
+) -> None:
+    told: list[str] = []
+    epochs = Epochs(str(tmp_path / "epoch"), told.append)
+    assert epochs.next() == 1
+
+    def fail(*arguments: object, **more: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os if where == "fsync" else Path, where, fail)
+        assert [epochs.next(), epochs.next()] == [2, 3]
+    assert told == [f"{tmp_path / 'epoch'}: {os.strerror(number)}"] * 2
+    assert epochs.next() == 4
+    assert Epochs(str(tmp_path / "epoch")).last == 4
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_epochs_grow_over_restarts(tmp_path: Path) -> None:
