@@ -9,6 +9,7 @@ import ssl
 import stat
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import structlog
 
@@ -28,6 +29,8 @@ _log = structlog.get_logger("inanet.listening")
 Handler = Callable[[Channel], Awaitable[None]]
 #: connections that the kernel holds until they are taken, and seconds until it is asked again after it had none to give
 _BACKLOG = 128
+#: TLS handshakes at a time
+MOST_HANDSHAKES = 128
 _PAUSE = 0.1
 
 
@@ -39,8 +42,8 @@ class ControlServer:
         self._keys = keys
         self._silence = silence
         self._channels: dict[asyncio.Task[None], Channel] = {}
-        #: TLS handshakes under way
-        self._handshakes: set[asyncio.Task[None]] = set()
+        #: TLS handshakes under way, the oldest first
+        self._handshakes: dict[asyncio.Task[None], None] = {}
         self._taking: asyncio.Task[None] | None = None
         #: half of the files that this process may open; those beyond that were refused
         self._most = max(16, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2)
@@ -94,9 +97,20 @@ class ControlServer:
                 if self._is_full():
                     connection.close()
                     continue
+                if len(self._handshakes) >= MOST_HANDSHAKES:
+                    # each takes memory, and a stranger needs nothing for one: the one that takes longest makes room
+                    oldest = next(iter(self._handshakes))
+                    del self._handshakes[oldest]
+                    oldest.cancel()
                 task = loop.create_task(self._shake_hands(connection, str(Address(*peer)), context))
-                self._handshakes.add(task)
-                task.add_done_callback(self._handshakes.discard)
+                self._handshakes[task] = None
+                task.add_done_callback(partial(self._shaken, connection))
+
+    def _shaken(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
+        self._handshakes.pop(task, None)
+        if task.cancelled():
+            # perhaps before it began
+            connection.close()
 
     async def _shake_hands(self, connection: socket.socket, peer: str, context: ssl.SSLContext) -> None:
         loop = asyncio.get_running_loop()

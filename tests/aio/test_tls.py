@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import ssl
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -166,6 +166,26 @@ async def test_one_who_takes_all_connections_leaves_those_that_stand() -> None:
         for refused in channels[2:]:
             assert [message async for message in refused] == []
         assert (await overview_of(channels[0], "", PATIENCE)).nodes == ()
+
+
+async def test_who_never_shakes_hands_makes_room_for_others(
+    keys: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inanet.aio.control_server.MOST_HANDSHAKES", 8)
+    async with AsyncExitStack() as stack:
+        coordination = await stack.enter_async_context(coordinating(of(keys, "manager")))
+        host, port = coordination.address.split(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(60)]
+        channel = await connect(coordination.address, PATIENCE, keys=of(keys, "w0"))
+        assert isinstance(await answer(channel, hello("w0")), Welcome)
+        await channel.close()
+        # all but the newest have been closed
+        async with asyncio.timeout(PATIENCE):
+            for reader, _ in idle[:50]:
+                with suppress(ConnectionError):
+                    assert await reader.read(1) == b""
+        for _, writer in idle:
+            writer.close()
 
 
 async def test_nobody_listens_beyond_this_machine_without_certificates() -> None:
