@@ -128,8 +128,7 @@ async def open_device(config: AnyConfig, clock: Callable[[], float], *, legacy: 
     control = config.control
     if control.coordinator is not None:
         await asyncio.to_thread(refuse_loopback_early, node.name, listen.address, control.coordinator)
-    else:
-        assert isinstance(control, CoordinatorControl)
+    elif isinstance(control, CoordinatorControl):
         await _refuse_own(node.name, listen.address, control.listen)
     if legacy:
         listen = replace(listen, port=0)

@@ -91,6 +91,12 @@ def run(options: Options, show: Show, check: Callable[[], None], *, pace: float 
     show.stage(
         f"starting {options.workers} ina-worker, 3 ina-switch ({options.system}), 1 ina-ps on 127.0.0.1"
     )
+    sessions: list[Session] = []
+
+    def begin(fabric: Fabric) -> None:
+        sessions.append(Session(fabric, options.recipe, show, check))
+        sessions[0].fetch()
+
     with Fabric(
         options.workers,
         0,
@@ -101,8 +107,9 @@ def run(options: Options, show: Show, check: Callable[[], None], *, pace: float 
         check=check,
         kernels=kernels_of(options.system),
         compiling=show.stage,
+        beside=begin,
     ) as fabric:
-        session = Session(fabric, options.recipe, show, check)
+        (session,) = sessions
         session.prepare()
         show.stage(f"training {options.steps} epochs")
         steps, final = _train(session, options.recipe, pace, show)

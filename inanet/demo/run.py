@@ -10,6 +10,7 @@ from inanet.demo.audit import Verdict
 from inanet.demo.trainer import Task
 from inanet.launch.counters import Traffic, traffic
 from inanet.launch.fabric import Fabric
+from inanet.launch.process import Process
 from inanet.launch.reports import DemoError, Processes
 from inanet.launch.topology import SCHEDULED
 from inanet.proto.slots.systems import TREES
@@ -107,6 +108,12 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
         between = f"{3 if options.system in SCHEDULED else 1} ina-switch ({options.system})"
     show.stage(f"starting {options.workers} ina-worker, {between}, 1 ina-ps on 127.0.0.1")
 
+    sessions: list[Session] = []
+
+    def begin(fabric: Fabric) -> None:
+        sessions.append(Session(fabric, options.recipe, show, check))
+        sessions[0].fetch()
+
     with Fabric(
         options.workers,
         AGGREGATORS,
@@ -117,8 +124,9 @@ def run(options: Options, show: Show, check: Callable[[], None]) -> Outcome:
         check=check,
         kernels=kernels_of(options.system),
         compiling=show.stage,
+        beside=begin,
     ) as fabric:
-        session = Session(fabric, options.recipe, show, check)
+        (session,) = sessions
         show.stage("reading scikit-learn's digits")
         session.prepare()
         show.stage(f"training {options.steps} steps")
@@ -151,12 +159,19 @@ class Session(Processes):
         self.recipe = recipe
         self.show = show
         self.digits = str(fabric.directory / "digits.npz")
+        self._fetching: Process | None = None
         self.averages = str(fabric.directory / "averages.npy")
+
+    def fetch(self) -> None:
+        """Start to read the data set."""
+        self._fetching = self.spawn("digits", "inanet.data.digits", self.digits)
 
     def prepare(self) -> None:
         """Have the data set in a file."""
-        process = self.spawn("digits", "inanet.data.digits", self.digits)
-        for _ in self.lines([process]):
+        if self._fetching is None:
+            self.fetch()
+        assert self._fetching is not None
+        for _ in self.lines([self._fetching]):
             raise DemoError("reading the digits printed something")
 
     def train(self) -> tuple[list[str], float]:

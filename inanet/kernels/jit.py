@@ -175,6 +175,19 @@ class Kernel(CPUDispatcher):  # type: ignore[misc]
         return found
 
     @property
+    def bytecode(self) -> int:
+        """Bytes that are compiled: its own and those of what becomes part of it."""
+        size, codes = 0, [self.py_func.__code__]
+        for code in codes:
+            size += len(code.co_code)
+            codes += [its for its in code.co_consts if isinstance(its, CodeType)]
+            for name in code.co_names:
+                other = self.py_func.__globals__.get(name)
+                if isinstance(other, Kernel) and other is not self and other.is_inlined:
+                    size += other.bytecode
+        return size
+
+    @property
     def is_inlined(self) -> bool:
         """Whether callers take it in, so that it is compiled by itself only where Python calls it."""
         return bool(self.targetoptions.get("inline") == "always")

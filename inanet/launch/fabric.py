@@ -62,13 +62,15 @@ class Fabric:
         check: Callable[[], None] = lambda: None,
         compiling: Callable[[str], None] = lambda text: None,
         kernels: Sequence[str] = (),
+        beside: "Callable[[Fabric], None]" = lambda fabric: None,
     ) -> None:
         """``topology`` replaces ``workers`` and ``aggregators`` by any tree of (name, parent). A ``system`` other than XAgg
         has a switch that runs it, ``switch0``, instead of aggregators, GOAT three of them, with ``memory`` (a size) if it is given. On every hop
         packets are lost, duplicated, reordered and corrupted with probability ``impair`` each, repeatably
         for a ``seed``. ``downlink`` is that of the PS's [control]. ``check`` is called at least every :data:`~inanet.launch.nodes.GLANCE` seconds while this class waits and
         may raise to give up. ``kernels`` are sets (:mod:`inanet.service.kernels`) to be compiled before anything is started: daemons then
-        compile nothing ahead. ``compiling`` is told how far that is, or how far daemons are that do it themselves. Raises ``ValueError`` for a topology that is no tree.
+        compile nothing ahead. ``compiling`` is told how far that is, or how far daemons are that do it themselves. ``beside`` is called when
+        processes can be spawned, while there are no daemons yet. Raises ``ValueError`` for a topology that is no tree.
         """
         if topology is not None:
             nodes = [NodeSpec(*pair) for pair in topology]
@@ -85,6 +87,7 @@ class Fabric:
         self._check = check
         self._compiling = compiling
         self._kernels = kernels
+        self._beside = beside
         self._told = float("-inf")
         self._daemons: Nodes | None = None
         self.processes: dict[str, Process] = {}
@@ -121,6 +124,7 @@ class Fabric:
         self.processes = self._daemons.processes
         try:
             self._guardian = watch(_GUARDIAN, str(directory))
+            self._beside(self)
             self._start_all()
         except BaseException:
             self._close()

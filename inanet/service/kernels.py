@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 #: ``worker:SYSTEM``, ``program:SYSTEM`` or ``server:SYSTEM`` (the parts of a switch's system), ``servers``,
 #: ``demo:SYSTEM``, a module, or ``all``.
 MODULES: Mapping[str, Sequence[str]] = {
-    "worker": ("inanet.agent.backend", "inanet.agent.server", "inanet.phy.udp"),
+    # ranks use the last one
+    "worker": ("inanet.agent.backend", "inanet.agent.server", "inanet.phy.udp", "inanet.client.meeting"),
     "agg": ("inanet.aio.station", "inanet.phy.udp"),
     "ps": ("inanet.aio.coordinator", "inanet.phy.udp"),
     "switch": ("inanet.aio.switch", "inanet.switch.udp"),
@@ -70,7 +71,7 @@ DEMO: Mapping[str, Sequence[str]] = {
 #: A daemon compiles nothing ahead where this environment variable is set: who started it has, and what is rare may come later.
 AHEAD_VARIABLE = "INA_KERNELS_AHEAD"
 #: Folders with kernels, and with the constants that these use.
-FOLDERS = ("aio", "kernels", "phy", "proto", "switch", "wire", "xdp")
+FOLDERS = ("aio", "client", "kernels", "phy", "proto", "switch", "wire", "xdp")
 #: Processes at most: each takes some 400 MB while it compiles.
 MOST = 8
 
@@ -210,6 +211,7 @@ def compile_missing(wanted: Sequence["Kernel"], processes: int, tell: Tell) -> i
     done = len(wanted) - len(missing)
     tell(done, len(wanted))
     waiting = {kernel: kernel.calls() & set(missing) for kernel in missing}
+    urgency = _urgency(waiting)
     # only here: daemons, which compile nothing themselves, are to stay small
     from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
     from multiprocessing import get_context
@@ -220,7 +222,8 @@ def compile_missing(wanted: Sequence["Kernel"], processes: int, tell: Tell) -> i
         processes, get_context("fork"), initializer=_choose, initargs=(missing,)
     ) as pool:
         while waiting or running:
-            for kernel in [kernel for kernel, calls in waiting.items() if not calls]:
+            ready = [kernel for kernel, calls in waiting.items() if not calls]
+            for kernel in sorted(ready, key=urgency.__getitem__, reverse=True)[: processes - len(running)]:
                 del waiting[kernel]
                 running[pool.submit(_load, missing.index(kernel))] = kernel
             finished, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -232,6 +235,18 @@ def compile_missing(wanted: Sequence["Kernel"], processes: int, tell: Tell) -> i
                 done += 1
                 tell(done, len(wanted))
     return len(missing)
+
+
+def _urgency(calls: dict["Kernel", set["Kernel"]]) -> dict["Kernel", int]:
+    """How much is to be compiled one after the other from each kernel on, callees being before callers in ``calls``, in bytes of
+    bytecode: what takes longest begins first, so that it does not keep one processor busy at the end while the others wait.
+    """
+    left = dict.fromkeys(calls, 0)
+    for kernel in reversed(calls):
+        left[kernel] += kernel.bytecode
+        for called in calls[kernel]:
+            left[called] = max(left[called], left[kernel])
+    return left
 
 
 _chosen: Sequence["Kernel"] = ()

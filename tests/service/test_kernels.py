@@ -220,6 +220,21 @@ def test_callees_come_before_callers(module: Any) -> None:
     assert fresh.outer.cache.is_filled()
 
 
+class _Sized:
+    """A kernel of so many bytes."""
+
+    def __init__(self, bytecode: int) -> None:
+        self.bytecode = bytecode
+
+
+def test_what_takes_longest_one_after_the_other_is_compiled_first() -> None:
+    """The first is short, but what waits for it is long."""
+    one, two, three, four = sizes = [_Sized(size) for size in (1, 100, 40, 60)]
+    calls: Any = {one: set(), two: {one}, three: set(), four: {three}}
+    urgency = kernels._urgency(calls)
+    assert [urgency[kernel] for kernel in sizes] == [101, 100, 100, 60]
+
+
 def test_a_cache_beside_the_sources_serves_who_cannot_write_there(
     module: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
