@@ -20,6 +20,10 @@ REFUSALS: Mapping[str, tuple[str, str]] = {
         "merging on receive (UDP_GRO): every packet is delivered alone, several times the processor time",
         "use Linux 5.0 or later, outside sandboxes that have their own network stack",
     ),
+    "interface_merging_refused": (
+        "merging by the network interface (GRO is off): every packet goes through the stack alone, several times the processor time",
+        "turn it on (ethtool -K DEVICE gro on)",
+    ),
     "receive_buffer_refused": (
         "the receive buffer that was asked for: smaller windows, lower throughput",
         "raise net.core.rmem_max (sysctl) to [node] receive_buffer, or run with CAP_NET_ADMIN",

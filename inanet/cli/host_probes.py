@@ -1,5 +1,7 @@
 """Probes of the machine itself: kernel, Python, packages, privileges, memory, processors, kernel cache."""
 
+import ctypes
+import errno
 import importlib.util
 import mmap
 import os
@@ -9,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from inanet.cli.findings import Finding
 from inanet.service import kernel_cache as cache
@@ -29,6 +32,7 @@ REQUIRED = (
     "psutil",
 )
 CAP_NET_RAW = 13
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 
 
 def kernel() -> Iterator[Finding]:
@@ -109,6 +113,40 @@ def memfd() -> Iterator[Finding]:
         yield Finding(
             "memfd", "FAIL", "shared memory does not keep what is written", "use another kernel or sandbox"
         )
+
+
+def process_memory() -> Iterator[Finding]:
+    """Whether processes of one user may read each other, as ranks of one host do with large private tensors."""
+    name, token = "process memory", ctypes.create_string_buffer(os.urandom(16), 16)
+    parent, reader = os.getpid(), os.fork()
+    if reader == 0:
+        os._exit(_read(parent, token))
+    code = os.waitstatus_to_exitcode(os.waitpid(reader, 0)[1])
+    if code == 0:
+        yield Finding(name, "OK", "ranks of one host can read each other's private tensors")
+        return
+    why = os.strerror(code) if code > 0 else f"signal {-code}"
+    fix = "allow process_vm_readv in the container (docker run --cap-add SYS_PTRACE, or a seccomp profile that has it)"
+    if code == errno.EPERM and _YAMA.exists() and _YAMA.read_text().strip() != "0":
+        fix = "set kernel.yama.ptrace_scope (sysctl) to 0"
+    yield Finding(
+        name,
+        "WARN",
+        f"process_vm_readv: {why}; private tensors of ranks on one host are copied, which takes about twice as long",
+        fix,
+    )
+
+
+def _read(process: int, token: Any) -> int:
+    """Read a copy of ``token`` from another process: 0, or errno."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    size, room = len(token), ctypes.create_string_buffer(len(token))
+    local = (ctypes.c_size_t * 2)(ctypes.addressof(room), size)
+    remote = (ctypes.c_size_t * 2)(ctypes.addressof(token), size)
+    one, none = ctypes.c_ulong(1), ctypes.c_ulong(0)
+    if libc.process_vm_readv(process, local, one, remote, one, none) == size and room.raw == token.raw:
+        return 0
+    return ctypes.get_errno() or errno.EIO
 
 
 def processors() -> Iterator[Finding]:

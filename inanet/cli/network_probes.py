@@ -7,6 +7,7 @@ from pathlib import Path
 
 from inanet.cli.findings import Finding
 from inanet.config.daemons import Node
+from inanet.phy import interface
 from inanet.service import addresses
 from inanet.units import show_bytes
 from inanet.wire.xagg import ROW_BYTES
@@ -90,22 +91,54 @@ def multicast() -> Iterator[Finding]:
     yield Finding("multicast", "OK", "IPv4 multicast works on loopback")
 
 
+def merging() -> Iterator[Finding]:
+    """Whether interfaces with a device behind them merge packets that they receive (GRO)."""
+    on: list[str] = []
+    off: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            if interface.is_hardware(name):
+                merges = interface.merges(sock, name)
+                (off if merges is False else on).append(name)
+    for name in off:
+        detail = f"{name} has GRO off: every packet that it receives goes through the stack alone"
+        yield Finding("gro", "WARN", detail, f"sudo ethtool -K {name} gro on")
+    if on and not off:
+        yield Finding("gro", "OK", f"on: {', '.join(on)}")
+
+
+def flooding(root: Path = Path("/sys/class/net")) -> Iterator[Finding]:
+    """Whether bridges of this machine send multicast to every port."""
+    snooping = []
+    for bridge in sorted(
+        path for path in root.iterdir() if (path / "bridge" / "multicast_snooping").exists()
+    ):
+        if (bridge / "bridge" / "multicast_snooping").read_text().strip() == "0":
+            detail = f"{bridge.name} floods multicast: results for one group fill the ports of all others"
+            fix = f"sudo ip link set {bridge.name} type bridge mcast_snooping 1 mcast_querier 1"
+            yield Finding("multicast flooding", "WARN", detail, fix)
+        else:
+            snooping.append(bridge.name)
+    if snooping:
+        yield Finding(
+            "multicast flooding", "OK", f"{', '.join(snooping)}: only ports that have asked get multicast"
+        )
+
+
 def mtu(root: Path = Path("/sys/class/net")) -> Iterator[Finding]:
     """Whether a packet of 256 values fits every interface that is up."""
     smallest = ROW_BYTES + OVERHEAD
     fitting = []
-    for interface in sorted(path for path in root.iterdir() if (path / "mtu").exists()):
-        flags = int((interface / "flags").read_text(), 16)
-        size = int((interface / "mtu").read_text())
+    for link in sorted(path for path in root.iterdir() if (path / "mtu").exists()):
+        flags = int((link / "flags").read_text(), 16)
+        size = int((link / "mtu").read_text())
         if flags & _LOOPBACK_FLAG or not flags & _UP_FLAG:
             continue
         if size < smallest:
-            detail = (
-                f"{interface.name} has {size} bytes, a packet needs {smallest}: the kernel would fragment it"
-            )
-            yield Finding("mtu", "WARN", detail, f"sudo ip link set {interface.name} mtu 1500")
+            detail = f"{link.name} has {size} bytes, a packet needs {smallest}: the kernel would fragment it"
+            yield Finding("mtu", "WARN", detail, f"sudo ip link set {link.name} mtu 1500")
         else:
-            fitting.append(f"{interface.name} {size}")
+            fitting.append(f"{link.name} {size}")
     if fitting:
         yield Finding("mtu", "OK", ", ".join(fitting))
 

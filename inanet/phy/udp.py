@@ -10,6 +10,7 @@ import socket
 import numpy as np
 
 from inanet.phy.device import is_group
+from inanet.phy.interface import interface_of, is_hardware, merges
 from inanet.phy.mmsg import (
     IP_MTU_DISCOVER,
     IP_PMTUDISC_DO,
@@ -95,6 +96,9 @@ class UdpDevice(SocketDevice):
             raise
         self._counts["gro"] = int(merging)
         self._counts["merging_refused"] = int(not merging)
+        interface = interface_of(sock, address)
+        off = is_hardware(interface) and merges(sock, interface) is False
+        self._counts["interface_merging_refused"] = int(off)
         self._counts["receive_buffer_refused"] = int(self.rcvbuf < 2 * rcvbuf)
         #: sockets of joined groups, by endpoint, and which socket is read next
         self._groups: dict[int, socket.socket] = {}

@@ -97,12 +97,22 @@ async def test_metrics_tell_multicast_from_unicast():
 
 def test_what_the_kernel_refuses_is_logged_once_and_counted():
     limits = KernelLimits()
-    granted = {"gro": 1, "merging_refused": 0, "receive_buffer_refused": 0, "segmentation_refused": 0}
+    names = ("segmentation", "merging", "interface_merging", "receive_buffer")
+    granted = {"gro": 1, **{f"{name}_refused": 0 for name in names}}
     with structlog.testing.capture_logs() as logs:
         assert not any(limits.look(granted).values())
         for _ in range(2):
             found = limits.look({**granted, "segmentation_refused": 1})
-            assert found == {"segmentation_refused": 1, "merging_refused": 0, "receive_buffer_refused": 0}
+            assert found == {f"{name}_refused": int(name == "segmentation") for name in names}
     (line,) = logs
     assert "UDP_SEGMENT" in line["event"]
     assert "ethtool -K" in line["fix"]
+
+
+async def test_worker_without_a_coordinator_has_a_device() -> None:
+    config = validate(
+        MODELS["worker"], {"node": {"name": "x"}, "local": {"socket": "/run/x"}}, Path("x.toml")
+    )
+    device = await open_device(config, time.monotonic)
+    assert device.counters()["rx_packets"] == 0
+    device.close()

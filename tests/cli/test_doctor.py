@@ -1,5 +1,6 @@
 """``ina doctor``: what it finds on this machine, and on machines that lack something."""
 
+import errno
 import json
 import os
 import platform
@@ -14,6 +15,7 @@ import pytest
 from inanet.cli import doctor, host_probes, network_probes
 from inanet.cli.findings import Finding, examine
 from inanet.cli.main import main
+from inanet.phy import interface
 from inanet.service import addresses, kernel_cache
 
 
@@ -38,6 +40,7 @@ def test_json_has_every_probe_and_a_fix_for_what_is_not_ok(capsys: pytest.Captur
         "capabilities",
         "processors",
         "memfd",
+        "process memory",
         "kernel cache",
     ]
     expected += ["receive buffer", "send buffer", "udp segmentation", "multicast", "addresses", "host name"]
@@ -181,3 +184,46 @@ def test_addresses_chosen_by_mistake_are_pointed_out(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(addresses, "owners", lambda: {"127.0.0.1": "lo"})
     alone, name = network_probes.own_addresses()
     assert (alone.status, name.status) == ("WARN", "WARN")
+
+
+@pytest.mark.parametrize(
+    ("code", "scope", "advice"),
+    [
+        (errno.EPERM, "1\n", "kernel.yama.ptrace_scope"),
+        (errno.EPERM, "0\n", "SYS_PTRACE"),
+        (errno.ENOSYS, "", "seccomp"),
+    ],
+)
+def test_ranks_that_cannot_read_each_other_are_a_warning(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: int, scope: str, advice: str
+) -> None:
+    yama = tmp_path / "ptrace_scope"
+    if scope:
+        yama.write_text(scope)
+    monkeypatch.setattr(host_probes, "_YAMA", yama)
+    monkeypatch.setattr(host_probes, "_read", lambda *_: code)
+    finding = only(host_probes.process_memory())
+    assert finding.status == "WARN"
+    assert os.strerror(code) in finding.detail
+    assert advice in finding.fix
+
+
+def test_an_interface_that_does_not_merge_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    there = {"lo": (False, True), "eth0": (True, True), "eth1": (True, False), "eth2": (True, None)}
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate(there, 1)))
+    monkeypatch.setattr(interface, "is_hardware", lambda name: there[name][0])
+    monkeypatch.setattr(interface, "merges", lambda _, name: there[name][1])
+    finding = only(network_probes.merging())
+    assert finding.status == "WARN"
+    assert finding.fix == "sudo ethtool -K eth1 gro on"
+
+
+def test_a_bridge_that_floods_multicast_is_named(tmp_path: Path) -> None:
+    for name, snooping in (("br0", "0"), ("br1", "1")):
+        (tmp_path / name / "bridge").mkdir(parents=True)
+        (tmp_path / name / "bridge" / "multicast_snooping").write_text(f"{snooping}\n")
+    (tmp_path / "eth0").mkdir()
+    flooding, fine = network_probes.flooding(tmp_path)
+    assert (flooding.status, fine.status) == ("WARN", "OK")
+    assert flooding.detail.startswith("br0")
+    assert "br0" in flooding.fix

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from pyroute2 import IPRoute
 
+from inanet.phy import udp
 from inanet.phy.device import receive_window
+from inanet.phy.interface import interface_of, is_hardware, merges
 from inanet.phy.mmsg import SOL_UDP, UDP_SEGMENT, SendTable
 from inanet.phy.udp import FRAGMENTS, TRUESIZE, UdpDevice
 from inanet.phy.wrapper import Wrapper
@@ -406,3 +408,23 @@ def test_decorators_pass_groups_on(open_udp: OpenUdp) -> None:
     wrapped.leave(group)
     with pytest.raises(OSError, match=r"ScriptedDevice at 127\.0\.0\.1:7000 cannot receive the group 239\."):
         Wrapper(ScriptedDevice()).join(group)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "merges", "refused"), [(True, False, 1), (True, True, 0), (True, None, 0), (False, False, 0)]
+)
+def test_interface_that_does_not_merge_is_counted(
+    open_udp: OpenUdp, monkeypatch: pytest.MonkeyPatch, hardware: bool, merges: bool | None, refused: int
+) -> None:
+    monkeypatch.setattr(udp, "is_hardware", lambda name: hardware and name == "lo")
+    monkeypatch.setattr(udp, "merges", lambda *_: merges)
+    assert open_udp().counters()["interface_merging_refused"] == refused
+
+
+def test_interface_is_found_by_its_address() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        assert interface_of(sock, "127.0.0.1") == "lo"
+        assert interface_of(sock, "192.0.2.1") == ""
+        assert merges(sock, "lo") in (True, False)
+        assert merges(sock, "none") is None
+    assert not is_hardware("lo")
