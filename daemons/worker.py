@@ -45,10 +45,11 @@ async def serve(config: WorkerConfig, context: Context[WorkerConfig]) -> None:
         groups=_group_ids(config.local.allow_groups, context),
         system=config.local.system,
     )
-    context.stats = station.figures
+    context.stats = lambda: {**station.figures(), **server.counts()}
     context.health = station.healthy
     context.drops = station.drops
     context.measure(station.samples)
+    context.measure(server.samples)
     try:
         await server.start()
         context.ready(f"serving {config.local.socket}")

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Protocol
 
+import numpy as np
 import structlog
 from numpy.typing import NDArray
 
 from inanet.agent.session import Session
 from inanet.errors import FabricError, InaError, JoinRefused, MismatchError, RoundTimeout, WorkerLostError
 from inanet.messages import segments
+from inanet.messages.segments import Word
 from inanet.proto.common.events import Participation
 from inanet.proto.common.plan import TensorSpec, difference
 from inanet.proto.slots.systems import TREES
@@ -125,12 +127,22 @@ class Group:
         self._given_up: dict[int, _Round] = {}
         #: whether everybody has heard that the job is over
         self.told = False
+        #: lines of the ranks in memory that they share, and collectives of theirs that were done in the agent
+        self._lines: NDArray[np.uint32] | None = None
+        self._ended = 0
         self._progress = ""
 
     @property
     def busy(self) -> bool:
         """Whether a collective is on its way."""
         return bool(self._rounds or self._given_up)
+
+    def counts(self) -> dict[str, int]:
+        """Collectives that have ended, of a job that has all its ranks here: in memory that they share, and in the agent."""
+        shared = 0
+        if self._lines is not None:
+            shared = sum(int(self._lines[:, word].min()) for word in (Word.READ, Word.FETCHED))
+        return {"rounds_shared_memory": shared, "rounds_agent": self._ended}
 
     # ------------------------------------------------------------ joining
 
@@ -165,7 +177,10 @@ class Group:
             ranks = sorted(self.sessions)
             size = segments.exchange_bytes(len(ranks))
             try:
-                fd = segments.create(size)[0] if self.shares else -1
+                fd = -1
+                if self.shares:
+                    fd, memory = segments.create(size)
+                    self._lines = segments.lines_of(memory, len(ranks))
             except OSError as error:
                 _log.warning(
                     "no memory for ranks to share: all sums are made here", job=self.job, reason=str(error)
@@ -261,6 +276,7 @@ class Group:
         if round_ is None:
             # the group has ended in the meantime
             return
+        self._ended += self.world == self.local_world
         for rank in round_.calls:
             session = self.sessions.get(rank)
             if session is not None:

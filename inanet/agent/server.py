@@ -7,7 +7,8 @@ jobs joined and left. Nothing knows of the network. :mod:`inanet.messages.sessio
 
 import asyncio
 import socket
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from inanet.messages.session import PROTOCOL
 from inanet.messages.session import field as get
 from inanet.messages.text import clip
 from inanet.proto.slots.systems import TREES, tensor_systems
+from inanet.service.metrics import Sample
 from inanet.service.refusals import Refusals, Sought
 
 #: seconds after which waiting is reported to those who wait, and between two such reports
@@ -68,6 +70,8 @@ class LocalServer:
         self._joining: dict[Group, asyncio.Task[None]] = {}
         #: by job: the next membership in it must wait until the last one is over
         self._leaving: dict[str, asyncio.Task[None]] = {}
+        #: rounds of groups that are over
+        self._counted: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Listen. Replaces the socket of a dead process.
@@ -162,8 +166,21 @@ class LocalServer:
                 self._refusals.forget(group.job)
 
     def figures(self) -> dict[str, int]:
-        """The backend's counters."""
-        return self._backend.stats()
+        """The backend's counters, and those of jobs that have all their ranks here."""
+        return {**self._backend.stats(), **self.counts()}
+
+    def counts(self) -> dict[str, int]:
+        """Collectives of jobs that have all their ranks here, by where they were done: ``rounds_shared_memory``, ``rounds_agent``."""
+        counted = Counter({"rounds_shared_memory": 0, "rounds_agent": 0, **self._counted})
+        for group in tuple(self._groups.values()):
+            if group.state is not State.OVER:
+                counted.update(group.counts())
+        return dict(counted)
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics, read at every scrape."""
+        for name, count in self.counts().items():
+            yield Sample("inanet_local_rounds", count, (name.removeprefix("rounds_"),))
 
     # ------------------------------------------------------------ joining and leaving jobs
 
@@ -186,6 +203,7 @@ class LocalServer:
 
     def _over(self, group: Group, reason: str) -> None:
         self._refusals.forget(group.job)
+        self._counted.update(group.counts())
         task = asyncio.get_running_loop().create_task(self._leave(group, reason))
         self._leaving[group.job] = task
         task.add_done_callback(lambda _: self._left(group.job, task))

@@ -10,10 +10,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from numpy.typing import NDArray
 
@@ -24,6 +24,7 @@ from inanet.errors import (
     InaError,
     NonFiniteError,
     RoundTimeout,
+    WorkerLostError,
     cause_of,
     error_of,
 )
@@ -41,6 +42,8 @@ _LATE_SECONDS = 1.0
 _BYE_SECONDS = 1.0
 #: the longest that is waited at once
 _STEP_SECONDS = 1.0
+#: seconds in which the agent may say why a rank has left
+_REASON_SECONDS = 0.5
 #: seconds in which the agent may say for whom a late collective waits
 _NAMES_SECONDS = 0.5
 _log = logging.getLogger("inanet")
@@ -64,8 +67,10 @@ class Outcome:
     late: bool = False
     #: the epoch that it took part in (asynchronous training)
     part: "Participation | None" = None
-    #: 1-D, until it is copied to where it belongs, if the agent does not write it there
+    #: 1-D, until it is copied to where it belongs, if nobody has written it there
     result: NDArray[Any] | None = None
+    #: its number in memory that ranks share
+    place: int = 0
 
     def finish(self, error: InaError | None, part: "Participation | None" = None) -> None:
         """The answer is here."""
@@ -116,7 +121,7 @@ class Conversation:
         _open.add(self)
 
     def _renew_locks(self) -> None:
-        self._sending = threading.Lock()
+        self._sending = threading.RLock()
         #: guards everything that messages change; held while nobody reads, never while sending
         self._turn = threading.Condition(threading.Lock())
         self._reading = False
@@ -136,8 +141,10 @@ class Conversation:
                 self._free_ids.append(self._known.pop(call))
             self._send(pack("release", id=memory), None)
 
-    def reduce(self, outcome: Outcome, seconds: float, call: Call) -> None:
-        """Send a collective; its number is the number of calls so far.
+    def reduce(
+        self, outcome: Outcome, seconds: float, call: Call, called: Callable[[int], None] = lambda _: None
+    ) -> None:
+        """Send a collective; its number is the number of calls so far, and ``called`` is told of it.
 
         Waits up to ``seconds`` while too many are on their way, then raises
         :class:`~inanet.errors.RoundTimeout`.
@@ -152,22 +159,46 @@ class Conversation:
                 self.check()
                 self._pending[seq] = outcome
             self._send(frame, None)
+            called(seq)
 
-    def exchange(self, outcome: Outcome, make_room: Callable[[], None], post: Callable[[], None]) -> None:
-        """A collective that does not go through the agent: number it, and ``post`` it in the order of the calls."""
+    def exchange(self, outcome: Outcome, post: Callable[[], bool], make_room: Callable[[], None]) -> None:
+        """A collective that does not go through the agent: number it, and ``post`` it in the order of the calls, when there is
+        room.
+        """
         with self._sending:
             self.check()
             outcome.seq = self._seq + 1
-            make_room()
-            try:
-                post()
-                self._seq = outcome.seq
-            except BaseException:
-                # interrupted: others may have seen it or not
-                self.end(
-                    FabricError(f"the call of {outcome.name!r} was interrupted", job=self.job, rank=self.rank)
-                )
-                raise
+            while not self._whole(outcome, post):
+                make_room()
+
+    def _whole(self, outcome: Outcome, post: Callable[[], bool]) -> bool:
+        try:
+            if not post():
+                return False
+            self._seq = outcome.seq
+            return True
+        except InaError:
+            raise
+        except BaseException:
+            # interrupted: others may have seen it or not
+            self.end(
+                FabricError(f"the call of {outcome.name!r} was interrupted", job=self.job, rank=self.rank)
+            )
+            raise
+
+    @contextmanager
+    def numbered(self, outcome: Outcome) -> Iterator[None]:
+        """Give a collective its number, for as long as it is not known whether it goes through the agent: no other one is called
+        meanwhile. It has no number if it is called at the agent in the end, and after :meth:`count` it keeps it.
+        """
+        with self._sending:
+            self.check()
+            outcome.seq = self._seq + 1
+            yield
+
+    def count(self, outcome: Outcome) -> None:
+        """A numbered collective does not go through the agent."""
+        self._seq = outcome.seq
 
     def watch(self, outcome: Outcome, since: float) -> None:
         """For who waits for a collective that does not go through the agent: raise if the job is over, log who is late."""
@@ -379,6 +410,15 @@ class Conversation:
                     ranks=[*error.ranks],
                 )
         self.end(error)
+
+    def settle(self, error: InaError) -> NoReturn:
+        """Ranks that have lost each other in shared memory cannot find each other again: the job is over. Raises why."""
+        if isinstance(error, WorkerLostError):
+            # the agent may know why a rank has left
+            self.wait_for(lambda: False, _REASON_SECONDS)
+        self.fail(error)
+        self.check()
+        raise error
 
     def end(self, error: InaError) -> None:
         """The job is over for this process: everything that waits, and everything later, gets this error."""

@@ -6,34 +6,38 @@ format of any other round, so that all get the same bits. The memory has room fo
 turn. A rank overwrites its copy only when all have read it, which they count as well. Ranks look at each other's words and
 copies only: what a rank has called, and with which array, it remembers by itself.
 
-Layout: one line of 64 bytes per rank (words of :class:`Word`), then per rank :data:`DEPTH` entries of :data:`ENTRY_BYTES`: the
-length of the call's description (uint32), the description (msgpack), and at :data:`DATA_OFFSET` the tensor. Every word has one
-writer. Waiting gives the processor to others a few times, then sleeps on the word (futex(2)). A count must not be seen before
-the copy that it speaks of, and Python has no fences: only processors that keep stores in order have exchanges
-(:data:`ORDERED`).
+Layout: a line of 64 bytes for all, then one per rank (words of :class:`Word`), then per rank :data:`DEPTH` entries of
+:data:`ENTRY_BYTES`: the length of the call's description (uint32), the description (msgpack), and at :data:`DATA_OFFSET` the
+tensor. A rank's words have one writer; the line for all has the last collective that all ranks have put here. Who waits looks
+for a moment if each rank has a processor to itself, then gives the processor to others a few times, then sleeps on the line for
+all (futex(2)). What nearly all calls are, float32 with a prologue, is three calls of compiled code
+(:mod:`inanet.client.meeting`). Python has no fences: only processors that keep stores in order have exchanges (:data:`ORDERED`).
 """
 
-import ctypes
+import contextlib
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from inanet.client import meeting
 from inanet.client.conversation import Outcome
 from inanet.errors import FabricError, InaError, MismatchError, WorkerLostError, refusal_error
-from inanet.messages.segments import DATA_OFFSET, DEPTH, ENTRY_BYTES, LINE_BYTES, MOST_BYTES
+from inanet.messages.segments import DATA_OFFSET, DEPTH, ENTRY_BYTES, LINE_BYTES, MOST_BYTES, Word, lines_of
+from inanet.proto.common.formats import Format, make_format
 from inanet.proto.common.local import LocalTensor
-from inanet.proto.common.plan import TensorSpec, difference, tensor_spec
+from inanet.proto.common.plan import ExponentMode, TensorSpec, difference, tensor_spec
 
-#: how often the processor is given to others before a rank sleeps
+#: how often a rank with a processor to itself looks, some 20 us, and how often it gives the processor to others, before it sleeps
+LOOKS = 4000
 YIELDS = 20
 #: seconds between two looks at what the agent has said, while asleep
 SLICE_SECONDS = 0.05
@@ -41,30 +45,40 @@ SLICE_SECONDS = 0.05
 READ_SECONDS = 1e-4
 #: tensors whose state is kept, the same on all ranks
 MOST_TENSORS = 1024
+#: fragments that compiled code sums at a time
+MOST_FRAGMENTS = 64
 
-_FUTEX_WAIT, _FUTEX_WAKE = 0, 1
-#: futex(2) in the kernel's table, of processors that keep stores, and loads, in order
-_SYS_FUTEX = {"x86_64": 202, "s390x": 238}.get(os.uname().machine, -1)
 #: whether this machine may have exchanges
-ORDERED = _SYS_FUTEX >= 0
-_libc = ctypes.CDLL(None, use_errno=True)
+ORDERED = meeting.SYS_FUTEX >= 0
+_CGROUP = Path("/sys/fs/cgroup/cpu.max")
 
 
-class _Timespec(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+class KnownCall:
+    """What a rank calls, as often as it likes: name, dtype, shape, op, mode, factor, propagate, the same on all ranks."""
+
+    def __init__(self, what: tuple[Any, ...], ranks: int) -> None:
+        packed = msgpack.packb(what)
+        #: as it lies in an entry
+        self.description = np.frombuffer(len(packed).to_bytes(4, "little") + packed, np.uint8)
+        self.address = self.description.ctypes.data
+        self.spec = _spec(packed)
+        self.title = self.spec.name or f"{self.spec.dtype}{list(self.spec.shape)}"
+        #: what compiled code takes, if it sums such tensors
+        self.form: NDArray[np.int64] | None = None
+        self.exponents = np.zeros(0, np.uint8)
+        self._format: Format | None = None
+        if self.spec.dtype == "f32" and self.spec.mode is ExponentMode.PROLOGUE:
+            self._format = format_ = make_format(self.spec, ranks)
+            self.form = addresses_of(format_)
+            self.exponents = np.zeros(min(format_.fragments, MOST_FRAGMENTS) * format_.blocks, np.uint8)
 
 
-class Word(IntEnum):
-    """Words of a rank's line, uint32 each, modulo 2^32."""
-
-    #: collectives that the rank has put into this memory
-    ARRIVED = 0
-    #: collectives of this memory whose copies it has read
-    READ = 1
-    #: number of the last collective that it has called, here or at the agent
-    CALLED = 2
-    #: 1 once the rank has left the job
-    LEFT = 3
+def addresses_of(format_: Format) -> NDArray[np.int64]:
+    """A format of float32 for compiled code, which must not outlive it: addresses of tables, clamp, fragments, blocks."""
+    tables = format_.tables
+    assert tables is not None
+    places = [table.ctypes.data for table in tables.arrays[:6]]
+    return np.array([*places, tables.limit, format_.fragments, format_.blocks], np.int64)
 
 
 @dataclass(slots=True, eq=False)
@@ -73,11 +87,13 @@ class _Entry:
 
     #: its number in this memory
     number: int
-    #: of the call; what lies in the memory may be written to by other processes
-    description: bytes
+    #: what lies in the memory may be written to by other processes
+    call: KnownCall
     dtype: np.dtype[Any]
     size: int
     outcome: Outcome
+    #: address of the array that the result is wanted in at once; 0: in ``outcome.result``
+    out: int = field(default=0)
 
 
 class Exchange:
@@ -96,11 +112,13 @@ class Exchange:
         self._watch = watch
         count = len(self._ranks)
         root = np.frombuffer(memory, np.uint8)
-        words = LINE_BYTES // 4
-        self._lines = root[: count * LINE_BYTES].view(np.uint32).reshape(count, words)
-        self._entries = root[count * LINE_BYTES :].reshape(count, DEPTH, ENTRY_BYTES)
+        end = LINE_BYTES * (1 + count)
+        self._lines = lines_of(memory, count)
+        self._entries = root[end : end + count * DEPTH * ENTRY_BYTES].reshape(count, DEPTH, ENTRY_BYTES)
         self._base = root.ctypes.data
-        self._others = [position for position in range(count) if position != self._mine]
+        self._places = self._entries.ctypes.data
+        self._patience = np.array([0, meeting.FEW], np.int64)
+        self._looks = LOOKS if count <= processors() else 0
         self._lock = threading.Lock()
         self._posted = 0
         self._unread: deque[_Entry] = deque()
@@ -108,6 +126,10 @@ class Exchange:
         self._tensors: dict[TensorSpec, LocalTensor] = {}
         #: why exponents here may differ from those of the other ranks, which ends the job
         self._lost: InaError | None = None
+        #: by what was called
+        self._calls: dict[tuple[Any, ...], KnownCall] = {}
+        #: the same by arguments of :meth:`inanet.client.job.Job.all_reduce` that were found to be right
+        self.checked: dict[tuple[Any, ...], KnownCall] = {}
 
     # ------------------------------------------------------------ calling
 
@@ -128,8 +150,6 @@ class Exchange:
         Then raises ``TimeoutError``, with who is waited for in ``outcome``, or the error that ended the job.
         """
         begun = time.monotonic()
-        if self._lost is not None:
-            raise self._lost
         while behind := self._behind():
             oldest = self._oldest()
             if oldest is not None and oldest.number <= self._posted + 1 - DEPTH:
@@ -147,33 +167,54 @@ class Exchange:
             outcome.awaited = f"rank {rank} of this host has {DEPTH} results to take before it"
             # nobody wakes this rank when another has read its results
             self._watch(outcome, begun)
-            gone = [place for place in behind if self._lines[place, Word.LEFT]]
+            left = [place for place in behind if self._lines[place, Word.LEFT]]
             # it may have read before it left
-            if gone and gone[0] in self._behind():
-                raise _gone(self._ranks[gone[0]])
+            if left and left[0] in self._behind():
+                raise gone(self._ranks[left[0]])
             if time.monotonic() >= begun + seconds:
                 raise TimeoutError
             time.sleep(READ_SECONDS)
 
-    def post(self, what: tuple[Any, ...], view: NDArray[Any], outcome: Outcome) -> None:
-        """Put a tensor into the memory, where there is room; :meth:`finish` takes the result. Calls follow each other.
+    def call(self, what: tuple[Any, ...]) -> KnownCall:
+        """``what``: name, dtype, shape, op, mode, factor, propagate. Raises ``ValueError`` for what no number format can do."""
+        call = self._calls.get(what)
+        if call is None:
+            if len(self._calls) >= MOST_TENSORS:
+                self._calls.clear()
+                self.checked.clear()
+            call = self._calls[what] = KnownCall(what, len(self._ranks))
+        return call
 
-        ``what``: name, dtype, shape, op, mode, factor, propagate, the same on all ranks. If this is interrupted, the job is over.
+    def post(self, call: KnownCall, view: NDArray[Any], outcome: Outcome, *, in_place: bool = False) -> bool:
+        """Put a tensor into the memory; False, and nothing was done, if there is no room. :meth:`finish` takes the result, with
+        ``in_place`` to where the tensor is. Calls follow each other. If this is interrupted, the job is over.
         """
-        description = msgpack.packb(what)
+        contiguous = view.flags.carray
+        source = view if contiguous else np.ascontiguousarray(view)
+        address, size = source.__array_interface__["data"][0], source.nbytes
+        out = address if in_place and contiguous else 0
         with self._lock:
+            if self._lost is not None:
+                raise self._lost
             number = self._posted + 1
-            entry = self._entries[self._mine, number % DEPTH]
-            entry[:4].view(np.uint32)[0] = len(description)
-            entry[4 : 4 + len(description)] = np.frombuffer(description, np.uint8)
-            body = entry[DATA_OFFSET : DATA_OFFSET + view.nbytes].view(view.dtype)
-            np.copyto(body.reshape(view.shape), view)
-            self._unread.append(_Entry(number, description, view.dtype, view.nbytes, outcome))
-            self._posted = number
-            # in this order: who sees that this rank has called it looks once more whether it has arrived
-            self._lines[self._mine, Word.ARRIVED] = number & 0xFFFFFFFF
-            self._lines[self._mine, Word.CALLED] = outcome.seq & 0xFFFFFFFF
-        _wake(self._address(self._mine, Word.ARRIVED))
+            slot = self._places + (self._mine * DEPTH + number % DEPTH) * ENTRY_BYTES
+            if not meeting.post(
+                self._base,
+                len(self._ranks),
+                self._mine,
+                number - DEPTH,
+                number,
+                outcome.seq,
+                slot,
+                call.address,
+                call.description.size,
+                address,
+                size,
+            ):
+                return False
+            self._posted = outcome.place = number
+            self._unread.append(_Entry(number, call, view.dtype, size, outcome, out))
+        return True
 
     def _oldest(self) -> _Entry | None:
         with self._lock:
@@ -194,8 +235,8 @@ class Exchange:
 
         Raises the error with which :meth:`finish` would not wait for that.
         """
-        number = self._number(outcome)
-        if number == 0:
+        number = outcome.place
+        if outcome.finished:
             return
         late = self._late(number)
         if late is None:
@@ -209,13 +250,19 @@ class Exchange:
         Raises ``TimeoutError`` at ``deadline`` (time.monotonic), or the error that ended the job; who is late then is in
         ``outcome.awaited`` and ``outcome.awaited_ranks``.
         """
-        number = self._number(outcome)
-        if number == 0:
+        if outcome.finished:
             return
         if self._lost is not None:
             raise self._lost
-        self._await(number, outcome, deadline)
-        self._take_through(number)
+        self._await(outcome.place, outcome, deadline)
+        self._take_through(outcome.place)
+
+    def let_go(self, outcome: Outcome) -> None:
+        """The array of a collective that is not finished is its caller's again."""
+        with self._lock:
+            for entry in self._unread:
+                if entry.outcome is outcome:
+                    entry.out = 0
 
     def _take_through(self, number: int) -> None:
         with self._lock:
@@ -238,39 +285,36 @@ class Exchange:
                         raise self._lost from cause
                     raise
 
-    def _number(self, outcome: Outcome) -> int:
-        """The collective's number in this memory, 0 if it is finished."""
-        with self._lock:
-            return next((entry.number for entry in self._unread if entry.outcome is outcome), 0)
-
     def _late(self, number: int) -> int | None:
         """Position of a rank that has not put this collective into the memory, if there is one."""
-        arrived = self._lines[:, Word.ARRIVED].tolist()
-        for position in self._others:
-            if not _reached(arrived[position], number):
-                return position
-        return None
+        late = meeting.late(self._base, len(self._ranks), _ARRIVED, number)
+        return int(late) if late >= 0 else None
 
     def _await(self, number: int, outcome: Outcome, deadline: float) -> None:
-        yields = 0
         begun = time.monotonic()
-        while (late := self._late(number)) is not None:
-            if yields < YIELDS:
-                yields += 1
-                os.sched_yield()
-                continue
-            seen = int(self._lines[late, Word.ARRIVED])
-            if _reached(seen, number):
-                # it came in between, and wakes nobody any more
-                continue
+        looks, yields = self._looks, YIELDS
+        while True:
+            left = deadline - time.monotonic()
+            late = meeting.wait(
+                self._base,
+                len(self._ranks),
+                _ARRIVED,
+                _ARRIVED,
+                number,
+                looks,
+                yields,
+                int(max(0.0, min(left, SLICE_SECONDS)) * 1e9),
+                self._patience,
+            )
+            if late < 0:
+                return
+            looks = yields = 0
             outcome.awaited_ranks = (self._ranks[late],)
             outcome.awaited = f"rank {self._ranks[late]} of this host did not call it yet"
             self._watch(outcome, begun)
             self._check(late, number, outcome)
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if time.monotonic() >= deadline:
                 raise TimeoutError
-            _sleep(self._address(late, Word.ARRIVED), seen, min(left, SLICE_SECONDS))
 
     def _check(self, late: int, number: int, outcome: Outcome) -> None:
         """Raise if the rank at ``late`` will not put this collective into the memory."""
@@ -279,7 +323,7 @@ class Exchange:
             return
         rank = self._ranks[late]
         if line[Word.LEFT]:
-            raise _gone(rank)
+            raise gone(rank)
         if _reached(line[Word.CALLED], outcome.seq):
             raise MismatchError(
                 f"ranks do not agree: as its collective {outcome.seq}, rank {rank} called something else than {outcome.name!r}, "
@@ -289,11 +333,29 @@ class Exchange:
             )
 
     def _sum(self, entry: _Entry) -> InaError | None:
-        """Sum one collective into ``outcome.result``, which belongs to nobody else."""
-        outcome, own = entry.outcome, entry.description
+        """Sum one collective to where it is wanted."""
+        outcome, call = entry.outcome, entry.call
+        if call.form is not None:
+            result = None if entry.out else np.empty(entry.size // entry.dtype.itemsize, entry.dtype)
+            code = meeting.sum32(
+                self._places + entry.number % DEPTH * ENTRY_BYTES,
+                DEPTH * ENTRY_BYTES,
+                len(self._ranks),
+                call.address,
+                call.description.size,
+                entry.size // 4,
+                call.form,
+                call.exponents,
+                not call.spec.propagate,
+                entry.out if result is None else result.ctypes.data,
+            )
+            if code == meeting.SUMMED:
+                outcome.result = result
+                return None
+        # what was in the way is found out step by step
         said = [self._description(position, entry.number) for position in range(len(self._ranks))]
-        said[self._mine] = own
-        spec = _spec(own)
+        said[self._mine] = own = call.description.tobytes()[4:]
+        spec = call.spec
         if any(other != own for other in said):
             specs = [_spec(description) for description in said]
             # what is said of modes does not count where nothing is rounded
@@ -344,13 +406,24 @@ class Exchange:
     def close(self) -> None:
         """Tell the others that this rank has left. What is on its way stays unfinished."""
         self._lines[self._mine, Word.LEFT] = 1
-        _wake(self._address(self._mine, Word.ARRIVED))
-
-    def _address(self, position: int, word: Word) -> int:
-        return self._base + position * LINE_BYTES + 4 * word
 
 
-def _gone(rank: int) -> WorkerLostError:
+#: offsets in a line
+_ARRIVED = 4 * int(Word.ARRIVED)
+
+
+def processors() -> int:
+    """How many this process may use at a time: fewer than there are, where its affinity or its control group says so."""
+    count = len(os.sched_getaffinity(0))
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = _CGROUP.read_text().split()
+        if quota != "max":
+            count = min(count, int(quota) // int(period))
+    return count
+
+
+def gone(rank: int) -> WorkerLostError:
+    """The error for a rank that has left."""
     return WorkerLostError(
         f"rank {rank} is gone: it left while others were in a collective with it", ranks=(rank,)
     )
@@ -364,23 +437,3 @@ def _spec(description: bytes) -> TensorSpec:
 def _reached(count: int, number: int) -> bool:
     """Whether a counter modulo 2^32 has come to ``number`` or further."""
     return (count - number) & 0xFFFFFFFF < 1 << 31
-
-
-def _sleep(address: int, seen: int, seconds: float) -> None:
-    """Sleep while the word at ``address`` is ``seen``, for at most ``seconds``."""
-    whole = int(seconds)
-    limit = _Timespec(whole, int((seconds - whole) * 1e9))
-    _libc.syscall(
-        ctypes.c_long(_SYS_FUTEX),
-        ctypes.c_void_p(address),
-        _FUTEX_WAIT,
-        ctypes.c_uint32(seen),
-        ctypes.byref(limit),
-        None,
-        0,
-    )
-
-
-def _wake(address: int) -> None:
-    """Wake whoever sleeps on the word at ``address``."""
-    _libc.syscall(ctypes.c_long(_SYS_FUTEX), ctypes.c_void_p(address), _FUTEX_WAKE, 0x7FFFFFFF, None, None, 0)

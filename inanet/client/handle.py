@@ -9,14 +9,11 @@ from numpy.typing import NDArray
 
 from inanet.client.conversation import Conversation, Outcome
 from inanet.client.memory import Memory, Piece
-from inanet.errors import InaError, WorkerLostError
+from inanet.errors import InaError
 
 if TYPE_CHECKING:
     from inanet.client.exchange import Exchange
     from inanet.proto.common.events import Participation
-
-#: seconds in which the agent may say why a rank has left
-_REASON_SECONDS = 0.5
 
 
 class Handle:
@@ -105,6 +102,11 @@ class Handle:
             )
         return self._returned
 
+    def let_go(self) -> None:
+        """Nothing is written into the array any more; its collective goes on."""
+        if self._exchange is not None:
+            self._exchange.let_go(self._outcome)
+
     def _settle(self, seconds: float) -> bool:
         """Wait until the collective is finished; False if it is not after ``seconds`` or when the job is over."""
         if self._exchange is None:
@@ -116,10 +118,5 @@ class Handle:
         except TimeoutError:
             return False
         except InaError as error:
-            # the agent may know why a rank has left
-            if isinstance(error, WorkerLostError):
-                self._conversation.wait_for(lambda: False, _REASON_SECONDS)
-            # ranks that have lost each other here cannot find each other again
-            self._conversation.fail(error)
-            return False
+            self._conversation.settle(error)
         return True

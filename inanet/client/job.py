@@ -1,6 +1,7 @@
 """A job as a training process sees it: :func:`connect`, and collectives on arrays."""
 
 import os
+import time
 from collections.abc import Sequence
 from math import isfinite
 from types import TracebackType
@@ -19,7 +20,8 @@ from inanet.errors import AgentUnavailable, FabricError, InaError, JoinTimeout
 from inanet.messages.session import MOST_SEGMENTS, PROTOCOL
 
 if TYPE_CHECKING:
-    from inanet.client.exchange import Exchange
+    from inanet.client.exchange import Exchange, KnownCall
+    from inanet.client.peer_memory import PeerMemory
 
 OPS = ("sum", "mean", "max", "min")
 MODES = ("prologue", "carried", "fixed")
@@ -92,6 +94,9 @@ class Job:
         #: seconds that joining and, by default, every round may take
         self.timeout = timeout
         self._memory = Memory()
+        #: small tensors, and large private ones, of ranks that are all on this host
+        self._exchange: Exchange | None = None
+        self._peers: PeerMemory | None = None
         self._conversation = Conversation(_open(path, name, rank, timeout), name, rank)
         try:
             self._conversation.say(
@@ -104,7 +109,7 @@ class Job:
                 system=system,
             )
             self._join()
-            self._exchange = self._make_exchange()
+            self._make_exchange()
         except BaseException:
             self._conversation.close()
             raise
@@ -121,18 +126,19 @@ class Job:
             ranks=talk.awaited_ranks,
         )
 
-    def _make_exchange(self) -> "Exchange | None":
-        """Where small collectives are reduced if all ranks are on this host."""
+    def _make_exchange(self) -> None:
+        """What reduces without the agent if all ranks are on this host."""
         talk = self._conversation
         if talk.shared is None:
-            return None
+            return
         # number formats: of no use to processes whose agent does all sums
         from inanet.client.exchange import ORDERED, Exchange
+        from inanet.client.peer_memory import PeerMemory
 
-        if not ORDERED:
-            return None
-        memory, ranks = talk.shared
-        return Exchange(memory, ranks, self.rank, talk.watch)
+        if ORDERED:
+            memory, ranks = talk.shared
+            self._exchange = Exchange(memory, ranks, self.rank, talk.watch)
+            self._peers = PeerMemory(memory, ranks, self.rank, talk.watch)
 
     # ------------------------------------------------------------ collectives
 
@@ -149,6 +155,28 @@ class Job:
         timeout: float | None = None,
     ) -> Any:
         """Reduce ``array`` over all ranks, in place, and return it: :meth:`all_reduce_async` and wait."""
+        exchange = self._exchange
+        if exchange is not None:
+            view, dtype = as_array(array)
+            call = exchange.checked.get((dtype, view.shape, op, name, mode, factor, nan, overflow))
+            if call is not None and exchange.fits(view):
+                handle = self._post(exchange, call, array, view, in_place=True)
+                try:
+                    return handle.wait(timeout)
+                except BaseException:
+                    handle.let_go()
+                    raise
+            if call is not None and self._is_private(view):
+                seconds = self.timeout if timeout is None else timeout
+                deadline = time.monotonic() + seconds
+                outcome = Outcome(call.title, view)
+                with self._conversation.numbered(outcome):
+                    if self._reduce_among_peers(call, view, outcome, deadline):
+                        return array
+                    handle = self.all_reduce_async(
+                        array, op, name, mode=mode, factor=factor, nan=nan, overflow=overflow
+                    )
+                return handle.wait(max(0.0, deadline - time.monotonic()))
         handle = self.all_reduce_async(array, op, name, mode=mode, factor=factor, nan=nan, overflow=overflow)
         return handle.wait(timeout)
 
@@ -198,38 +226,88 @@ class Job:
         view, dtype = as_array(array)
         if op == "mean" and dtype not in _FLOATS:
             raise ValueError(f"the mean of {view.dtype} is no {view.dtype}; reduce with op='sum' and divide")
-        factor = float(factor) if mode == "fixed" else 0.0
+        given, factor = factor, float(factor) if mode == "fixed" else 0.0
         propagate = nan == "propagate" if dtype in _FLOATS else overflow == "wrap"
         described = (name, dtype, view.shape, op, mode, factor, propagate)
-        title = name or f"{dtype}{list(view.shape)}"
         talk = self._conversation
         talk.check()
         exchange = self._exchange
         if exchange is not None and exchange.fits(view):
-            outcome = Outcome(title, view)
-            try:
-                talk.exchange(
-                    outcome,
-                    lambda: exchange.make_room(outcome, self.timeout),
-                    lambda: exchange.post(described, view, outcome),
-                )
-            except TimeoutError:
-                talk.check()
-                # the collective was not called, so nobody could ever hear that it is finished
-                raise talk.timed_out(outcome, self.timeout) from None
-            except InaError as error:
-                # as in Handle.wait: the others must hear of it
-                talk.fail(error)
-                talk.check()
-            return Handle(talk, outcome, array, view, None, self.timeout, exchange)
+            call = exchange.call(described)
+            exchange.checked[dtype, view.shape, op, name, mode, given, nan, overflow] = call
+            return self._post(exchange, call, array, view)
+        peers = self._peers
+        if exchange is not None and peers is not None and peers.fits(view, dtype, op, mode):
+            exchange.checked[dtype, view.shape, op, name, mode, given, nan, overflow] = exchange.call(
+                described
+            )
+        title = name or f"{dtype}{list(view.shape)}"
         self._release_dead()
         place, offset, staged = self._place(view)
         outcome = Outcome(title, staged or view)
-        talk.reduce(outcome, self.timeout, Call(*described, place, offset))
-        if exchange is not None:
-            exchange.called(outcome.seq)
+        talk.reduce(outcome, self.timeout, Call(*described, place, offset), self._called)
         kept = (self._memory, staged) if staged is not None else None
         return Handle(talk, outcome, array, view, kept, self.timeout)
+
+    def _post(
+        self,
+        exchange: "Exchange",
+        call: "KnownCall",
+        array: Any,
+        view: NDArray[Any],
+        *,
+        in_place: bool = False,
+    ) -> Handle:
+        talk = self._conversation
+        outcome = Outcome(call.title, view)
+        try:
+            talk.exchange(
+                outcome,
+                lambda: exchange.post(call, view, outcome, in_place=in_place),
+                lambda: exchange.make_room(outcome, self.timeout),
+            )
+        except TimeoutError:
+            talk.check()
+            # the collective was not called, so nobody could ever hear that it is finished
+            raise talk.timed_out(outcome, self.timeout) from None
+        except InaError as error:
+            # as in Handle.wait: the others must hear of it
+            talk.fail(error)
+            talk.check()
+        return Handle(talk, outcome, array, view, None, self.timeout, exchange)
+
+    def _called(self, seq: int) -> None:
+        """Tell the other ranks of this host that a collective goes through the agent."""
+        if self._exchange is not None and self._peers is not None:
+            self._peers.called(seq)
+            self._exchange.called(seq)
+
+    def _is_private(self, view: NDArray[Any]) -> bool:
+        """Whether a tensor, which lies nowhere where the agent could reduce it, is large enough for peers to read it."""
+        return self._peers is not None and self._peers.able and self._memory.find(view) is None
+
+    def _reduce_among_peers(
+        self, call: "KnownCall", view: NDArray[Any], outcome: Outcome, deadline: float
+    ) -> bool:
+        """Reduce a large tensor without the agent; False if that is not to be."""
+        talk, exchange, peers = self._conversation, self._exchange, self._peers
+        assert exchange is not None
+        assert peers is not None
+        try:
+            if not peers.agree(call, view, outcome, deadline, exchange.called):
+                return False
+            talk.count(outcome)
+            peers.reduce(call, view, outcome, deadline)
+        except InaError as error:
+            talk.settle(error)
+        except BaseException:
+            talk.fail(
+                FabricError(f"the call of {call.title!r} was interrupted", job=self.name, rank=self.rank)
+            )
+            raise
+        if outcome.error is not None:
+            raise outcome.error.at(job=self.name, rank=self.rank, round=outcome.seq)
+        return True
 
     def barrier(self, timeout: float | None = None) -> None:
         """Return when all ranks have called it. It counts as a collective."""
@@ -327,6 +405,8 @@ class Job:
         if self._exchange is not None and self._conversation.broken is None:
             self._exchange.close()
         self._conversation.close()
+        if self._peers is not None:
+            self._peers.close()
 
     def __repr__(self) -> str:
         return f"<inanet.Job {self.name!r}, rank {self.rank} of {self.world}>"

@@ -135,13 +135,14 @@ def quantise_together(
 
 
 @njit(
-    "int64(uint64[::1], int64, int64, int64, boolean, boolean, uint8[::1], int64, uint8[::1], uint8[::1], uint8[::1], int64,"
-    " float64[::1], float32[::1], float64[::1], float64[::1], float32[::1])",
+    "int64(uint64[::1], uint64[::1], int64, int64, int64, boolean, boolean, uint8[::1], int64, uint8[::1], uint8[::1], uint8[::1],"
+    " int64, float64[::1], float32[::1], float64[::1], float64[::1], float32[::1])",
     cache=True,
     nogil=True,
 )
 def reduce_together(
     bases: NDArray[np.uint64],
+    outs: NDArray[np.uint64],
     size: int,
     lo: int,
     hi: int,
@@ -161,6 +162,7 @@ def reduce_together(
 ) -> int:
     """A whole round for fragments ``lo`` to ``hi - 1`` of float32 tensors of ``size`` elements at addresses ``bases``.
 
+    The result is written to each of the addresses ``outs``, which may be those of the tensors.
     ``prologue``: exponents are what the blocks need; otherwise ``exps``, ``blocks`` per fragment, has them, and blocks that do
     not fit get what they need, which is noted there: those above ``top`` of their exponent, and those below its ``least`` but
     for zeros. ``needs`` gets what all blocks need, unless it is empty. Tables as in :mod:`inanet.proto.common.quantised`.
@@ -191,8 +193,8 @@ def reduce_together(
         quick = count == PAYLOAD_WORDS and spread_factors(scale32, exps, first, blocks, factors)
         _sum(bases, start, count, quick, factors, exps, first, blocks, scale, limit, sums)
         quick = count == PAYLOAD_WORDS and spread_factors(multiply32, exps, first, blocks, factors)
-        for rank in range(len(bases)):
-            base = bases[rank] + np.uint64(start) * np.uint64(4)
+        for copy in range(len(outs)):
+            base = outs[copy] + np.uint64(start) * np.uint64(4)
             if quick:
                 for vector in range(np.uint64(VECTORS)):
                     write_scaled8(sums, vector * _LANES, factors[vector], base)

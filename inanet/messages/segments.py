@@ -9,7 +9,11 @@ import fcntl
 import mmap
 import os
 import weakref
+from enum import IntEnum
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from inanet.messages.session import SessionError
 
@@ -20,8 +24,33 @@ MOST_BYTES = 32 << 10
 #: where the tensor begins in an entry, behind the description of the call
 DATA_OFFSET = 4096
 ENTRY_BYTES = DATA_OFFSET + MOST_BYTES
-#: a rank's counters
+#: what a rank tells the others of a large tensor
+NOTES_BYTES = 4096
+#: a rank's counters, and before them those of the whole exchange
 LINE_BYTES = 64
+
+
+class Word(IntEnum):
+    """Words of a rank's line, uint32 each, modulo 2^32."""
+
+    #: collectives that the rank has put into this memory
+    ARRIVED = 0
+    #: collectives of this memory whose copies it has read
+    READ = 1
+    #: number of the last collective that it has called, here or at the agent
+    CALLED = 2
+    #: 1 once the rank has left the job
+    LEFT = 3
+    #: of :mod:`inanet.client.peer_memory`: the last collective that it has called there or at the agent
+    ANNOUNCED = 4
+    #: whether it can read the other ranks
+    ABLE = 5
+    #: collectives of which it has summed its share, and those of which it has read all others
+    SUMMED = 6
+    FETCHED = 7
+    #: of all ranks: the last collective of which it is known who does it
+    DECIDED = 8
+
 
 _F_ADD_SEALS, _F_GET_SEALS = 1033, 1034
 _F_SEAL_SEAL, _F_SEAL_SHRINK = 1, 2
@@ -38,7 +67,18 @@ _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctyp
 
 def exchange_bytes(ranks: int) -> int:
     """Size of the memory that ``ranks`` ranks share, see :mod:`inanet.client.exchange`; untouched pages cost nothing."""
-    return ranks * (LINE_BYTES + DEPTH * ENTRY_BYTES)
+    return notes_offset(ranks, ranks)
+
+
+def lines_of(memory: Any, ranks: int) -> NDArray[np.uint32]:
+    """The ranks' lines in it; columns are of :class:`Word`."""
+    root = np.frombuffer(memory, np.uint32, (1 + ranks) * LINE_BYTES // 4)
+    return root[LINE_BYTES // 4 :].reshape(ranks, -1)
+
+
+def notes_offset(ranks: int, position: int) -> int:
+    """Where the notes of a rank lie in it."""
+    return LINE_BYTES + ranks * (LINE_BYTES + DEPTH * ENTRY_BYTES) + position * NOTES_BYTES
 
 
 def create(size: int) -> tuple[int, Any]:

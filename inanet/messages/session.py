@@ -35,7 +35,7 @@ from typing import Any
 import msgpack
 
 #: version of this conversation
-PROTOCOL = 3
+PROTOCOL = 4
 #: longest frame either side accepts
 FRAME_LIMIT = 64 << 10
 #: collectives that one process may have on their way, and pieces of memory that it may share

@@ -45,6 +45,11 @@ FAMILIES: Mapping[str, Family] = {
     "inanet_aggregator_slots": Family("gauge", "Slots by state.", ("state",)),
     "inanet_kernel_refusals": Family("gauge", "1 for what the kernel refuses the data plane.", ("what",)),
     "inanet_rounds": Family("counter", "Rounds that ended, by outcome.", ("outcome",)),
+    "inanet_local_rounds": Family(
+        "counter",
+        "Rounds of jobs that have all their ranks on this host, by where they were summed.",
+        ("place",),
+    ),
     "inanet_round_duration_seconds": Family("histogram", "From the start of a round to its result."),
     "inanet_jobs": Family("gauge", "Jobs this node takes part in."),
     "inanet_nodes": Family("gauge", "Nodes that are registered at this coordinator."),

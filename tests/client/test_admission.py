@@ -75,7 +75,7 @@ asyncio.run(main())
         for job in jobs:
             job.close()
         with self.once_there_is_room(path) as again:
-            assert again.stats() == {"rounds": 0}
+            assert again.stats() == {"rounds": 0, "rounds_agent": 0, "rounds_shared_memory": 0}
 
     def once_there_is_room(self, path: Path) -> inanet.Job:
         """Connected when the agent has noticed that others have left."""

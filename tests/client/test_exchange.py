@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 
 import inanet
-from inanet.client import exchange
+from inanet.client import exchange, meeting
 from inanet.client.conversation import Outcome
 from inanet.client.exchange import Exchange
 from inanet.messages import segments
-from inanet.messages.segments import DEPTH, MOST_BYTES, exchange_bytes
+from inanet.messages.segments import DEPTH, MOST_BYTES, Word, exchange_bytes
 from inanet.proto.common.local import LocalTensor
 from inanet.proto.common.plan import tensor_spec
-from tests.client.agent import Agent, error_from, run_all
+from tests.client.agent import PATIENCE, Agent, error_from, run_all
 
 WORLD = 3
 
@@ -255,25 +255,19 @@ ONE = ("", "i32", (1,), "sum", "prologue", 0.0, False)
 def put(side: Exchange, seq: int, value: int = 1) -> Outcome:
     outcome = Outcome("x", None, seq=seq)
     side.make_room(outcome, 0.0)
-    side.post(ONE, np.full(1, value, np.int32), outcome)
+    assert side.post(side.call(ONE), np.full(1, value, np.int32), outcome)
     return outcome
 
 
-def test_rank_that_comes_while_another_is_about_to_sleep_wakes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_that_comes_last_wakes_those_who_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = pair()
     outcome = put(first, 1)
-    late = Exchange._late
-
-    def slow(side: Exchange, number: int) -> int | None:
-        position = late(side, number)
-        if side is first and position is not None:
-            put(second, 1)
-        return position
-
-    monkeypatch.setattr(Exchange, "_late", slow)
     monkeypatch.setattr(exchange, "YIELDS", 0)
-    monkeypatch.setattr(exchange, "_sleep", lambda *_: pytest.fail("asleep with nobody to wake it"))
-    first.finish(outcome, time.monotonic() + 30)
+    monkeypatch.setattr(exchange, "SLICE_SECONDS", 3 * PATIENCE)
+    sleeper = threading.Thread(target=lambda: first.finish(outcome, time.monotonic() + 3 * PATIENCE))
+    sleeper.start()
+    put(second, 1)
+    sleeper.join(PATIENCE)
     assert outcome.result is not None
     assert outcome.result[0] == 2
 
@@ -282,7 +276,7 @@ def test_calls_of_threads_count_in_their_order() -> None:
     first, _ = pair()
     put(first, 3)
     first.called(2)
-    assert first._lines[0, exchange.Word.CALLED] == 3
+    assert first._lines[0, Word.CALLED] == 3
 
 
 def test_what_others_write_into_an_entry_of_this_rank_is_not_believed() -> None:
@@ -318,7 +312,7 @@ def test_wait_that_is_interrupted_while_it_sums_does_not_succeed_later(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalTensor, "reduce", interrupted)
+        patch.setattr(meeting, "sum32", interrupted)
         with pytest.raises(KeyboardInterrupt):
             handles[0].wait()
     assert "KeyboardInterrupt" in str(error_from(handles[0].wait))
@@ -330,11 +324,14 @@ def test_wait_that_is_interrupted_while_it_sums_does_not_succeed_later(
 def test_call_that_is_interrupted_ends_the_job(
     jobs: list[inanet.Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: object) -> None:
+    post = meeting.post
+
+    def interrupted(*arguments: int) -> None:
+        post(*arguments)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(exchange, "_wake", interrupted)
+        patch.setattr(meeting, "post", interrupted)
         with pytest.raises(KeyboardInterrupt):
             jobs[0].all_reduce_async(np.ones(3, np.float32))
     assert isinstance(error_from(jobs[0].barrier), inanet.FabricError)
@@ -423,7 +420,7 @@ def test_forked_child_takes_no_results(jobs: list[inanet.Job]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     side = jobs[1]._exchange
     assert side is not None
-    assert side._lines[0, exchange.Word.READ] == 0
+    assert side._lines[0, Word.READ] == 0
     assert all((handle.wait() == WORLD).all() for handle in handles)
 
 
@@ -472,17 +469,86 @@ def test_counters_may_wrap_round() -> None:
     start = 2**32 - 3
     for side in sides:
         side._posted = start
-        side._lines[:, exchange.Word.ARRIVED] = start
-        side._lines[:, exchange.Word.READ] = start
+        side._lines[:, Word.ARRIVED] = start
+        side._lines[:, Word.READ] = start
     for number in range(1, 8):
         outcomes = [Outcome("x", None, seq=number) for _ in sides]
         arrays = [np.full(2, number, np.int32) for _ in sides]
         what = ("", "i32", (2,), "sum", "prologue", 0.0, False)
         for side, array, outcome in zip(sides, arrays, outcomes, strict=True):
             side.make_room(outcome, 0.0)
-            side.post(what, array, outcome)
+            assert side.post(side.call(what), array, outcome)
         for side, outcome in zip(sides, outcomes, strict=True):
             side.finish(outcome, 0.0)
             assert outcome.error is None
             assert outcome.result is not None
             assert (outcome.result == 2 * number).all()
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_calls_that_come_again_write_their_result_where_the_tensor_is(
+    jobs: list[inanet.Job], op: str
+) -> None:
+    random = np.random.default_rng(8)
+    for _ in range(3):
+        arrays = [(random.standard_normal(1023) * 10**k).astype(np.float32) for k in range(WORLD)]
+        want = expected(arrays, "f32", op, "prologue")
+        run_all(lambda rank, arrays=arrays: jobs[rank].all_reduce(arrays[rank], op, "w"), WORLD)
+        assert {array.tobytes() for array in arrays} == {want.tobytes()}
+
+
+def test_result_that_comes_too_late_is_not_written_into_an_array_of_somebody_else(
+    jobs: list[inanet.Job],
+) -> None:
+    run_all(lambda rank: jobs[rank].all_reduce(np.ones(3, np.float32)), WORLD)
+    array = np.ones(3, np.float32)
+    error = error_from(lambda: jobs[0].all_reduce(array, timeout=0.0))
+    assert isinstance(error, inanet.RoundTimeout)
+    for job in jobs[1:]:
+        job.all_reduce_async(np.ones(3, np.float32))
+    run_all(lambda rank: jobs[rank].barrier(), WORLD)
+    assert (array == 1).all()
+
+
+def test_nan_in_a_call_that_comes_again_is_refused_like_the_first(jobs: list[inanet.Job]) -> None:
+    for value in (1, np.inf):
+        arrays = [np.ones(300, np.float32) for _ in jobs]
+        arrays[2][290] = value
+        errors = run_all(
+            lambda rank, arrays=arrays: (
+                error_from(lambda: jobs[rank].all_reduce(arrays[rank], name="w"))
+                if arrays[2][290] != 1
+                else jobs[rank].all_reduce(arrays[rank], name="w")
+            ),
+            WORLD,
+        )
+    assert {(type(error), error.index, error.ranks) for error in errors} == {
+        (inanet.NonFiniteError, 290, (2,))
+    }
+
+
+@pytest.mark.parametrize(
+    ("line", "count"), [("max 100000", 3), ("150000 100000", 1), ("900000 100000", 3), ("", 3)]
+)
+def test_processors_are_those_of_the_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, count: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    (tmp_path / "cpu.max").write_text(line)
+    monkeypatch.setattr(exchange, "_CGROUP", tmp_path / "cpu.max")
+    assert exchange.processors() == count
+
+
+def test_agent_counts_what_it_does_not_hear_of(agent: Agent, jobs: list[inanet.Job]) -> None:
+    for size in (3, 3, MOST_BYTES):
+        run_all(lambda rank, size=size: jobs[rank].all_reduce(np.ones(size, np.float32)), WORLD)
+    counts = {"rounds_shared_memory": 2, "rounds_agent": 1}
+    assert counts.items() <= jobs[0].stats().items()
+    assert {(sample.labels, sample.value) for sample in agent.server.samples()} == {
+        (("shared_memory",), 2),
+        (("agent",), 1),
+    }
+    for job in jobs:
+        job.close()
+    assert agent.backend.left.get(timeout=PATIENCE)[0] == "train"
+    assert agent.server.counts() == counts

@@ -402,9 +402,9 @@ def test_barrier_returns_when_all_have_called_it(pair: list[inanet.Job], agent: 
 
 
 def test_stats_come_from_the_backend(job: inanet.Job) -> None:
-    assert job.stats() == {"rounds": 0}
+    assert job.stats() == {"rounds": 0, "rounds_agent": 0, "rounds_shared_memory": 0}
     job.barrier()
-    assert job.stats() == {"rounds": 1}
+    assert job.stats() == {"rounds": 1, "rounds_agent": 1, "rounds_shared_memory": 0}
 
 
 def test_attributes_and_closing(agent: Agent) -> None:

@@ -160,7 +160,6 @@ class LocalRound:
     def finish(self) -> Refusal | None:
         """End the round once all parts are done. Returns None, or why there is no result."""
         spec = self.tensor.spec
-        name = spec.name or f"{spec.dtype}{list(spec.shape)}"
         given_up = [part for part in self.parts if part.refused >= 0]
         # as over the network: after a refused round nothing is carried over
         self.tensor.carried = None
@@ -170,13 +169,25 @@ class LocalRound:
         places = [part.format.locate_nonfinite(self.arrays, part.refused, part.high) for part in given_up]
         if places:
             position, index = min(places)
-            text = f"has {_shown(self.arrays[position][index], spec.dtype)} at element {index} of tensor {name!r}"
-            return Refusal(position, index, name, f"{text}; pass nan='propagate' to let it through")
+            return nonfinite(spec, position, index, self.arrays[position][index])
         overflows = [part.format.overflow for part in self.parts if part.format.overflow >= 0]
         if overflows:
             index = min(overflows)
-            return Refusal(-1, index, name, f"the exact sum of element {index} does not fit its dtype")
+            return Refusal(
+                -1, index, _title(spec), f"the exact sum of element {index} does not fit its dtype"
+            )
         return None
+
+
+def nonfinite(spec: TensorSpec, position: int, index: int, value: Any) -> Refusal:
+    """The refusal of a NaN or infinity in element ``index`` of the rank at ``position``."""
+    name = _title(spec)
+    text = f"has {_shown(value, spec.dtype)} at element {index} of tensor {name!r}"
+    return Refusal(position, index, name, f"{text}; pass nan='propagate' to let it through")
+
+
+def _title(spec: TensorSpec) -> str:
+    return spec.name or f"{spec.dtype}{list(spec.shape)}"
 
 
 def _shown(value: Any, dtype: str) -> str:

@@ -253,9 +253,11 @@ class FloatSum(Format):
             # the kernel is told addresses, behind which nothing is read-only
             raise ValueError(f"tensor {self.spec.name!r} needs arrays that its result can be written into")
         refuse = not self.spec.propagate
+        bases = self.bind(arrays).bases
         return int(
             reduce_together(
-                self.bind(arrays).bases,
+                bases,
+                bases,
                 self.elements,
                 lo,
                 hi,
