@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import traceback
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -65,9 +66,22 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
     """
 
     @click.command(f"ina-{role}", help=help, context_settings={"max_content_width": 100})
-    @click.option("--config", "file", required=True, metavar="FILE", help="Configuration, a TOML file.")
+    @click.option(
+        "--config",
+        "file",
+        default=f"{role}.toml",
+        metavar="FILE",
+        help=f"Configuration, a TOML file. Default: {role}.toml here or in /etc/inanet.",
+    )
     @click.option(
         "--check", is_flag=True, help="Print the effective configuration, or what is wrong, and end."
+    )
+    @click.option(
+        "--reload",
+        "running",
+        type=click.IntRange(1),
+        metavar="PID",
+        help="Have the daemon with this process id read the file again, unless something is wrong with it.",
     )
     @click.option("--log-level", type=click.Choice(LEVELS), help="Instead of log.level of the file.")
     @click.option("--log-format", type=click.Choice(FORMATS), help="Instead of log.format of the file.")
@@ -85,6 +99,7 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
         context: click.Context,
         file: str,
         check: bool,
+        running: int | None,
         log_level: str | None,
         log_format: str | None,
         loop: LoopName,
@@ -108,17 +123,23 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
                 raise ConfigError(find_file(file), wrong)
             return found
 
+        code, message = Exit.OK, ""
         try:
-            config = read_all() if check else read()
+            config = read_all() if check or running is not None else read()
         except Exception as error:
             code, message = explain(error)
             if code is Exit.BUG:
                 message = f"{''.join(traceback.format_exception(error))}{bug_hint()}"
+        if running is not None:
+            # also with a broken file: the daemon says in its status that it goes on with the one before
+            os.kill(running, signal.SIGHUP)
+        if code is not Exit.OK:
             if is_journal(sys.stderr, os.environ):
                 message = prioritised(message, "error")
             # whoever would read it may be gone: that is no other error
             with contextlib.suppress(OSError, AttributeError):
                 click.echo(message, err=True)
+        if code is not Exit.OK or running is not None:
             context.exit(code)
         if check:
             from inanet.config.file import write_toml

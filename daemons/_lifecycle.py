@@ -92,6 +92,14 @@ class Context(Generic[C]):
         if not os.environ.get(kernels.AHEAD_VARIABLE):
             kernels.prepare(kernel_sets(self.role, self.config), tell)
 
+    def coordinating(self, listen: addresses.HostPort, address: str) -> str:
+        """What to say of a coordinator that listens; warns of one that only its own host can reach, whatever its name promises."""
+        reason = addresses.only_here(listen)
+        if reason:
+            self.log.warning("this coordinator is for its own host only", address=address, reason=reason)
+        named = "" if not listen.host or address.startswith(f"{listen.host}:") else f" ({listen.host})"
+        return f"coordinating at {address}{named}{', reached from this host only' if reason else ''}"
+
     def status(self, text: str) -> None:
         """One line for ``systemctl status``; cheap, to be renewed every few seconds."""
         self._status = text
@@ -212,14 +220,17 @@ class Supervisor(Generic[C]):
             fresh = self._reread()
         except (ConfigError, OSError) as error:
             self._reloaded = (False, self._reloaded[1])
-            context.log.error("reload refused, running on as before", reason=explain(error)[1])
-        else:
-            waiting = sorted(changed(context.config, fresh) - RELOADABLE)
-            self._logs.threshold.level = fresh.log.level
-            self._reloaded = (True, time.time())
-            context.log.info("reloaded", log_level=fresh.log.level)
-            if waiting:
-                context.log.warning("changes wait for a restart", keys=waiting)
+            reason = explain(error)[1]
+            context.log.error("reload refused, running on as before", reason=reason)
+            since = time.strftime("%F %T", time.localtime(self._reloaded[1]))
+            context._notifier.ready(f"{context._status} (file of {since} in force; refused: {reason})")
+            return
+        waiting = sorted(changed(context.config, fresh) - RELOADABLE)
+        self._logs.threshold.level = fresh.log.level
+        self._reloaded = (True, time.time())
+        context.log.info("reloaded", log_level=fresh.log.level)
+        if waiting:
+            context.log.warning("changes wait for a restart", keys=waiting)
         context._notifier.ready(context._status)
 
     def _on_loop_error(self, loop: asyncio.AbstractEventLoop, details: dict[str, Any]) -> None:

@@ -79,8 +79,12 @@ async def serve(config: ManagerConfig, context: Context[ManagerConfig]) -> None:
         await coordination.start(str(config.control.listen))
         context.log.info("coordinating", address=coordination.address, expected=len(config.fabric.expect))
         if await _everybody(config, registry, coordination, context):
-            context.ready(f"coordinating at {coordination.address}", control=coordination.address)
+            status = await asyncio.to_thread(
+                context.coordinating, config.control.listen, coordination.address
+            )
+            context.ready(status, control=coordination.address)
             await context.stopping.wait()
+            coordination.stopping = True
     finally:
         # nothing is drained: jobs are in the hands of their members, and go on with whoever coordinates next
         await coordination.close("it was asked to stop; jobs wait for it to start again")

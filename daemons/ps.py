@@ -60,12 +60,15 @@ async def serve(config: PsConfig, context: Context[PsConfig]) -> None:
     context.health = station.healthy
     context.drops = station.drops
     context.measure(station.samples)
+    context.measure(coordination.job_samples)
     try:
         await coordination.start(str(config.control.listen))
-        context.ready(f"coordinating at {coordination.address}", control=coordination.address)
+        status = await asyncio.to_thread(context.coordinating, config.control.listen, coordination.address)
+        context.ready(status, control=coordination.address)
         # as a node like all others
         async with registered_node(station, "ps", config, coordination.address, context.measure):
             await context.stopping.wait()
+            coordination.stopping = True
     finally:
         # nothing is drained: jobs are in the hands of their members, and go on with whoever coordinates next
         await coordination.close("it was asked to stop; jobs wait for it to start again")

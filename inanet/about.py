@@ -12,6 +12,6 @@ def version() -> str:
 def bug_hint() -> str:
     """What to tell the user after an unexpected error."""
     return (
-        f"this is a bug in inanet {version()}: please report it with the traceback, the configuration and "
-        "the output of 'ina doctor --json'"
+        f"this is a bug in inanet {version()}: please report it with the traceback and the file that "
+        "'ina report report.tar.gz' makes"
     )

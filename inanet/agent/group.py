@@ -18,6 +18,7 @@ from inanet.messages.segments import Word
 from inanet.proto.common.events import Participation
 from inanet.proto.common.plan import TensorSpec, difference
 from inanet.proto.slots.systems import TREES
+from inanet.service.metrics import Durations
 
 _log: Any = structlog.get_logger("inanet.local")
 
@@ -87,6 +88,15 @@ class _Round:
     submitted: bool = False
 
 
+@dataclass(slots=True)
+class Tally:
+    """Rounds of all jobs of an agent, by how they ended."""
+
+    done: int = 0
+    failed: int = 0
+    durations: Durations = field(default_factory=Durations)
+
+
 class Group:
     """The sessions of one job on this host. ``over`` is called once if it ends after it began to join, and sees to it that
     :meth:`tell` is, unless :attr:`told` says that there is no need; ``refused()`` says who would have been of it and was
@@ -103,6 +113,7 @@ class Group:
         system: str = TREES,
         refused: Callable[[], Collection[str]] = tuple,
         shares: bool = False,
+        tally: Tally | None = None,
     ) -> None:
         self.job = job
         #: what carries its rounds
@@ -131,6 +142,9 @@ class Group:
         self._lines: NDArray[np.uint32] | None = None
         self._ended = 0
         self._progress = ""
+        #: rounds that came to a sum here, and bytes of one rank's tensors in them
+        self._sums = self._bytes = 0
+        self._tally = Tally() if tally is None else tally
 
     @property
     def busy(self) -> bool:
@@ -175,6 +189,7 @@ class Group:
         if self.state is State.JOINING:
             self.state = State.JOINED
             ranks = sorted(self.sessions)
+            _log.info("job begun", job=self.job, ranks=ranks, world=self.world, system=self.system)
             size = segments.exchange_bytes(len(ranks))
             try:
                 fd = -1
@@ -277,6 +292,13 @@ class Group:
             # the group has ended in the meantime
             return
         self._ended += self.world == self.local_world
+        self._tally.durations.add(asyncio.get_running_loop().time() - round_.since)
+        if error is not None:
+            self._tally.failed += 1
+        else:
+            self._tally.done += 1
+            self._sums += 1
+            self._bytes += next(iter(round_.calls.values()))[1].nbytes
         for rank in round_.calls:
             session = self.sessions.get(rank)
             if session is not None:
@@ -363,6 +385,8 @@ class Group:
             return
         self._error = error
         self._given_up, self._rounds = self._rounds, {}
+        if began:
+            _log.info("job ended", job=self.job, rounds=self._sums, bytes=self._bytes, reason=reason)
         if not any(round_.submitted for round_ in self._given_up.values()):
             self.tell()
         if began:

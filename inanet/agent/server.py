@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from inanet.agent.group import Backend, Group, State
+from inanet.agent.group import Backend, Group, State, Tally
 from inanet.agent.listener import Listener
 from inanet.agent.session import Session
 from inanet.errors import FabricError, InaError, JoinRefused, WorkerLostError
@@ -64,6 +64,7 @@ class LocalServer:
         self._report = report
         self._reporter: asyncio.TimerHandle | None = None
         self._groups: dict[str, Group] = {}
+        self._tally = Tally()
         self._refusals = Refusals()
         #: each with the group it has entered
         self._sessions: dict[Session, Group | None] = {}
@@ -137,7 +138,9 @@ class LocalServer:
         if group is None or group.state is State.OVER:
             refused = partial(self._refused, name)
             shares = self._shares and 1 < world == local_world
-            group = Group(name, world, local_world, self._backend, self._over, system, refused, shares)
+            group = Group(
+                name, world, local_world, self._backend, self._over, system, refused, shares, self._tally
+            )
         if group.system != system:
             raise JoinRefused(
                 f"rank {rank} chooses system {system}, others on this host {group.system}; choose the same on all"
@@ -164,6 +167,12 @@ class LocalServer:
             del self._groups[group.job]
             if group.state is State.FORMING:
                 self._refusals.forget(group.job)
+
+    def samples(self) -> Iterator[Sample]:
+        """Metrics, read at every scrape."""
+        yield Sample("inanet_rounds", self._tally.done, ("done",))
+        yield Sample("inanet_rounds", self._tally.failed, ("failed",))
+        yield Sample("inanet_round_duration_seconds", self._tally.durations)
 
     def figures(self) -> dict[str, int]:
         """The backend's counters, and those of jobs that have all their ranks here."""

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -33,6 +34,8 @@ LOCAL = 0
 RETRY_SECONDS = 3.0
 #: seconds between looks at the list of revoked certificates, for those who say nothing
 RECHECK_SECONDS = 1.0
+#: jobs that have metrics of their own: there may be any number over time
+MOST_JOBS = 64
 _log: Any = structlog.get_logger("inanet.coordinator")
 
 
@@ -90,6 +93,8 @@ class Coordination:
         self._rechecking: asyncio.TimerHandle | None = None
         self._server: ControlServer | None = None
         self.address = ""
+        #: this was asked to stop, and so may all others have been
+        self.stopping = False
         self._waiters: list[asyncio.Future[None]] = []
         self._closed = False
 
@@ -308,6 +313,13 @@ class Coordination:
         """Metrics, read at every scrape."""
         yield Sample("inanet_jobs", len(self.coordinator.jobs))
         yield Sample("inanet_nodes", len(list(self.coordinator.registry)))
+        yield from self.job_samples()
+
+    def job_samples(self) -> Iterator[Sample]:
+        """Those of single jobs, :data:`MOST_JOBS` of them."""
+        # a copy: the loop's thread may begin and end jobs meanwhile
+        for job in islice(list(self.coordinator.jobs.values()), MOST_JOBS):
+            yield Sample("inanet_job_rounds", job.rounds.ledger.newest, (job.name,))
 
     def _notify(self) -> None:
         waiters, self._waiters = self._waiters, []
@@ -334,7 +346,7 @@ class Coordination:
             self._close(event.peer)
         elif isinstance(event, events.PeerLost):
             # a job that ends with somebody's farewell says itself whether that was the end it should have
-            say, what = (_log.info, "left") if event.left else (_log.warning, "lost")
+            say, what = (_log.info, "left") if event.left or self.stopping else (_log.warning, "lost")
             if not event.told:
                 say(what, peer=event.name, peer_role=event.role, reason=event.reason)
             self._close(event.peer)

@@ -334,10 +334,10 @@ class Station:
         stats = self.stats()
         device = self._sum(self.device.counters())
         role = self.role
-        yield Sample("inanet_packets_received", device["rx_packets"], (role, "all"))
+        yield Sample("inanet_device_packets_received", device["rx_packets"], (role,))
         yield Sample("inanet_packets_received", stats["contributions_in"], (role, "contribution"))
         yield Sample("inanet_packets_received", stats["results_in"], (role, "result"))
-        yield Sample("inanet_packets_sent", device["tx_packets"], (role, "all"))
+        yield Sample("inanet_device_packets_sent", device["tx_packets"], (role,))
         yield Sample("inanet_packets_sent", stats["rows_sent"], (role, "fragment"))
         yield Sample("inanet_packets_sent", stats["results_multicast"], (role, "multicast_result"))
         yield Sample("inanet_retransmissions", stats["retransmissions"], ("requested",))
@@ -352,8 +352,9 @@ class Station:
             yield Sample("inanet_kernel_refusals", refused, (what.removesuffix("_refused"),))
         place = "root" if role == "ps" else "network"
         yield Sample("inanet_contributions", stats["contributions_summed"], (place,))
-        yield Sample("inanet_aggregator_slots", stats["slots_free"], ("free",))
-        yield Sample("inanet_aggregator_slots", stats["slots_total"] - stats["slots_free"], ("taken",))
+        if role != "worker":
+            yield Sample("inanet_aggregator_slots", stats["slots_free"], ("free",))
+            yield Sample("inanet_aggregator_slots", stats["slots_total"] - stats["slots_free"], ("taken",))
         yield Sample("inanet_jobs", self.node.jobs + stats.get("jobs", 0))
         for reason, count in self.drops().items():
             yield Sample("inanet_packets_dropped", count, (reason,))

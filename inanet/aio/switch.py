@@ -17,7 +17,7 @@ from inanet.member.identity import Identity
 from inanet.member.member import Member
 from inanet.messages.services import Service
 from inanet.proto.common.refusal import NoRoom
-from inanet.service.exits import Failure
+from inanet.service.exits import Exit, Failure
 from inanet.service.metrics import Sample
 from inanet.switch.egress import EgressQueue
 from inanet.switch.follower import SwitchFollower
@@ -33,7 +33,9 @@ READ_BUDGET = 8
 
 
 class SwitchError(Failure):
-    """A switch that cannot be built as it is configured."""
+    """A switch that cannot be built as it is configured: a restart would not mend it."""
+
+    code = Exit.USAGE
 
 
 def _registrations(config: SwitchConfig) -> Iterator[Registration]:

@@ -18,6 +18,7 @@ from inanet.client.handle import Handle
 from inanet.client.memory import Memory, Piece
 from inanet.errors import AgentUnavailable, FabricError, InaError, JoinTimeout
 from inanet.messages.session import MOST_SEGMENTS, PROTOCOL
+from inanet.service.limits import reason_of
 
 if TYPE_CHECKING:
     from inanet.client.exchange import Exchange, KnownCall
@@ -369,7 +370,14 @@ class Job:
                 job=self.name,
                 rank=self.rank,
             )
-        piece, fd = self._memory.create(size, findable=findable)
+        try:
+            piece, fd = self._memory.create(size, findable=findable)
+        except OSError as error:
+            raise FabricError(
+                f"{size} B of memory to share with the agent are unavailable: {reason_of(error)}",
+                job=self.name,
+                rank=self.rank,
+            ) from None
         try:
             self._conversation.say("memory", fd, id=piece.number, size=piece.size)
         except BaseException:

@@ -4,6 +4,7 @@ sentence.
 A refusal reads ``what is wrong; allowed: what is``. Every type also writes its value the way it is read.
 """
 
+import errno
 import os
 import re
 from ipaddress import IPv4Network
@@ -16,6 +17,7 @@ from inanet import units
 from inanet.messages.names import check_name
 from inanet.proto.slots.systems import TREES, tensor_systems
 from inanet.service.addresses import HostPort, parse_host_port
+from inanet.service.limits import reason_of
 
 #: Where the coordinator listens unless told otherwise.
 COORDINATOR_PORT = 7400
@@ -161,6 +163,8 @@ def read_token(path: str) -> str:
     try:
         return Path(path).read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raise ValueError(f"cannot read {path}: {reason_of(error)}; allowed: more descriptors") from None
         what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise ValueError(f"cannot read {path}: {what}; allowed: a readable file with one line") from None
 

@@ -222,6 +222,24 @@ def _is_tunnel(interface: str) -> bool:
         return False
 
 
+def only_here(listen: HostPort) -> str:
+    """Why other machines do not reach a service that listens where ``listen`` says, although its text does not say so; empty if
+    they may. Debian's /etc/hosts has the host's own name at 127.0.1.1.
+    """
+    if listen.local:
+        return ""
+    try:
+        met = resolve(listen)
+    except AddressError:
+        return ""
+    if not is_loopback(met.address):
+        return ""
+    return (
+        f"{listen.host} is {met.address} on this host (see /etc/hosts), so no other host reaches {listen}: write an address, "
+        "as 'ip -4 -brief address' shows them"
+    )
+
+
 def refuse_loopback_early(node: str, advertised: str, coordinator: HostPort) -> None:
     """The same before there is a connection. Nothing is said of a coordinator whose name does not resolve: after a boot that
     may come, and whoever connects tries until then.

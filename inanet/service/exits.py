@@ -9,6 +9,8 @@ import shlex
 import sys
 from enum import IntEnum
 
+from inanet.service.limits import reason_of
+
 #: Packages of the optional extras, by the module whose import fails.
 EXTRAS = {
     "sklearn": "demo",
@@ -94,8 +96,9 @@ def _os_error(error: OSError) -> str:
     """What the system said and about which file, without the bare errno if there is a text."""
     if error.strerror is None:
         return str(error)
+    said = reason_of(error)
     names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-    return f"{', '.join(names)}: {error.strerror}" if names else error.strerror
+    return f"{', '.join(names)}: {said}" if names else said
 
 
 def _missing(error: ImportError) -> tuple[Exit, str]:

@@ -1,4 +1,4 @@
-"""Structured logs on stderr: JSON lines for the journal, colours for a terminal, key=value lines for anything
+"""Structured logs on stderr: entries with fields for the journal, colours for a terminal, key=value lines for anything
 else.
 
 Every event has the same leading keys in the same order; the rest follow as given. Events are fixed texts and
@@ -20,7 +20,7 @@ from typing import Any, Literal, TextIO
 import structlog
 from structlog.typing import EventDict, Processor
 
-from inanet.service.journal import PRIORITIES, is_journal
+from inanet.service.journal import PRIORITIES, JournalEntries, is_journal
 from inanet.service.log_sink import LogSink
 
 Format = Literal["auto", "pretty", "json", "plain"]
@@ -220,8 +220,15 @@ def _is_terminal(stream: TextIO | None) -> bool:
 def _renderer(format: Format, stream: TextIO | None, environ: Mapping[str, str]) -> list[Processor]:
     """The last processors of the chain, from the format asked for and what ``stream`` is."""
     journal = is_journal(stream, environ)
+    if format == "auto" and journal:
+        return [
+            structlog.processors.format_exc_info,
+            in_order,
+            JournalEntries(),
+            SdPrefix(plain),
+        ]
     if format == "auto":
-        format = "json" if journal else "pretty" if _is_terminal(stream) else "plain"
+        format = "pretty" if _is_terminal(stream) else "plain"
     if format == "pretty":
         return [structlog.dev.ConsoleRenderer(colors=_is_terminal(stream), sort_keys=False)]
     chain: list[Processor] = [structlog.processors.format_exc_info, in_order]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -33,8 +33,12 @@ class Family:
 #: Every metric of every daemon, without the suffix ``_total`` of counters.
 FAMILIES: Mapping[str, Family] = {
     "inanet_build_info": Family("gauge", "Always 1; the labels say what runs.", ("version", "role")),
-    "inanet_packets_received": Family("counter", "Packets taken, by kind.", ("role", "kind")),
-    "inanet_packets_sent": Family("counter", "Packets sent, by kind.", ("role", "kind")),
+    "inanet_device_packets_received": Family(
+        "counter", "Packets that the data plane's sockets took.", ("role",)
+    ),
+    "inanet_device_packets_sent": Family("counter", "Packets that the data plane's sockets sent.", ("role",)),
+    "inanet_packets_received": Family("counter", "Packets with values taken, by kind.", ("role", "kind")),
+    "inanet_packets_sent": Family("counter", "Packets with values sent, by kind.", ("role", "kind")),
     "inanet_packets_dropped": Family("counter", "Packets dropped, by reason.", ("reason",)),
     "inanet_retransmissions": Family("counter", "Fragments sent again, by cause.", ("cause",)),
     "inanet_result_repairs": Family("counter", "Results sent again, by how they went out.", ("downlink",)),
@@ -44,7 +48,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "inanet_aggregator_slots": Family("gauge", "Slots by state.", ("state",)),
     "inanet_kernel_refusals": Family("gauge", "1 for what the kernel refuses the data plane.", ("what",)),
-    "inanet_rounds": Family("counter", "Rounds that ended, by outcome.", ("outcome",)),
+    "inanet_rounds": Family(
+        "counter", "Rounds that ended at a worker's agent, by outcome (done, failed).", ("outcome",)
+    ),
     "inanet_local_rounds": Family(
         "counter",
         "Rounds of jobs that have all their ranks on this host, by where they were summed.",
@@ -52,6 +58,9 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "inanet_round_duration_seconds": Family("histogram", "From the start of a round to its result."),
     "inanet_jobs": Family("gauge", "Jobs this node takes part in."),
+    "inanet_job_rounds": Family(
+        "counter", "Rounds begun, by job: of 64 jobs at most, at the coordinator.", ("job",)
+    ),
     "inanet_nodes": Family("gauge", "Nodes that are registered at this coordinator."),
     "inanet_registered": Family("gauge", "1 while this node is registered at its coordinator, else 0."),
     "inanet_switch_packets": Family("counter", "Frames or packets through a stage of a switch.", ("stage",)),
@@ -152,6 +161,7 @@ class MetricsPage:
     def __init__(self, scrape: Scrape, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(scrape)
+        ProcessCollector(registry=self._registry)
         self._clock = clock
         #: by format
         self._shown: dict[str, tuple[float, bytes]] = {}

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import socket
 import threading
 import time
@@ -15,7 +16,7 @@ import pytest
 
 import inanet
 from inanet.client import conversation
-from inanet.errors import error_of
+from inanet.errors import FabricError, error_of
 from tests.client.agent import PATIENCE, Agent, error_from, run_all
 
 
@@ -470,3 +471,18 @@ class TestFirstCause:
         heard = error_from(lambda: last.wait(PATIENCE))
         assert isinstance(heard, inanet.WorkerLostError)
         assert heard.ranks == (0,)
+
+
+def test_memory_that_a_limit_forbids_is_an_error_with_job_rank_size_and_limit(job: inanet.Job) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
+    try:
+        with pytest.raises(FabricError) as caught:
+            job.empty(1 << 20, np.float32)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    text = str(caught.value)
+    assert f"job {job.name}" in text
+    assert "rank 0" in text
+    assert "4194304 B of memory" in text
+    assert "may make files of 1 MiB (ulimit -f; LimitFSIZE= of a unit)" in text

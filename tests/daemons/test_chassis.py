@@ -78,7 +78,7 @@ def test_an_error_nobody_foresaw_is_a_bug(tmp_path: Path, monkeypatch: pytest.Mo
     [
         (("--help",), 0, "--log-format"),
         (("--version",), 0, "ina-agg "),
-        ((), 2, "Missing option '--config'"),
+        ((), 2, "agg.toml: no such file; searched "),
         (("--config", "x", "--log-level", "loud"), 2, "is not one of"),
         (("--config", "x", "extra"), 2, "unexpected extra argument"),
     ],

@@ -75,9 +75,9 @@ def test_json_has_the_fixed_keys_first_and_takes_numpy() -> None:
     assert line["timestamp"].endswith("Z")
 
 
-def test_the_journal_gets_json_lines_with_priorities_and_no_time(tmp_path: Path) -> None:
+def test_json_lines_have_priorities_and_no_time_in_the_journal(tmp_path: Path) -> None:
     with (tmp_path / "journal").open("w+") as stream:
-        configure("debug", "auto", stream=stream, environ=journal_variable(stream))
+        configure("debug", "json", stream=stream, environ=journal_variable(stream))
         log = structlog.get_logger()
         for level in PRIORITIES:
             getattr(log, level)("x")
