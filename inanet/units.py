@@ -47,6 +47,8 @@ def _split(text: object, units: Mapping[str, int] | Mapping[str, Fraction], exam
     if not isinstance(text, str):
         raise ValueError(f"{text!r} has no unit; allowed: {allowed}")
     match = _NUMBER.fullmatch(text.strip())
+    if match is None and _NUMBER.fullmatch(text.strip().removeprefix("-")):
+        raise ValueError(f"{text!r} is negative; allowed: {allowed}")
     if match is None:
         raise ValueError(f"{text!r} is not a quantity; allowed: {allowed}")
     number, unit = match.groups()
@@ -112,3 +114,8 @@ def show_duration(seconds: float) -> str:
         if count.denominator == 1:
             return f"{int(count)} {unit}"
     return f"{Decimal(repr(seconds)):f} s"
+
+
+def show_count(number: int, noun: str) -> str:
+    """The number of things: ``"1 tensor"``, ``"12,000 tensors"``."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

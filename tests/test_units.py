@@ -36,7 +36,9 @@ def test_values(parse: Callable[[object], float], text: object, value: float) ->
         (units.parse_bytes, "0.3 B", "not a whole number of B"),
         (units.parse_bytes, -1, "negative"),
         (units.parse_bytes, True, "has no unit"),
-        (units.parse_bytes, "-1 B", "not a quantity"),
+        (units.parse_bytes, "-1 B", "'-1 B' is negative; allowed: a number and one of B"),
+        (units.parse_duration, "-1 s", "'-1 s' is negative"),
+        (units.parse_bytes, "--1 B", "not a quantity"),
         (units.parse_bytes, "1e3 B", "unknown unit 'e3 B'"),
         (units.parse_bytes, "٣ B", "not a quantity"),
         (units.parse_rate, 1000, "1000 has no unit"),
@@ -67,3 +69,11 @@ def test_the_largest_fitting_unit_is_shown() -> None:
     assert [units.show_bytes(n) for n in (0, 1000, 1024, 64 << 20)] == ["0 B", "1000 B", "1 KiB", "64 MiB"]
     assert [units.show_rate(n) for n in (0, 999, 10**9)] == ["0 bit/s", "999 bit/s", "1 Gbit/s"]
     assert [units.show_duration(n) for n in (5.0, 0.2, 2e-3, 1e-9)] == ["5 s", "200 ms", "2 ms", "1 ns"]
+
+
+def test_counts_have_their_plural() -> None:
+    assert [units.show_count(n, "tensor") for n in (0, 1, 12_000)] == [
+        "0 tensors",
+        "1 tensor",
+        "12,000 tensors",
+    ]

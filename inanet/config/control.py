@@ -31,15 +31,19 @@ class Control(Section):
     are reported together with everything else.
     """
 
+    #: the fabric's secret, 16 characters or more, the same on all nodes
     token: SecretStr | None = None
+    #: a file with it instead
     token_file: AbsolutePath | None = None
-    #: TLS with certificates instead of, or beside, a token: the authority's, and this node's with its private key
+    #: the authority's certificate: connections are TLS with certificates, instead of or beside a token
     ca_file: AbsolutePath | None = None
+    #: this node's certificate and its private key, from 'ina keys issue'
     key_file: AbsolutePath | None = Field(default=None, validate_default=True)
     #: certificates of the authority that are no longer good, as 'ina keys revoke' lists them; read again when it changes
     revoked_file: AbsolutePath | None = None
     #: no TLS beyond this machine: whoever sees the network may read the token and take over jobs
     insecure: Annotated[bool, Field(strict=True)] = False
+    #: how often both ends of a connection say that they are there
     heartbeat: Span = span("1 s")
     #: how long to wait for the other nodes of a job before giving up with their names
     join_timeout: Span = span("60 s")
@@ -153,12 +157,14 @@ class ClientControl(Control):
 class CoordinatorControl(Control):
     """``[control]`` of whoever is the coordinator of its fabric: a manager, or the PS."""
 
+    #: where all nodes report: its address is their ``coordinator``
     listen: CoordinatorAddress = HostPort("127.0.0.1", COORDINATOR_PORT)
     #: how every parent sends results to its children: once to a multicast group, or to each by itself; ``auto``: by
     #: multicast to those children that have answered a probe. Switches that do not snoop flood multicast to all ports
     downlink: Literal["multicast", "unicast", "auto"] = "unicast"
     #: every parent of every job has a group of its own from this range
     group_range: GroupRange = GROUP_RANGE
+    #: UDP port of multicast results
     group_port: Annotated[int, Field(ge=1, le=65535)] = GROUP_PORT
     #: share of a worker's packets lost in 10 ms beyond which it is told to send less, if rates are negotiated
     loss_threshold: Probability = 0.01
@@ -169,4 +175,5 @@ class CoordinatorControl(Control):
 class PsControl(CoordinatorControl):
     """``[control]`` of the PS. With ``coordinator`` it is a root, and another daemon coordinates."""
 
+    #: where ina-manager listens, if the PS does not coordinate
     coordinator: CoordinatorAddress | None = None

@@ -62,6 +62,7 @@ class Node(Section):
     transport: Literal["udp", "rawip", "packet", "tun"] = "udp"
     #: asked of the kernel for each data socket; what it grants limits the windows of the senders
     receive_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 4 << 20
+    #: asked of the kernel for each data socket
     send_buffer: Annotated[Bytes, between(64 << 10, 1 << 30)] = 512 << 10
     #: sent at most, in bits per second, IP and Ethernet headers counted; not set: as fast as the network takes it
     rate: Rate | None = None
@@ -88,6 +89,7 @@ class Local(Section):
     """``[local]``: the Unix socket on which a worker daemon serves the training processes of its host."""
 
     socket: AbsolutePath = Field(description="path of the Unix socket that training processes connect to")
+    #: permission bits of the socket
     mode: FileMode = 0o600
     #: user names or ids that may connect, and groups whose members may; without both: everybody whom ``mode`` lets in
     allow_users: Annotated[tuple[str | int, ...], Field(strict=False)] = ()
@@ -122,6 +124,7 @@ class TimingSection(Section):
     reorder_window: Span = span("2 ms")
     #: first retransmission; doubles up to ``retransmit_max``
     retransmit: Span = span("20 ms")
+    #: no retransmission waits longer
     retransmit_max: Span = span("500 ms")
 
     @field_validator("retransmit", "retransmit_max")

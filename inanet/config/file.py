@@ -250,6 +250,8 @@ def toml_value(value: Any) -> str:
             return "[\n" + "".join(f"    {item},\n" for item in items) + "]"
         return f"[{', '.join(items)}]"
     if isinstance(value, dict):
+        if not value:
+            return "{}"
         return (
             "{ "
             + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items() if item is not None)

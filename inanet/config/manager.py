@@ -44,8 +44,9 @@ class Planning(Section):
 
     #: the cheapest of all plans, or of a kind
     plan: Literal["auto", "ps", "sharded", "tree", "sharded-tree"] = "auto"
-    #: what the planner reckons with: the size of a tensor, and the rate of links that nobody knows
+    #: the size of a tensor that the planner reckons with
     tensor: Annotated[Bytes, between(1, 1 << 40)] = 100 << 20
+    #: of links whose rate nobody knows, for the planner
     rate: Rate = 10 * 10**9
     #: the first step of a job goes to the PS directly; then trees are built by how its workers fared (XAgg, section V)
     evaluate: bool = False

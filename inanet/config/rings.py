@@ -26,7 +26,9 @@ Address = Annotated[
 class RingConnection(Section):
     """A rank's connection to its successor."""
 
+    #: the sender's address
     source: Address
+    #: the receiver's address
     destination: Address
     queue_pair: Annotated[int, Field(ge=0, lt=1 << 24)] = Field(
         description="number of the receiver's queue pair"
@@ -39,6 +41,7 @@ class RingConnection(Section):
 class RingRack(Section):
     """A switch that hosts of the ring are on, below the spine: its own address, and theirs."""
 
+    #: the switch's own address
     switch: Address
     hosts: Annotated[tuple[Address, ...], Field(strict=False, min_length=1)] = Field(
         description="addresses of the ring's hosts on it"
@@ -52,17 +55,22 @@ class RingEntry(Section):
     that of the ``spine`` or of one of the ``racks``.
     """
 
+    #: its number
     ring: Annotated[int, Field(ge=0, le=0xFFFF)]
+    #: counts the lives of the ring
     epoch: Annotated[int, Field(ge=0, lt=1 << 32)] = 0
-    #: packets in a message, messages in flight, payload bytes of a packet
+    #: packets in a message
     length: Annotated[int, Field(ge=2, le=0xFFFF)] = MESSAGE_PACKETS
+    #: messages in flight, a power of two
     window: Annotated[int, Field(ge=1)] = WINDOW
+    #: payload bytes of a packet, the path MTU of the queue pairs
     packet: Annotated[int, Field(ge=64, le=4096)] = PACKET_BYTES
     connections: Annotated[tuple[RingConnection, ...], Field(strict=False, min_length=1)] = Field(
         description="by rank, each to the next one"
     )
     #: the switch above those of several racks; not set: all hosts are on this switch
     spine: Address | None = None
+    #: the switches of hosts on several racks, each with its hosts
     racks: Annotated[tuple[RingRack, ...], Field(strict=False, validate_default=True)] = ()
 
     @field_validator("window")

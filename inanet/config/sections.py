@@ -16,13 +16,16 @@ class Section(BaseModel):
 class Log(Section):
     """``[log]``. ``auto`` is JSON lines under systemd, colours on a terminal, key=value lines otherwise."""
 
+    #: the least that is logged; a reload applies a change
     level: Literal["debug", "info", "warning", "error"] = "info"
+    #: ``auto``: the journal's own fields under systemd, colours on a terminal, key=value lines otherwise
     format: Literal["auto", "pretty", "json", "plain"] = "auto"
 
 
 class Metrics(Section):
     """``[metrics]``: a Prometheus endpoint over HTTP, off unless an address is given."""
 
+    #: where ``/metrics`` is served over HTTP; not set: nowhere
     listen: ServiceAddress | None = None
 
 
@@ -31,11 +34,17 @@ class Impair(Section):
     default.
     """
 
+    #: the same faults for the same seed
     seed: int = Field(default=0, ge=0)
+    #: packets that are lost
     drop: Probability = 0.0
+    #: packets that come twice
     duplicate: Probability = 0.0
+    #: packets that the next ones overtake
     reorder: Probability = 0.0
+    #: packets with a flipped bit
     corrupt: Probability = 0.0
+    #: by which every packet comes later
     delay: Duration = 0.0
 
     @property

@@ -87,6 +87,7 @@ class SwitchNode(Section):
 class SwitchControl(Control):
     """``[control]``: with a coordinator, jobs come from there as well as from this file."""
 
+    #: where ina-ps or ina-manager listens; not set: there are only the jobs of this file
     coordinator: CoordinatorAddress | None = None
     #: how long what waits at the ports may still be sent after SIGTERM
     drain_timeout: Span = span("1 s")
@@ -100,43 +101,59 @@ class Port(Section):
     """
 
     name: str = Field(description="the interface, or the endpoint address:port")
+    #: at which frames leave; not set: there is no queue
     rate: Rate | None = None
+    #: bytes of the queue; what does not fit is dropped
     depth: Annotated[Bytes, between(1 << 10, 1 << 30)] = 1 << 20
     #: bytes in the queue from which on fragments are marked; not set: never
     ecn: Annotated[Bytes, between(0, 1 << 30)] | None = None
+    #: faults of this port, instead of those of [impair]
     drop: Probability | None = None
+    #: as ``drop``
     duplicate: Probability | None = None
+    #: as ``drop``
     reorder: Probability | None = None
+    #: as ``drop``
     corrupt: Probability | None = None
-    #: tun: addresses of the host at the other end of the interface, and those that this host's kernel sends into it
+    #: tun: addresses of the host at the other end of the interface
     behind: Annotated[tuple[Address, ...], Field(strict=False)] = ()
+    #: tun: addresses of other hosts that this host's kernel sends into the interface
     attracts: Annotated[tuple[Address, ...], Field(strict=False)] = ()
 
 
 class Host(Section):
     """A host that is where it is, whatever is heard elsewhere."""
 
+    #: its IPv4 address
     address: Address
+    #: its hardware address
     hardware: Hardware
+    #: the interface it is at
     port: str
 
 
 class Route(Section):
     """Packets for ``network`` leave at ``port``, towards ``gateway`` if there is one."""
 
+    #: IPv4 network of the hosts behind
     network: Network
+    #: the interface that leads there
     port: str
+    #: the next hop; not set: hosts of the network are at the port themselves
     gateway: Address | None = None
 
 
 class SwitchJob(Section):
     """A job: its number in the framing, its workers by rank and its PS as they appear to the switch."""
 
+    #: its number in the framing, 0 to 255
     job: Annotated[int, Field(ge=0, le=255)]
     workers: Members = Field(description="the workers' endpoints by rank, e.g. ['10.0.0.1:4000']")
+    #: endpoint of its parameter server, where the system has one
     ps: Member | None = None
     #: slots of its own; not set: the shared ones, ``quota`` of them at most
     slots: Annotated[int, Field(ge=1)] | None = None
+    #: shared slots that it may have at a time; not set: all
     quota: Annotated[int, Field(ge=1)] | None = None
 
     @field_validator("workers")
@@ -174,6 +191,7 @@ class ProgramEntry(Section):
     rings: Annotated[int, Field(ge=1, le=32)] | None = None
     #: whether raw frames (ethertype 0x0700) are its packets too
     raw: bool | None = None
+    #: jobs that come from no coordinator
     jobs: Annotated[tuple[SwitchJob, ...], Field(strict=False)] = ()
 
     @field_validator("system")
@@ -182,6 +200,21 @@ class ProgramEntry(Section):
         if system not in SYSTEMS:
             raise ValueError(f"{system!r} is no program; allowed: {', '.join(SYSTEMS)}")
         return system
+
+    @field_validator("shared", "values", "values_per_pass", "rings")
+    @classmethod
+    def _of_the_system(cls, value: int | None, info: ValidationInfo) -> int | None:
+        facts = SYSTEMS.get(info.data.get("system", ""))
+        option = str(info.field_name)
+        if value is None or facts is None:
+            return value
+        if option not in facts.options:
+            has = ", ".join(facts.options) or "none of its own"
+            raise ValueError(f"{info.data['system']} has no such option; allowed: {has}")
+        if option == "values" and value not in facts.formats:
+            allowed = " or ".join(map(str, facts.formats))
+            raise ValueError(f"{value} is none that {info.data['system']} has; allowed: {allowed}")
+        return value
 
     @property
     def title(self) -> str:
@@ -204,20 +237,27 @@ class Switch(Section):
     recirculations: Annotated[int, Field(ge=0, le=254)] = 8
     #: rate of the port that packets come back through; not set: they come back for nothing
     loopback: Rate | None = None
+    #: bytes of that port's queue
     loopback_depth: Annotated[Bytes, between(1 << 10, 1 << 30)] = 1 << 20
     #: packet: raw frames (ethertype 0x0700) through a ring shared with the kernel, if it has one
     ring: bool = True
     #: how long a port is left alone once frames were taken from it, so that more of them are taken together
     pause: Duration = span("0 s")
-    #: how often the slots that each job holds are counted, and how many samples are kept
+    #: how often the slots that each job holds are counted
     sample: Span = span("100 ms")
+    #: how many of these counts are kept
     samples: Annotated[int, Field(ge=1, le=1 << 20)] = 600
+    #: interfaces, or endpoints with a queue or faults of their own
     ports: Annotated[tuple[Port, ...], Field(strict=False)] = ()
+    #: packet: hosts that are where they are, whatever is heard elsewhere
     hosts: Annotated[tuple[Host, ...], Field(strict=False)] = ()
+    #: packet: where frames to the switch's own hardware address go on to
     routes: Annotated[tuple[Route, ...], Field(strict=False)] = ()
+    #: switch sides of systems, each with its memory and its packets
     programs: Annotated[tuple[ProgramEntry, ...], Field(strict=False)] = ()
-    #: packet and tun: NetReduce rings between RoCE hosts, and bytes of packet memory for all of them
+    #: packet and tun: NetReduce rings between RoCE hosts
     rings: Annotated[tuple[RingEntry, ...], Field(strict=False)] = ()
+    #: bytes of packet memory for all of these
     ring_memory: Annotated[Bytes, between(1 << 10, 1 << 40)] = REGISTERS
 
     @field_validator("address")

@@ -36,6 +36,7 @@ class Topology(Section):
 
     #: names of the parameter servers; empty: this one
     roots: Annotated[tuple[Name, ...], Field(strict=False)] = ()
+    #: those on the way, each with the node it sends to
     aggregators: Annotated[tuple[Aggregator, ...], Field(strict=False)] = ()
     workers: Annotated[tuple[Worker, ...], Field(strict=False)] = Field(
         description="the worker nodes, e.g. [{ name = 'w0', parent = 'ps' }]"
@@ -47,9 +48,11 @@ class Topology(Section):
     links: Annotated[tuple[Annotated[tuple[Name, Name], Field(strict=False)], ...], Field(strict=False)] = ()
     #: ``configured``: the trees as they stand here; else the planner's cheapest of a kind, over the same nodes
     plan: Literal["configured", "auto", "ps", "sharded", "tree", "sharded-tree"] = "configured"
-    #: what the planner reckons with: the size of a tensor, and rates of the nodes' links
+    #: the size of a tensor that the planner reckons with
     tensor: Annotated[Bytes, between(1, 1 << 40)] = 100 << 20
+    #: of links that ``rates`` does not name, for the planner
     rate: Rate = 10 * 10**9
+    #: of the links of nodes by name, for the planner
     rates: dict[Name, Rate] = Field(default_factory=dict)
 
     @property

@@ -53,6 +53,8 @@ class System:
     fabric: FabricKind = FabricKind.ONE_SWITCH
     raw: bool = False
     options: tuple[str, ...] = ()
+    #: what the option ``values`` may be
+    formats: tuple[int, ...] = ()
     section: str = ""
     #: workers take part in training epochs, and the job goes on without those that leave
     asynchronous: bool = False
@@ -102,6 +104,7 @@ SYSTEMS: Mapping[str, System] = {
         worker="inanet.proto.slots.switchml.worker:join",
         ports=range(0xBEE0, 0xBEF0),
         options=("values", "values_per_pass"),
+        formats=(64, 256),
     ),
     "atp": System(
         job="inanet.proto.slots.atp.job:AtpJob",
