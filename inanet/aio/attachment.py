@@ -70,7 +70,11 @@ def asked_for(wanted: Wanted | Literal["off"], make: Callable[[Wanted], Made], i
         return make(wanted)
     except Unavailable as reason:
         if wanted != "auto":
-            raise ModeUnavailable(f"[node] xdp = {wanted!r}: {reason}") from None
+            error = ModeUnavailable(f"[node] xdp = {wanted!r}: {reason}")
+            if not str(reason).startswith("permission"):
+                # this host cannot have it as it is: that is the file's fault
+                error.code = Exit.USAGE
+            raise error from None
         _log.warning(instead, reason=str(reason))
         return None
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from inanet.phy.interfaces import examine
 from inanet.proto.tree.slots import ROW_BYTES
 from inanet.xdp.inbox import Inbox
 from inanet.xdp.libbpf import BpfError, NoLibrary, Program, attached_program, library
@@ -23,6 +24,8 @@ Loaded = TypeVar("Loaded")
 
 #: XDP_FLAGS_SKB_MODE and XDP_FLAGS_DRV_MODE
 _FLAGS: dict[Mode, int] = {"generic": 1 << 1, "native": 1 << 2}
+#: bytes of a page that are not the packet's: headroom, Ethernet header with two tags, and what the kernel keeps at the end
+NATIVE_OVERHEAD = 598
 #: bpf_loop came with 5.17, bpf_link for XDP with 5.9, atomic operations that return with 5.12
 OLDEST_KERNEL = (5, 17)
 #: for a worker's program: bpf_xdp_load_bytes and packets in several buffers came with 5.18
@@ -149,6 +152,15 @@ class Attachment:
             return f"driver: {interface} has an XDP program already{which}; it is left alone"
         if error.errno in (errno.EOPNOTSUPP, errno.EINVAL) and self.mode == "native":
             return f"driver: that of {interface} has no native XDP"
+        if self.mode == "native" and error.errno == errno.ERANGE:
+            largest = os.sysconf("SC_PAGE_SIZE") - NATIVE_OVERHEAD
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                size = examine(sock, interface).mtu
+            whose = "" if size > largest else "; of a veth, the other end's counts"
+            return (
+                f"driver: {interface} has an MTU of {size}, and a packet of native XDP must fit into one page: {largest} at "
+                f"most{whose}: ip link set {interface} mtu {largest}, or xdp = 'generic'"
+            )
         if error.errno in (errno.ERANGE, errno.EOPNOTSUPP, errno.ENOSPC, errno.EINVAL):
             return f"driver: {interface} refuses XDP as it is set up (MTU, queues or offloads): {os.strerror(error.errno)}"
         if error.errno in (errno.EPERM, errno.EACCES):

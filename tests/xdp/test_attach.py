@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -112,10 +113,21 @@ def test_refusals_are_one_line(shared: Callable[..., SharedMemory], pair: tuple[
     def body() -> None:
         with pytest.raises(Unavailable, match=r"^driver: there is no interface nowhere$"):
             Attachment(memory, "nowhere", "native")
-        with pytest.raises(Unavailable, match=r"^driver: left refuses XDP as it is set up .*MTU"):
+        with pytest.raises(
+            Unavailable,
+            match=r"^driver: left has an MTU of 1500, .*: 3498 at most; of a veth, the other end's counts",
+        ):
+            Attachment(memory, "left", "native")
+        pair[0].setup("left", mtu=9000)
+        with pytest.raises(
+            Unavailable, match=r"^driver: left has an MTU of 9000, .*: ip link set left mtu 3498"
+        ):
             Attachment(memory, "left", "native")
 
     pair[0].run(body)
+    for space, name in zip(pair, ("left", "right"), strict=True):
+        space.run(partial(space.setup, name, mtu=3498))
+    pair[0].run(lambda: Attachment(memory, "left", "native").close())
 
 
 def test_a_link_that_fragments_do_not_fit(pair: tuple[Space, Space]) -> None:
