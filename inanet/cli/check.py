@@ -1,6 +1,7 @@
 """``ina check``: what a daemon's ``--check`` does, for any daemon's file, also as JSON; and the files of networks and sparse jobs."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +27,18 @@ def _is_network(data: Mapping[str, Any]) -> bool:
 
 def _roles(data: Mapping[str, Any], file: Path) -> tuple[Role, ...]:
     """Whose file it may be by its sections, or by its name where they leave a choice."""
-    possible = possible_roles(data)
-    return tuple(role for role in possible if role == file.stem) or possible
+    possible = possible_roles(data) or tuple(role for role in MODELS if _is_valid(file, role))
+    # "worker.toml", and "a0.toml" as node names often are
+    named = tuple(role for role in possible if re.fullmatch(rf"{role}\d*|{role[0]}\d+", file.stem))
+    return named if len(named) == 1 else possible
+
+
+def _is_valid(file: Path, role: Role) -> bool:
+    try:
+        load(file, role, from_outside=True)
+    except ConfigError:
+        return False
+    return True
 
 
 def _certified(config: str, role: Role) -> bool:

@@ -97,7 +97,7 @@ class Target:
 def options(command: Callable[..., Any]) -> Callable[..., Any]:
     """The options that :func:`target` takes."""
     path = click.Path(dir_okay=False)
-    for option in (
+    listed = (
         click.option(
             "--config",
             metavar="FILE",
@@ -118,7 +118,9 @@ def options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--timeout", type=click.FloatRange(0.1), default=5.0, show_default=True, help="Seconds."
         ),
-    ):
+    )
+    # the last that is put on comes first in the help
+    for option in reversed(listed):
         command = option(command)
     return command
 

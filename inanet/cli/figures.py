@@ -1,7 +1,9 @@
 """Figures of a fabric for people: rates, losses and shares, from two looks at the counters of its nodes."""
 
 from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from inanet.messages.registration import JobState, NodeState, Overview
 from inanet.messages.text import show_ranks
@@ -130,6 +132,52 @@ def rate(bps: float | None) -> str:
     return f"{bps:.2f} Gbit/s"
 
 
+def short_rate(bps: float | None) -> str:
+    """Bits per second in a column that says so: ``"1.23G"``."""
+    if bps is None:
+        return "-"
+    for unit in ("", "k", "M"):
+        if bps < 999.5:
+            return f"{bps:.0f}{unit}"
+        bps /= 1000
+    return f"{bps:.2f}G"
+
+
 def part(value: float | None) -> str:
     """A share for a narrow column."""
     return "-" if value is None else f"{value:.1%}"
+
+
+def table(
+    titles: Sequence[str], rows: Sequence[Sequence[str]], *, left: int, right_first: bool = False
+) -> Iterator[str]:
+    """Lines of columns as wide as what is in them: the first ``left`` flush left, but for the very first if ``right_first``."""
+    lines = [titles, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(titles))]
+    for line in lines:
+        cells = [
+            text.ljust(width) if column < left and not (right_first and column == 0) else text.rjust(width)
+            for column, (text, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
+
+
+def quantity(name: str, value: float) -> str:
+    """The value of a metric for people, with the unit that its name says."""
+    stem = name.removesuffix("_total").removesuffix("_sum")
+    if stem.endswith("_timestamp_seconds"):
+        return f"{datetime.fromtimestamp(value).astimezone():%F %T}"
+    if stem.endswith("_bytes"):
+        return binary(value)
+    if stem.endswith("_seconds"):
+        return f"{value:,.3f} s"
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.3f}"
+
+
+def binary(count: float) -> str:
+    """Bytes for people: rounded, in the largest unit of which there is one."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

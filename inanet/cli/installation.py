@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from inanet.cli import manual
+from inanet.cli.main import cli
 from inanet.config.certificate import problems as certificate_problems
 from inanet.config.daemons import MODELS, PROGRAMS, Role, unit_variables
 from inanet.config.edit import drop_section, set_keys
@@ -24,6 +26,7 @@ from inanet.config.fields import COORDINATOR_PORT
 from inanet.config.file import ConfigError, read_toml, validate
 from inanet.service.addresses import AddressError, HostPort, is_loopback, parse_host_port, resolve
 from inanet.service.exits import Exit, Failure, pip_install
+from inanet.units import show_count
 
 #: In a wheel they lie beside this file, in a source tree at its top.
 _HERE, _TREE = Path(__file__).parent, Path(__file__).resolve().parents[2]
@@ -31,6 +34,8 @@ _HERE, _TREE = Path(__file__).parent, Path(__file__).resolve().parents[2]
 DATA_PORTS: Mapping[Role, int] = {"worker": 7420, "agg": 7421, "ps": 7422}
 #: Where the units look.
 CONFIG, UNITS, LINKS = Path("etc/inanet"), Path("etc/systemd/system"), Path("usr/local/bin")
+#: Where manual pages and completion of shells go.
+SHARE = Path("usr/local/share")
 #: What the units hide from a daemon (ProtectHome=, PrivateTmp=).
 _HIDDEN = {
     "/home": "under /home, which units cannot see (ProtectHome=yes)",
@@ -149,6 +154,31 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class Files:
+    """Files of one kind, said in one line."""
+
+    what: str
+    place: Path
+    files: tuple["Write | Remove", ...]
+
+    def done(self) -> bool:
+        """Whether all are as they shall be."""
+        return all(file.done() for file in self.files)
+
+    def show(self) -> str:
+        """One line for people."""
+        left = sum(not file.done() for file in self.files)
+        verb = "remove" if isinstance(self.files[0], Remove) else "write"
+        return f"{verb} {self.what} in {self.place} ({show_count(left, 'file')})"
+
+    def take(self) -> None:
+        """Those that are left."""
+        for file in self.files:
+            if not file.done():
+                file.take()
+
+
+@dataclass(frozen=True, slots=True)
 class Link:
     """A symbolic link to a program."""
 
@@ -216,7 +246,7 @@ class Run:
             raise Failure(f"'{' '.join(self.command)}' ended with status {finished.returncode}: {said}")
 
 
-Step = Write | Link | Remove | Run
+Step = Write | Files | Link | Remove | Run
 
 
 def template(role: Role) -> str:
@@ -227,9 +257,7 @@ def template(role: Role) -> str:
 def unit_text(role: Role, programs: Path) -> str:
     """The unit of a role, for programs in this folder."""
     text = _packaged("systemd", f"{PROGRAMS[role]}.service")
-    return text.replace(
-        f"ExecStart=/usr/local/bin/{PROGRAMS[role]} ", f"ExecStart={programs}/{PROGRAMS[role]} "
-    )
+    return text.replace(f"=/usr/local/bin/{PROGRAMS[role]} ", f"={programs}/{PROGRAMS[role]} ")
 
 
 def _packaged(kind: str, name: str) -> str:
@@ -399,7 +427,7 @@ class Installation:
         link = Link(self.root / LINKS / "ina", self.environment.programs / "ina")
         if link.path.exists() and not link.path.is_symlink():
             self.refusals.append(f"{link.path} is a program of its own: remove it first")
-        steps: list[Step] = [*files, link]
+        steps: list[Step] = [*files, link, self._manual()]
         if kernels:
             from inanet.service.kernels import is_prepared
 
@@ -407,6 +435,12 @@ class Installation:
                 Run((str(self.environment.programs / "ina"), "kernels"), needed=not is_prepared(["all"]))
             )
         return [*steps, *self._services(files, start)]
+
+    def _manual(self) -> "Files":
+        """Manual pages, and what shells complete commands with."""
+        texts = {**manual.pages(cli), **manual.completions(cli)}
+        files = [Write(self.root / SHARE / path, text.encode()) for path, text in texts.items()]
+        return Files("manual pages and shell completion", self.root / SHARE, tuple(files))
 
     def _services(self, files: Sequence[Write], start: bool) -> Iterator[Step]:
         units = [f"{PROGRAMS[role]}.service" for role in self.roles]
@@ -519,6 +553,9 @@ def removal(roles: Sequence[Role], root: Path, *, purge: bool) -> list[Step]:
     steps += [Remove(root / UNITS / unit) for unit in units]
     if not left:
         steps.append(Remove(root / LINKS / "ina"))
+        paths = (*manual.pages(cli), *manual.completions(cli))
+        removals = tuple(Remove(root / SHARE / path) for path in paths)
+        steps.append(Files("manual pages and shell completion", root / SHARE, removals))
     if purge:
         steps += [Remove(root / CONFIG / f"{role}{suffix}") for role in roles for suffix in (".toml", ".pem")]
         if not left:

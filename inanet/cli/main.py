@@ -36,8 +36,12 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         "install": Entry("inanet.cli.install:install", "Make daemons services of this host."),
         "keys": Entry("inanet.cli.keys:keys", "Certificates for control connections over TLS."),
         "lab": Entry("inanet.lab.cli:lab", "Networks of namespaces with rates, and commands in them."),
+        "metrics": Entry(
+            "inanet.cli.metrics:metrics", "List what daemons measure; dashboard and alert rules."
+        ),
         "papers": Entry("inanet.cli.papers:papers", "Figures and tables of the papers, run here."),
         "plan": Entry("inanet.cli.plan:plan", "Price plans for a network and choose one, a ring among them."),
+        "report": Entry("inanet.cli.report:report", "Collect what a bug report needs, without secrets."),
         "status": Entry("inanet.cli.status:status", "Show nodes, jobs and trees of a fabric."),
         "top": Entry("inanet.cli.top:top", "Show what a fabric does, live."),
         "trace": Entry("inanet.cli.trace:trace", "Merge traces of a torch job, and show the overlap."),
@@ -72,7 +76,9 @@ class LazyGroup(click.Group):
         command = getattr(importlib.import_module(module), function)
         if not isinstance(command, click.Command):
             raise TypeError(f"{entry.target} is no click command")
-        return command
+        from inanet.cli.manual import with_example
+
+        return with_example(cmd_name, command)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -13,6 +13,7 @@ from inanet.planning.costs import Costs
 from inanet.planning.plans import Plan
 from inanet.planning.prices import Choice, Price, choose
 from inanet.units import parse_bytes, parse_duration, parse_rate, show_bytes
+from inanet.wire.xagg import PAYLOAD_BYTES
 
 #: Of what ``--json`` prints.
 SCHEMA = 1
@@ -27,6 +28,10 @@ def _size(context: click.Context, parameter: click.Parameter, value: str | None)
         size = parse_bytes(int(value) if value.isdecimal() else value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from None
+    if value.isdecimal() and 0 < size < PAYLOAD_BYTES:
+        raise click.BadParameter(
+            f"{value} bytes are less than a packet carries ({PAYLOAD_BYTES}): '{value} MiB' perhaps, or '{value} B'?"
+        )
     if not size:
         raise click.BadParameter("a tensor of 0 bytes has nothing to plan for")
     return size

@@ -12,6 +12,7 @@ from inanet.cli.coordinators import options, target
 from inanet.cli.scraping import scrape
 from inanet.messages.registration import JobState, Overview
 from inanet.service.exits import Exit, Failure
+from inanet.units import show_count
 
 SCHEMA = 1
 
@@ -56,21 +57,25 @@ def _plain(seen: Overview) -> dict[str, Any]:
 
 def lines(seen: Overview) -> Iterator[str]:
     """An overview as text."""
-    yield f"epoch {seen.epoch}, {len(seen.nodes)} nodes, {len(seen.jobs)} jobs"
+    yield f"epoch {seen.epoch}, {show_count(len(seen.nodes), 'node')}, {show_count(len(seen.jobs), 'job')}"
     if seen.missing:
         yield f"missing: {', '.join(seen.missing)}"
     for reason in seen.refused:
         yield f"refused: {reason}"
     rows = figures.rows(None, seen, 1.0)
     if rows:
-        width = max(len(row.name) for row in rows)
-        yield f"{'node':{width}}  role        state         idle cores  memory   slots"
-        for row in rows:
-            idle = "-" if row.idle is None else f"{row.idle:.1f} of {row.cores}"
-            yield (
-                f"{row.name:{width}}  {row.role:10}  {row.state:12}  {idle:>10}  {figures.part(row.used):>6}  "
-                f"{figures.part(row.slots):>6}"
+        cells = [
+            (
+                row.name,
+                row.role,
+                row.state,
+                "-" if row.idle is None else f"{row.idle:.1f} of {row.cores}",
+                figures.part(row.used),
+                figures.part(row.slots),
             )
+            for row in rows
+        ]
+        yield from figures.table(("node", "role", "state", "idle cores", "memory", "slots"), cells, left=3)
     for job in seen.jobs:
         yield from _job(job)
 
@@ -117,6 +122,15 @@ def _one_daemon(where: str, seconds: float, as_json: bool) -> None:
         metrics = [asdict(value) for value in found.values]
         click.echo(json.dumps({"schema": SCHEMA, "ok": True, "address": found.url, "metrics": metrics}))
         return
-    for one in found.values:
-        labels = " ".join(f"{key}={value}" for key, value in one.labels.items())
-        click.echo(f"{one.value:>16.6g}  {one.name}{f'  {labels}' if labels else ''}")
+    # what has not happened is of no interest here: --json and the endpoint itself have it
+    shown = [one for one in found.values if one.value and not one.name.endswith("_bucket")]
+    cells = [
+        (
+            figures.quantity(one.name, one.value),
+            one.name,
+            " ".join(f"{key}={value}" for key, value in one.labels.items()),
+        )
+        for one in shown
+    ]
+    for line in figures.table(("value", "metric", "labels"), cells, left=3, right_first=True):
+        click.echo(line)

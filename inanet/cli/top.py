@@ -1,8 +1,10 @@
 """``ina top``: what a fabric does now, live."""
 
 import json
+import shutil
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -14,6 +16,7 @@ from inanet.cli.scraping import Scraped, pulse, scrape
 from inanet.cli.status import astray, walk
 from inanet.messages.registration import JobState, Overview
 from inanet.service.exits import Failure
+from inanet.units import show_count
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -23,6 +26,10 @@ L = TypeVar("L")
 SCHEMA = 1
 #: Columns where there is no terminal that has some: a node's line fits.
 FILE_WIDTH = 120
+#: Below so many columns only what matters most is shown.
+NARROW = 72
+#: From so many on roles are written out.
+WIDE = 100
 
 
 @click.command()
@@ -37,9 +44,10 @@ def top(
     """Show trees, rates, losses, the share added up in the network, and slots, live. (ui extra)
 
     Asks the fabric's manager, or the PS that coordinates it. Rates and losses are since the look before, the share is that
-    of the last ten.
+    of the last ten. q ends it, h shows the other keys.
     """
     source: _Source[Any]
+    view = View()
     if metrics is not None:
         source = _Source(lambda: scrape(metrics, timeout), one_plain, one_picture)
     else:
@@ -48,7 +56,15 @@ def top(
         source = _Source(
             lambda: asked.ask(timeout),
             lambda before, seen, seconds: plain(before, seen, seconds, shares.look(seen)),
-            lambda before, seen, seconds: picture(asked.address, before, seen, seconds, shares.look(seen)),
+            lambda before, seen, seconds: picture(
+                asked.address,
+                before,
+                seen,
+                seconds,
+                shares.look(seen),
+                view,
+                columns(),
+            ),
         )
     if as_json:
         for look in looks(source.ask, interval, count):
@@ -64,12 +80,86 @@ def top(
         for look in looks(source.ask, interval, count):
             console.print(source.picture(*look))
         return
-    with Live(console=console, screen=count is None, auto_refresh=False) as live:
+    from inanet.cli.keyboard import Keyboard
+
+    with Keyboard() as keyboard, Live(console=console, screen=count is None, auto_refresh=False) as live:
+        seen: list[tuple[Any, Any, float]] = []
+
+        def wait(seconds: float) -> None:
+            """Until the next look; keys act at once."""
+            for key in keyboard.keys(seconds):
+                if view.press(key):
+                    live.update(_framed(source.picture(*seen[-1]), view, console.width), refresh=True)
+
         try:
-            for look in looks(source.ask, interval, count):
-                live.update(source.picture(*look), refresh=True)
-        except KeyboardInterrupt:
+            for look in looks(source.ask, interval, count, wait):
+                seen[:] = [look]
+                live.update(_framed(source.picture(*look), view, console.width), refresh=True)
+        except Quit:
             return
+
+
+def columns() -> int:
+    """Of the terminal, or of a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else FILE_WIDTH
+
+
+class Quit(Exception):
+    """Somebody has pressed q."""
+
+
+#: Keys that sort the nodes, with the column they go by.
+SORTS = {"n": "name", "s": "sends", "r": "receives", "l": "loss", "m": "memory"}
+_HELP = (
+    "q  quit",
+    *(f"{key}  sort nodes by {column}" for key, column in SORTS.items()),
+    "h  this help",
+    "sends, receives: gradients in bit/s; loss: fragments sent again; idle: processors idle of all",
+)
+
+
+@dataclass(slots=True)
+class View:
+    """What the keys have chosen: the order of nodes, and whether help is shown."""
+
+    sort: str = "name"
+    help: bool = False
+
+    def press(self, key: str) -> bool:
+        """Act on a key; returns whether it meant anything. Raises :class:`Quit`."""
+        if key == "q":
+            raise Quit
+        if key in ("h", "?"):
+            self.help = not self.help
+        elif key in SORTS:
+            self.sort = SORTS[key]
+        else:
+            return False
+        return True
+
+    def order(self, rows: Sequence[figures.Row]) -> list[figures.Row]:
+        """By name, or the largest first; nodes of which nothing is known last."""
+        values: dict[str, Callable[[figures.Row], float | None]] = {
+            "sends": lambda row: row.send_bps,
+            "receives": lambda row: row.receive_bps,
+            "loss": lambda row: row.loss,
+            "memory": lambda row: row.used,
+        }
+        value = values.get(self.sort)
+        if value is None:
+            return sorted(rows, key=lambda row: row.name)
+        return sorted(rows, key=lambda row: -1.0 if (found := value(row)) is None else found, reverse=True)
+
+
+def _framed(picture: "RenderableType", view: View, width: int) -> "RenderableType":
+    """A picture with its footer, below the help if that is wanted."""
+    from rich.console import Group
+    from rich.text import Text
+
+    sorts = " ".join(f"{key} {column}" for key, column in SORTS.items())
+    footer = f"q quit  h help  sort: {sorts}" if width >= NARROW else "q quit  h help  n s r l m sort"
+    above = [Text(line) for line in _HELP] if view.help else []
+    return Group(*above, picture, Text(footer, style="reverse", no_wrap=True, overflow="crop"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +171,9 @@ class _Source(Generic[L]):
     picture: Callable[[L | None, L, float], "RenderableType"]
 
 
-def looks(ask: Callable[[], L], interval: float, count: int | None) -> Iterator[tuple[L | None, L, float]]:
+def looks(
+    ask: Callable[[], L], interval: float, count: int | None, wait: Callable[[float], None] = time.sleep
+) -> Iterator[tuple[L | None, L, float]]:
     """(the look before, this look, seconds between them), one every ``interval`` seconds.
 
     Raises :class:`Failure` if nobody answers the first time; later it is waited for.
@@ -97,13 +189,13 @@ def looks(ask: Callable[[], L], interval: float, count: int | None) -> Iterator[
             if before is None:
                 raise
             # a refusal comes at once
-            time.sleep(interval)
+            wait(interval)
             continue
         yield before, seen, began - at
         before, at = seen, began
         made += 1
         if count is None or made < count:
-            time.sleep(max(0.0, interval - (time.monotonic() - began)))
+            wait(max(0.0, interval - (time.monotonic() - began)))
 
 
 def one_plain(before: Scraped | None, now: Scraped, seconds: float) -> dict[str, object]:
@@ -148,37 +240,51 @@ def plain(before: Overview | None, seen: Overview, seconds: float, share: float 
 
 
 def picture(
-    address: str, before: Overview | None, seen: Overview, seconds: float, share: float | None
+    address: str,
+    before: Overview | None,
+    seen: Overview,
+    seconds: float,
+    share: float | None,
+    view: View | None = None,
+    width: int = FILE_WIDTH,
 ) -> "RenderableType":
-    """A look for a terminal."""
+    """A look for a terminal of so many columns: one line for each node, with less in it where there is less room."""
     from rich.console import Group
-    from rich.table import Column, Table
+    from rich.table import Table
     from rich.text import Text
 
     head = Text(
-        f"{address}  epoch {seen.epoch}  {len(seen.nodes)} nodes  {len(seen.jobs)} jobs  "
+        f"{address}  epoch {seen.epoch}  {show_count(len(seen.nodes), 'node')}  {show_count(len(seen.jobs), 'job')}  "
         f"in the network: {figures.part(share)}"
     )
     parts: list[RenderableType] = [head]
     if seen.missing:
         parts.append(Text(f"missing: {', '.join(seen.missing)}", style="red"))
-    role = Column("role", min_width=len("aggregator"), no_wrap=True)
-    table = Table("node", role, "state", box=None, header_style="bold")
-    for title in ("sends", "receives", "loss", "slots", "idle cores", "memory"):
-        table.add_column(title, justify="right")
-    for row in figures.rows(before, seen, seconds):
-        idle = "-" if row.idle is None else f"{row.idle:.1f}/{row.cores}"
-        table.add_row(
-            row.name,
-            row.role,
-            Text(row.state, style="red" if row.state in ("late", "unregistered") else ""),
-            figures.rate(row.send_bps),
-            figures.rate(row.receive_bps),
+    narrow = width < NARROW
+    table = Table(box=None, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(
+        "node", no_wrap=True, overflow="ellipsis", max_width=14 if narrow else max(16, width - 62)
+    )
+    for title in () if narrow else ("role",):
+        table.add_column(title, no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    for title in ("sends", "receives", "loss", *(() if narrow else ("slots", "idle", "memory"))):
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in (view or View()).order(figures.rows(before, seen, seconds)):
+        idle = "-" if row.idle is None else f"{row.idle:.0f}/{row.cores}"
+        style = "red" if row.state in ("late", "unregistered") else ""
+        cells: list[RenderableType] = [row.name]
+        if not narrow:
+            cells.append("agg" if row.role == "aggregator" and width < WIDE else row.role)
+        cells += [
+            Text({"unregistered": "gone", "registered": "here"}.get(row.state, row.state), style=style),
+            figures.short_rate(row.send_bps),
+            figures.short_rate(row.receive_bps),
             figures.part(row.loss),
-            figures.part(row.slots),
-            idle,
-            figures.part(row.used),
-        )
+        ]
+        if not narrow:
+            cells += [figures.part(row.slots), idle, figures.part(row.used)]
+        table.add_row(*cells)
     parts.append(table)
     parts += [_job(job) for job in seen.jobs]
     return Group(*parts)

@@ -26,7 +26,8 @@ def trace(directory: Path, output: Path | None, as_json: bool) -> None:
     """Merge the traces in DIRECTORY, which INA_TRACE or hook(trace=...) named, and show the overlap.
 
     A bucket is on its way from being handed to the agent until its result is back; it is hidden as far as
-    backward was still computing.
+    backward was still computing. "After first bucket" is the part of backward from its first ready bucket on: what comes
+    before cannot hide anything.
     """
     events = merged(directory)
     if output is not None:
@@ -35,10 +36,10 @@ def trace(directory: Path, output: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"schema": 1, "ok": True, "ranks": rows}))
         return
-    click.echo("# rank  steps  buckets  backward ms  on the way ms  hidden")
+    click.echo("# rank  steps  buckets  after first bucket ms  on the way ms  hidden")
     for row in rows:
         click.echo(
-            f"  {row['rank']:4d} {row['steps']:6d} {row['buckets']:8d} {row['backward_seconds'] * 1e3:12.2f} "
+            f"  {row['rank']:4d} {row['steps']:6d} {row['buckets']:8d} {row['backward_seconds'] * 1e3:22.2f} "
             f"{row['communication_seconds'] * 1e3:14.2f} {row['hidden']:7.1%}"
         )
 

@@ -49,6 +49,8 @@ def test_a_ps_under_a_manager_looks_like_an_aggregator_but_for_its_name(
     for name, says in (
         ("ps", "ina-ps"),
         ("agg", "ina-agg"),
+        ("a0", "ina-agg"),
+        ("ps1", "ina-ps"),
         ("node7", "ina-agg or ina-ps: give --role"),
     ):
         file = tmp_path / f"{name}.toml"
@@ -150,3 +152,15 @@ def test_a_file_that_may_not_be_read(
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is False
     assert report["errors"][0]["what"] == f"permission denied: {file}: Permission denied"
+
+
+def test_a_file_without_telling_sections_is_for_whom_it_is_valid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "node.toml"
+    file.write_text('[node]\nname = "n"\n')
+    assert main(["check", str(file)]) == 0
+    assert capsys.readouterr().out == f"{file}: a valid configuration for ina-manager\n"
+    file.write_text('[node]\nname = "n"\nlisten = 3\n')
+    assert main(["check", str(file)]) == 2
+    assert "cannot tell which daemon this file is for" in capsys.readouterr().err

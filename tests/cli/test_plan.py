@@ -131,3 +131,10 @@ def test_the_example_of_the_documentation(capsys: pytest.CaptureFixture[str]) ->
     )
     assert main(shlex.split(command)[1:]) == 0
     assert capsys.readouterr().out == shown
+
+
+def test_a_size_without_a_unit_that_no_packet_would_be_full_of_is_asked_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "star2", "--size", "97"]) == 2
+    assert "'97 MiB' perhaps, or '97 B'?" in " ".join(capsys.readouterr().err.split())

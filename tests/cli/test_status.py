@@ -2,6 +2,11 @@
 
 import asyncio
 import json
+import os
+import pty
+import select
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -15,7 +20,7 @@ from inanet.cli import figures
 from inanet.cli.main import main
 from inanet.cli.scraping import Pulse, Scraped, Value, pulse
 from inanet.cli.status import lines, walk
-from inanet.cli.top import picture
+from inanet.cli.top import Quit, View, picture
 from inanet.config.daemons import load
 from inanet.config.file import ConfigError
 from inanet.coordinator.settings import Settings
@@ -392,11 +397,92 @@ def test_what_is_said_to_be_a_tree_and_is_none_is_shown_all_the_same() -> None:
     ]
 
 
-def test_the_name_of_a_role_is_whole_in_a_narrow_terminal() -> None:
+def drawn(seen: Overview, width: int, view: View | None = None) -> list[str]:
+    """A look in a terminal of so many columns."""
     from rich.console import Console
 
-    seen = Overview(epoch=0, nodes=(node("aggregator-of-rack-17", "aggregator"),))
-    console = Console(width=60)
+    console = Console(width=width)
     with console.capture() as shown:
-        console.print(picture("here", seen, seen, 1.0, None))
-    assert " aggregator " in shown.get()
+        console.print(picture("here", seen, seen, 1.0, None, view, width))
+    return shown.get().splitlines()
+
+
+@pytest.mark.parametrize(("width", "columns"), [(120, 9), (80, 9), (50, 5)])
+def test_every_node_has_one_line_at_any_width(width: int, columns: int) -> None:
+    one = node("aggregator-of-rack-17-in-the-basement", "aggregator")
+    facts = {"cores": 128, "idle_cores": 99.5, "memory": 100, "memory_used": 55}
+    nodes = [one.model_copy(update=facts), one]
+    _, titles, *rows = drawn(Overview(epoch=0, nodes=tuple(nodes)), width)
+    assert len(titles.split()) == columns
+    assert len(rows) == len(nodes)
+    assert all(len(line) <= width and line.startswith("aggregator-") for line in rows)
+    assert all(word in titles for word in ("state", "sends", "receives", "loss"))
+    assert ("aggregator " in rows[0].partition(" ")[2]) == (width == 120)
+
+
+def test_keys_sort_help_and_quit() -> None:
+    view = View()
+    rows = [
+        figures.Row("a", "worker", "idle", send_bps=1.0),
+        figures.Row("b", "worker", "idle", send_bps=None),
+    ]
+    rows.append(figures.Row("c", "worker", "idle", send_bps=5.0))
+    assert [row.name for row in view.order(rows[::-1])] == ["a", "b", "c"]
+    assert view.press("s")
+    assert [row.name for row in view.order(rows)] == ["c", "a", "b"]
+    assert view.press("h")
+    assert view.help
+    assert not view.press("x")
+    with pytest.raises(Quit):
+        view.press("q")
+
+
+def test_in_a_terminal_it_shows_its_keys_and_ends_with_q(running: Running, keys: Path) -> None:
+    ours, theirs = pty.openpty()
+    program = "import sys; from inanet.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "top", *whom(running, keys), "--interval", "30"]
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}
+    ) as process:
+        os.close(theirs)
+        shown = b""
+        try:
+            while b"q quit" not in shown:
+                assert select.select([ours], [], [], PATIENCE)[0], shown
+                shown += os.read(ours, 1 << 16)
+            os.write(ours, b"hq")
+            while True:
+                try:
+                    shown += os.read(ours, 1 << 16)
+                except OSError:
+                    # the terminal is gone with its last user
+                    break
+            assert process.wait(PATIENCE) == 0
+        finally:
+            process.kill()
+            os.close(ours)
+    assert b"sort nodes by loss" in shown
+
+
+def test_metrics_for_people_have_units_and_leave_out_what_has_not_happened(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = (
+        Value("inanet_gradient_bytes_total", {"direction": "sent"}, 324713000.0),
+        Value("inanet_packets_dropped_total", {"reason": "short"}, 0.0),
+        Value("inanet_round_duration_seconds_sum", {}, 1.25),
+        Value("inanet_jobs", {}, 12000.0),
+    )
+    monkeypatch.setattr("inanet.cli.status.scrape", lambda where, seconds: Scraped("url", values))
+    assert main(["status", "--metrics", "x:1"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "309.7 MiB  inanet_gradient_bytes_total        direction=sent",
+        "  1.250 s  inanet_round_duration_seconds_sum",
+        "   12,000  inanet_jobs",
+    ]
+
+
+def test_columns_are_as_wide_as_what_is_in_them() -> None:
+    seen = Overview(epoch=0, nodes=(node("aggregator-of-rack-17", "aggregator"), node("w", "worker")))
+    title, first, second = list(lines(seen))[1:]
+    assert title.index("role") == first.index("aggregator ") == second.index("worker")
