@@ -25,6 +25,8 @@ from typing import Any
 
 import pytest
 
+from inanet.service.kernels import prepare
+
 ROOT = Path(__file__).parents[2]
 SYSTEMD = Path("/usr/lib/systemd/systemd")
 #: seconds until systemd has booted, and for a command in it
@@ -60,6 +62,8 @@ mount --bind "$outside" "$r/run/outside"
 cd "$r"
 pivot_root . run/old
 umount -l /run/old
+# as container managers do: services get their credentials by propagation
+mount --make-rshared /
 rm -rf /etc/systemd/system/*.wants /etc/inanet /etc/systemd/system/ina-* /usr/local/bin/ina* /var/log/journal
 mkdir -p /etc/systemd/system
 for unit in systemd-udevd.service systemd-udev-trigger.service systemd-logind.service timers.target e2scrub_reap.service \
@@ -125,6 +129,8 @@ def environment(folder: Path) -> None:
         archive.extractall(packages)
         (entries,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
         scripts = archive.read(entries).decode()
+    # what is missing is compiled once for all runs of the tests, not in a copy that goes with this one
+    prepare(["all"])
     for kernel in (ROOT / "inanet").rglob("__pycache__/*.nb[ci]"):
         target = packages / kernel.relative_to(ROOT)
         target.parent.mkdir(exist_ok=True)
@@ -226,6 +232,8 @@ def booted(folder: Path) -> Iterator[Machine]:
                 assert readable, f"systemd did not boot: {(folder / 'boot.log').read_text()}"
                 if b"READY=1" in told.recv(4096):
                     break
+            # systemd would wait for a reader of what else it has to say
+            told.close()
             children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
             yield Machine(int(children[0]), outside)
         finally:

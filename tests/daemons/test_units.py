@@ -110,5 +110,8 @@ def test_the_units_differ_only_where_they_must() -> None:
         keys = settings("agg").keys() | settings(role).keys()
         for key in keys - mine - exceptions[role]:
             # each has its own certificate
-            values = [value.replace(f"{role}.pem", "agg.pem") for value in settings(role).get(key, [])]
+            values = [
+                value.replace(f"{role}.", "agg.").replace(f"/ina-{role} ", "/ina-agg ")
+                for value in settings(role).get(key, [])
+            ]
             assert values == settings("agg").get(key, []), f"{role}: {key}"
