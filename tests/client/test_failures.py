@@ -482,7 +482,7 @@ def test_memory_that_a_limit_forbids_is_an_error_with_job_rank_size_and_limit(jo
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     text = str(caught.value)
-    assert f"job {job.name}" in text
+    assert f"job '{job.name}'" in text
     assert "rank 0" in text
     assert "4194304 B of memory" in text
     assert "may make files of 1 MiB (ulimit -f; LimitFSIZE= of a unit)" in text
