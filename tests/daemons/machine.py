@@ -221,7 +221,22 @@ def booted(folder: Path) -> Iterator[Machine]:
         # in its cgroup before the namespaces are made, so that it is the root of what they see
         join = f'echo $$ > {group}/cgroup.procs && exec "$@"'
         process = subprocess.Popen(
-            ["sh", "-c", join, "sh", "unshare", *namespaces, "sh", "-c", _BOOT, "boot", *map(str, arguments)],
+            # goes with this process, however that ends
+            [
+                "sh",
+                "-c",
+                join,
+                "sh",
+                "setpriv",
+                "--pdeathsig=KILL",
+                "unshare",
+                *namespaces,
+                "sh",
+                "-c",
+                _BOOT,
+                "boot",
+                *map(str, arguments),
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
