@@ -111,7 +111,7 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
         def read() -> DaemonFile:
             from inanet.config.daemons import load
 
-            return load(file, role, overrides)
+            return load(file, role, overrides, from_outside=running is not None)
 
         def read_all() -> DaemonFile:
             """Also the certificate, which a daemon that starts looks at when it has said whose it is."""
@@ -124,6 +124,9 @@ def command(role: Role, serve: Serve[Any], help: str) -> click.Command:
             return found
 
         code, message = Exit.OK, ""
+        if running is not None:
+            # systemd gives credentials to the daemon alone: they are looked at where they come from
+            os.environ.pop("CREDENTIALS_DIRECTORY", None)
         try:
             config = read_all() if check or running is not None else read()
         except Exception as error:

@@ -257,7 +257,7 @@ def template(role: Role) -> str:
 def unit_text(role: Role, programs: Path) -> str:
     """The unit of a role, for programs in this folder."""
     text = _packaged("systemd", f"{PROGRAMS[role]}.service")
-    return text.replace(f"=/usr/local/bin/{PROGRAMS[role]} ", f"={programs}/{PROGRAMS[role]} ")
+    return text.replace(f"/usr/local/bin/{PROGRAMS[role]} ", f"{programs}/{PROGRAMS[role]} ")
 
 
 def _packaged(kind: str, name: str) -> str:
