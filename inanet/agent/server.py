@@ -173,6 +173,8 @@ class LocalServer:
         yield Sample("inanet_rounds", self._tally.done, ("done",))
         yield Sample("inanet_rounds", self._tally.failed, ("failed",))
         yield Sample("inanet_round_duration_seconds", self._tally.durations)
+        for name, count in self.counts().items():
+            yield Sample("inanet_local_rounds", count, (name.removeprefix("rounds_"),))
 
     def figures(self) -> dict[str, int]:
         """The backend's counters, and those of jobs that have all their ranks here."""
@@ -185,11 +187,6 @@ class LocalServer:
             if group.state is not State.OVER:
                 counted.update(group.counts())
         return dict(counted)
-
-    def samples(self) -> Iterator[Sample]:
-        """Metrics, read at every scrape."""
-        for name, count in self.counts().items():
-            yield Sample("inanet_local_rounds", count, (name.removeprefix("rounds_"),))
 
     # ------------------------------------------------------------ joining and leaving jobs
 

@@ -93,6 +93,7 @@ class Local(Section):
     mode: FileMode = 0o600
     #: user names or ids that may connect, and groups whose members may; without both: everybody whom ``mode`` lets in
     allow_users: Annotated[tuple[str | int, ...], Field(strict=False)] = ()
+    #: names or ids of groups whose members may connect, beside ``allow_users``
     allow_groups: Annotated[tuple[str | int, ...] | None, Field(strict=False)] = None
     #: what carries jobs that do not choose themselves; all but ``xagg`` need a switch that runs it
     system: SystemName = TREES
