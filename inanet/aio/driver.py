@@ -152,7 +152,7 @@ class Driver:
 
     def _readable(self) -> None:
         packets, drained = 0, False
-        goes_on = self._resting is not None
+        goes_on, self._follows = self._resting is not None, False
         try:
             for _ in range(READ_BUDGET):
                 taken, drained = self._take() if self._turn is None else self._run(self._turn, goes_on)
@@ -182,8 +182,10 @@ class Driver:
         self._restless -= self._restless > 0
         if goes_on and self._waits and self._pending is None and self._kick is None and not self._restless:
             now = time.monotonic()
-            others = (driver._due for driver in _drivers if driver is not self and driver._due is not None)
-            until = min(now + LONGEST_TURN, turn.deadline, *others)
+            others = [one for one in tuple(_drivers) if one is not self and one._loop is self._loop]
+            if not any(one._follows for one in others):
+                due = (one._due for one in others if one._due is not None)
+                until = min(now + LONGEST_TURN, turn.deadline, *due)
         outcome = turn.run(now, sends=self._pending is None, until=until)
         self.batches += outcome.batches
         self._blocked = outcome.blocked

@@ -366,12 +366,15 @@ def give(
         for k in range(len(w.order)):
             tree, index = w.order[k, 0], w.order[k, 1]
             link = tree * _LINKS + index
-            if f.links[link, _QUEUED]:
+            if f.links[link, _QUEUED] and index != _GROUP:
                 if flow.room(f.links, f.link_times, link) > 0:
                     need |= _REPEAT
                 continue
             if index == _GROUP:
                 most = flow.group_room(f, tree)
+                if f.links[link, _QUEUED] and most > 0:
+                    need |= _REPEAT
+                    continue
                 if most < 0:
                     continue
                 if most == 0:
@@ -594,7 +597,7 @@ def turn(
     waits = w.times[_UNTIL] > 0
     now = w.times[_NOW]
     since, packets = now, np.int64(0)
-    heard = now
+    heard = began = now
     w.times[_FULL_ENDS] = np.inf
     need: Any = np.int64(0)
     while True:
@@ -650,7 +653,10 @@ def turn(
             budget -= 1
             continue
         now = clock(w)
-        if now >= w.times[_UNTIL]:
+        until = w.times[_UNTIL]
+        if need & _FULL:
+            until = min(until, max(w.times[_FULL_ENDS], began + retransmit / 4))
+        if now >= until:
             need |= _DRAINED if total == 0 else 0
             break
         if total:
@@ -665,7 +671,7 @@ def turn(
         blocked = need & _BLOCKED != 0 or not given
         pause = pause_after(batch, packets, lacking(t, f, w), now - since)
         since, packets = now, np.int64(0)
-        end = min(w.times[_UNTIL], w.times[_CREDIT_DUE])
+        end = min(until, w.times[_CREDIT_DUE])
         seconds = max(0.0, end - now)
         if pause > 0:
             seconds = min(seconds, pause)
@@ -785,7 +791,7 @@ class Turn:
     ) -> tuple[Transmission | None, int]:
         """The kernels' part, and Python's; what the device did not take, and :class:`Need`."""
         node, slots, w = self._node, self._node.slots, self._wires
-        state, links = node.state, node.links
+        state, links, began = node.state, node.links, now
         self._used[0] = 0
         w.times[_NOW], w.times[_UNTIL], w.times[_CREDIT_DUE] = now, until, state.credit_due
         need = turn(
@@ -812,7 +818,7 @@ class Turn:
         if sends:
             state.credit_due = float(w.times[_CREDIT_DUE])
         if need & _FULL:
-            state.wake(max(float(w.times[_FULL_ENDS]), now + node.timing.retransmit / 4))
+            state.wake(max(float(w.times[_FULL_ENDS]), began + node.timing.retransmit / 4))
         leftover = None
         if need & _REFUSED:
             rest = w.burst[w.figures[Figure.TAKEN] : w.figures[Figure.FOUND]].copy()

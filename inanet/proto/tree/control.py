@@ -462,19 +462,13 @@ class Control:
             wanted = np.unpackbits(self._bits, bitorder="little")[:size] != 0
             self._node.send_restarts(state, link, group, now, wanted)
 
-    def _is_busy(self, state: ShardState, sender: Sender, now: float) -> bool:
-        """Whether a sender of exponents does not wait yet: its link sends something else, or the last of them may still be on
-        their way, so that the receiver has no reason to miss them.
-        """
-        link, timing = sender.link, self._node.timing
+    def _is_crossing(self, state: ShardState, sender: Sender, now: float) -> bool:
+        """Whether the last exponents before a pause may still be on their way: the receiver has no reason to miss them."""
         if sender.cursor == state.shard.count:
             return False
-        if now < link.last_burst + max(
-            2 * timing.reorder, min(link.congestion.round_trip / 2, timing.retransmit_max)
-        ):
-            return True
+        link = sender.link
         left = link.sent_at(state.row, sender.cursor - 1)
-        return link.overtaken_since < left and now < left + link.patience(timing)
+        return link.overtaken_since < left and now < left + link.patience(self._node.timing)
 
     def _sender_timer(self, state: ShardState, sender: Sender, now: float) -> None:
         if sender.attach_due is not None:
@@ -489,7 +483,7 @@ class Control:
         if sender.sent_due is None or sender.done:
             return
         down = sender is not state.up
-        if sender.sent_due <= now and sender.asking_since is None and self._is_busy(state, sender, now):
+        if sender.sent_due <= now and sender.asking_since is None and self._is_crossing(state, sender, now):
             sender.sent_due = now + self._node.timing.retransmit / 2
         elif sender.sent_due <= now:
             if sender.asking_since is None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from inanet.kernels.header import newer8
 from inanet.kernels.jit import njit
+from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.engine import DOWN_LOGGED, FOLD, MAX8, TABLES, UP_LOGGED, Event, Tables, report
 from inanet.proto.tree.slots import (
     BURSTS,
@@ -118,6 +119,8 @@ _WAITING_SINCE, _CREDIT_DUE = int(LinkTime.WAITING_SINCE), int(LinkTime.CREDIT_D
 _UP, _GROUP, _LINKS, _RING = UP_LINK, GROUP_LINK, LINKS, BURSTS
 _COUNT, _SHARD_TREE, _TREE_JOB = int(ShardColumn.COUNT), int(ShardColumn.TREE), int(TreeColumn.JOB)
 _ROW_BYTES, _MOST = ROW_BYTES, BURST
+#: the longest timeout over the shortest (``Timing``)
+_LONGEST = Timing().retransmit_max / Timing().retransmit
 _E_CONTROL, _E_LEFT = int(Event.CONTROL), int(Event.LEFT)
 _K_CREDIT = int(Kind.CREDIT)
 _OK, _FOREIGN_HOST, _STALE_PLAN, _DUPLICATE = (
@@ -303,10 +306,10 @@ def group_room(f: Flow, tree: int) -> int:
 @kernel(_f64(FLOW, _i64, _f64))
 def wait_ends(f: Flow, link: int, retransmit: float) -> Any:
     """When something has to be done about a full link, or before: nothing can be overdue sooner (as ``Link.prod_due``)."""
-    round_trip = f.link_times[link, _ROUND_TRIP]
-    ends = f.link_times[link, _WAITING_SINCE] + max(retransmit, round_trip)
+    round_trip, most = f.link_times[link, _ROUND_TRIP], _LONGEST * retransmit
+    ends = f.link_times[link, _WAITING_SINCE] + max(retransmit, min(round_trip, most))
     if f.links[link, _MARK] >= 0:
-        ends = min(ends, f.link_times[link, _MARKED_AT] + max(retransmit, 2 * round_trip))
+        ends = min(ends, f.link_times[link, _MARKED_AT] + max(retransmit, min(2 * round_trip, most)))
     return ends
 
 

@@ -130,6 +130,8 @@ class Links:
         else:
             return
         sender.interval = timing.retransmit
+        # what was asked before was about less
+        sender.asking_since = None
         self._node.wake(sender.sent_due)
 
     # ---------------------------------------------------------------- own contributions

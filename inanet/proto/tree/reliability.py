@@ -352,12 +352,6 @@ class Link(_Row):
         return int(flow.sent_before(*self._bursts, self.n, self.row, row, cursor, when))
 
     @property
-    def last_burst(self) -> float:
-        """When something has left last."""
-        used = int(self.n[self.row, LinkColumn.BURSTS])
-        return float(self._bursts[0][self.row, (used - 1) % BURSTS]) if used else -math.inf
-
-    @property
     def overtaken_since(self) -> float:
         """See :func:`inanet.proto.tree.flow.overtaken_since`."""
         return float(flow.overtaken_since(*self._bursts, self.n, self.row))
@@ -470,8 +464,9 @@ class Receiver:
         self._complete = bytearray(self.groups)
         #: by group: when it is looked at, and how long to wait from then if something is missing
         self._due: dict[int, tuple[float, float]] = {}
-        #: groups of which much is on its way again, and packets taken from the neighbour when they were last looked at
-        self._patient: dict[int, int] = {}
+        #: groups of which much is on its way again: packets taken from the neighbour when they were last looked at, and until when
+        #: that is a reason to wait
+        self._patient: dict[int, tuple[int, float]] = {}
         #: groups before this one are complete, or to be looked at
         self._passed = 0
         #: fragments that have left, as a sender says that waits; whether it has said so twice, and wants to hear something; when
@@ -544,19 +539,19 @@ class Receiver:
         self._due[group] = (now, self._timing.retransmit)
 
     def restart(self, group: int, taken: int, now: float) -> None:
-        """Fragments of this group come once more by themselves: ask for them when nothing comes any more. ``taken`` packets
-        have been taken from the neighbour so far.
+        """Fragments of this group come once more by themselves: ask for them when nothing comes any more, or after the longest
+        timeout, for what comes may be something else. ``taken`` packets have been taken from the neighbour so far.
         """
         self.reopen(group, now + self._timing.retransmit)
-        self._patient[group] = taken
+        self._patient[group] = taken, now + self._timing.retransmit_max
 
     def is_patient(self, group: int, taken: int, now: float) -> bool:
         """Whether a group that is due waits a little longer, because its sender goes on; ``taken`` as for :meth:`restart`."""
-        before = self._patient.pop(group, taken)
-        if before == taken:
+        before, until = self._patient.pop(group, (taken, now))
+        if before == taken or now >= until:
             return False
         self.reopen(group, now + self._timing.retransmit)
-        self._patient[group] = taken
+        self._patient[group] = taken, until
         return True
 
     def due(self, now: float) -> Iterator[int]:

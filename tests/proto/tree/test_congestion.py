@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 
-from inanet.proto.common.plan import ExponentMode
+from inanet.proto.common.plan import ExponentMode, TensorSpec
 from inanet.proto.common.recovery import Timing
 from inanet.proto.tree.flow import AT_FIRST, FIRST_WINDOW, LEAST_WINDOW
 from inanet.proto.tree.links import Links
@@ -17,7 +17,8 @@ from inanet.proto.tree.slots import BURSTS, GROUP
 from inanet.sim.fabric import SimulatedFabric
 from inanet.sim.link import LinkSpec
 from inanet.testing.fabric import float_arrays
-from inanet.wire.xagg import ROW_BYTES
+from inanet.wire.batch import PacketBatch
+from inanet.wire.xagg import ROW_BYTES, Kind
 from tests.proto.tree.test_rounds import spec_of
 
 GRANTED = 4096
@@ -402,3 +403,39 @@ def test_what_a_report_of_losses_costs_does_not_grow_with_the_log(lost: int) -> 
     assert seen == (end - 1) // burst
     assert forgotten == -np.inf
     assert peak < BURSTS * burst * 32
+
+
+def _first_of_four_tensors(lost: int) -> float:
+    """Seconds until the first of four tensors is reduced, that were begun together; the server loses exponents ``lost``."""
+    fabric = SimulatedFabric(
+        {"ps": None, "w0": "ps", "w1": "ps"},
+        {"w0": [0], "w1": [1]},
+        link=LinkSpec(1e9, delay=100e-6),
+        capacity=70_000,
+        window=512,
+    )
+    count = 15_000
+    server = fabric.plans.nodes["ps"]
+    receive, seen = server.receive, [0]
+
+    def lossy(batch: PacketBatch, now: float) -> None:
+        for offset in batch.offsets.tolist():
+            words = batch.arena[offset : offset + 24].view(np.uint32)
+            # exponents of the first tensor are shard 1, and w0 is child 1
+            if words[0] >> 8 & 15 == Kind.DATA and words[4] & 0xFFFF == 1 and words[1] == 1:
+                seen[0] += 1
+                if seen[0] == lost:
+                    batch.arena[offset + 40] ^= 1
+        receive(batch, now)
+
+    server.receive = lossy  # type: ignore[method-assign]
+    specs = [TensorSpec(f"t{k}", "f32", (count * 256,), "sum", ExponentMode.PROLOGUE) for k in range(4)]
+    began = fabric.network.now
+    rounds = [fabric.begin(spec, float_arrays(count * 256, 2, seed=k)) for k, spec in enumerate(specs)]
+    fabric.network.run(lambda: fabric.plans.done(rounds[0]), deadline=60)
+    assert seen[0] > 8
+    return fabric.network.now - began
+
+
+def test_a_lost_exponent_is_missed_although_other_tensors_keep_its_link_busy() -> None:
+    assert _first_of_four_tensors(lost=8) < _first_of_four_tensors(lost=0) + 0.1

@@ -2,7 +2,7 @@
 
 import gc
 import random
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,13 +10,14 @@ import pytest
 
 from inanet.coordinator.settings import Settings
 from inanet.proto.common.events import PeerSilent, RoundCommitted
-from inanet.proto.common.plan import ExponentMode, NodePlan, Parent, Placement, TensorSpec
+from inanet.proto.common.plan import ExponentMode, Fold, NodePlan, Parent, Part, Placement, TensorSpec
 from inanet.proto.tree.node import Node
 from inanet.proto.tree.rounds import MAX_DEAD
 from inanet.proto.tree.slots import MAX_JOBS, MAX_SHARDS_PER_JOB, MAX_TREES, OutOfSlots, State
 from inanet.testing.fabric import VirtualFabric, float_arrays
 from inanet.wire.xagg import Kind
 from tests.proto.tree.rig import JOB, PARENT, SHARD, TENSOR, Rig, child_at, integers, snapshot
+from tests.proto.tree.rig import TREE as TREE_ID
 from tests.proto.tree.test_impairment import impaired
 from tests.proto.tree.test_rounds import DEEP, ONE_EACH, STAR, TREE, spec_of
 
@@ -378,3 +379,21 @@ def test_dropped_shards_are_free_slots_in_one_piece():
     assert rig.node.memory._free_slots == [(0, 4096)]
     assert rig.node.memory.shard_row[0, SHARD] == -1
     assert (rig.node.memory.state == State.FREE).all()
+
+
+def test_a_parent_that_takes_everything_is_not_silent_however_often_exponents_pause():
+    """It says nothing to a pause in which all has come; credit shows that it lives."""
+    rig = Rig(count=400, children=1, window=512, fold=Fold.MAX8)
+    (state,) = rig.node.state.by_row.values()
+    state.shard = replace(state.shard, part=Part.EXPONENTS)
+    zeros, taken, pauses = np.zeros(256, np.int32), 0, 0
+    for fragment in range(300):
+        rig.feed(rig.data(0, fragment, zeros))
+        sent = [one for one in rig.wait(0.05) if one.destination == PARENT]
+        taken += sum(one.kind is Kind.DATA for one in sent)
+        pauses += sum(one.kind is Kind.SENT for one in sent)
+        rig.feed(
+            (rig.packet(Kind.CREDIT, host=8, gradient=taken, values=np.array([TREE_ID], np.int32)), PARENT)
+        )
+        assert not [event for event in rig.node.events() if isinstance(event, PeerSilent)]
+    assert pauses

@@ -289,3 +289,20 @@ def test_what_a_sender_has_lost_before_it_pauses_is_asked_for_until_it_comes():
     rig.feed(rig.data(0, 1, values[1]))
     rig.wait(0.6)
     assert _asked(rig.wait(3.0), 0) == []
+
+
+def test_a_restart_that_is_lost_is_said_again_beside_other_traffic():
+    """What comes from a child may be another tensor: a restarted group waits for it no longer than the longest timeout."""
+    rig = Rig(root=True, count=40, window=512)
+    values = integers(2)
+    rig.feed(rig.data(0, 0, values[0]), rig.data(1, 0, values[1]), rig.data(0, 1, values[0]))
+    rig.sent()
+    (state,) = rig.node.state.by_row.values()
+    rig.node.control.misfits(state, np.array([1]), np.array([100]), rig.now)
+    assert Kind.RESTART in {one.kind for one in rig.sent()}
+    again = []
+    for _ in range(60):
+        rig.feed(rig.data(0, 0, values[0]), rig.data(1, 0, values[1]))
+        again += [one for one in rig.wait(0.015) if one.kind in (Kind.LOST, Kind.RESTART)]
+    assert {one.kind for one in again} == {Kind.LOST, Kind.RESTART}
+    assert {one.destination for one in again} == {child_at(0), child_at(1)}
