@@ -544,9 +544,14 @@ def test_agent_counts_what_it_does_not_hear_of(agent: Agent, jobs: list[inanet.J
         run_all(lambda rank, size=size: jobs[rank].all_reduce(np.ones(size, np.float32)), WORLD)
     counts = {"rounds_shared_memory": 2, "rounds_agent": 1}
     assert counts.items() <= jobs[0].stats().items()
-    assert {(sample.labels, sample.value) for sample in agent.server.samples()} == {
-        (("shared_memory",), 2),
-        (("agent",), 1),
+    samples = {(one.name, one.labels): one.value for one in agent.server.samples()}
+    assert samples.pop(("inanet_round_duration_seconds", ())).total > 0  # type: ignore[union-attr]
+    assert samples == {
+        ("inanet_local_rounds", ("shared_memory",)): 2,
+        ("inanet_local_rounds", ("agent",)): 1,
+        # those that the agent has seen
+        ("inanet_rounds", ("done",)): 1,
+        ("inanet_rounds", ("failed",)): 0,
     }
     for job in jobs:
         job.close()
