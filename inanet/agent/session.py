@@ -107,6 +107,8 @@ class Session:
         #: the end of one that asks and does not read
         self._unread: asyncio.TimerHandle | None = None
         self._open = True
+        #: the process takes nothing any more; what it said before that is still acted on
+        self._hung_up = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connection.fileno(), self._readable)
         self._silent = self._loop.call_later(_HELLO_SECONDS, self.close, "it did not say who it is")
@@ -336,13 +338,16 @@ class Session:
 
     def send(self, frame: bytes) -> None:
         """Send without waiting; what the process does not read in time costs it its session."""
-        if not self._open:
+        if not self._open or self._hung_up:
             return
         if not self._out:
             try:
                 frame = frame[self._socket.send(frame) :]
             except BlockingIOError:
                 pass
+            except BrokenPipeError:
+                self._hang_up()
+                return
             except OSError as error:
                 # not at once: the caller may be in the middle of something with this session
                 self._loop.call_soon(self.close, error.strerror or str(error))
@@ -354,17 +359,26 @@ class Session:
             if len(self._out) > _OUT_LIMIT:
                 self._loop.call_soon(self.close, f"process {self.pid} does not read its answers")
 
+    def _hang_up(self) -> None:
+        """The process has gone, but what it said before that counts: reading comes to the end of it, soon."""
+        self._hung_up = True
+        if self._unread is None:
+            self._unread = self._loop.call_later(_UNREAD_SECONDS, self.close, f"process {self.pid} ended")
+
     def _writable(self) -> None:
         try:
             del self._out[: self._socket.send(self._out)]
         except BlockingIOError:
             return
+        except BrokenPipeError:
+            self._hang_up()
+            self._out.clear()
         except OSError as error:
             self.close(error.strerror or str(error))
             return
         if not self._out:
             self._loop.remove_writer(self._socket.fileno())
-            if self._unread is not None:
+            if self._unread is not None and not self._hung_up:
                 self._unread.cancel()
                 self._unread = None
             if self._queue and self._next is None:

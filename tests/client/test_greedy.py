@@ -111,3 +111,28 @@ async def test_a_turn_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert most <= 1
     one.close("")
     theirs.close()
+
+
+def test_what_a_process_said_before_it_left_counts_though_it_reads_no_answer(
+    start: Callable[..., Agent],
+) -> None:
+    """It was late, had its result all the same and left: nobody hears that it waited too long."""
+    agent = start()
+    both = {"world": 2, "local_world": 2}
+    first, second = (Raw(agent.path) for _ in range(2))
+    for rank, process in enumerate((first, second)):
+        process.say("hello", **HELLO | both | {"rank": rank})
+    for process in (first, second):
+        process.hear("welcome")
+    second.share()
+    second.say("reduce", **REDUCE)
+    last_words = pack("late", seq=1, text="", ranks=[]) + pack("late", seq=0, text="", ranks=[]) + pack("bye")
+
+    def leave() -> None:
+        # in the agent's own thread: it acts on nothing in between
+        first.socket.sendall(last_words)
+        first.socket.close()
+
+    agent.do(leave)
+    assert "rank 0 is gone" in second.hear("failed")["message"]
+    second.socket.close()
