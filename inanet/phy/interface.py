@@ -4,24 +4,38 @@ import array
 import fcntl
 import socket
 import struct
-from contextlib import suppress
 from pathlib import Path
 
-_SIOCGIFADDR, _SIOCETHTOOL = 0x8915, 0x8946
+_SIOCETHTOOL = 0x8946
+_SIOCGIFCONF = 0x8912
+#: More addresses than this are cut off.
+_MOST_INTERFACES = 1024
 _ETHTOOL_GGRO = 0x2B
-_NAME_BYTES = 16
 
 
-def interface_of(sock: socket.socket, address: str) -> str:
+def owners() -> dict[str, str]:
+    """The interface of every IPv4 address of this machine, by address; an interface may have several.
+
+    Asks with an ioctl on a socket: that needs no netlink, which hardened services lack, and sees the network
+    namespace of this thread, which /sys may not.
+    """
+    # struct ifreq: a name and a union whose largest member, struct ifmap, has two longs and 8 bytes
+    entry = 16 + 2 * struct.calcsize("l") + 8
+    buffer = array.array("B", bytes(_MOST_INTERFACES * entry))
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
+        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
+        filled, _ = struct.unpack("iP", fcntl.ioctl(handle, _SIOCGIFCONF, request))
+    found: dict[str, str] = {}
+    for start in range(0, filled, entry):
+        # an address that has a label of its own (eth0:1) belongs to the interface all the same
+        name = bytes(buffer[start : start + 16]).partition(b"\0")[0].decode().partition(":")[0]
+        found.setdefault(socket.inet_ntoa(bytes(buffer[start + 20 : start + 24])), name)
+    return found
+
+
+def interface_of(address: str) -> str:
     """The interface that has an IPv4 address; empty if none has."""
-    wanted = socket.inet_aton(address)
-    for _, name in socket.if_nameindex():
-        with suppress(OSError):
-            answer = fcntl.ioctl(sock, _SIOCGIFADDR, struct.pack("16s24x", name.encode()))
-            # behind the name: family, port, address
-            if answer[_NAME_BYTES + 4 : _NAME_BYTES + 8] == wanted:
-                return name
-    return ""
+    return owners().get(address, "")
 
 
 def is_hardware(interface: str, root: Path = Path("/sys/class/net")) -> bool:

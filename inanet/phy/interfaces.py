@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from inanet.phy.device import is_group
+from inanet.phy.interface import owners
 
 _SIOCGIFFLAGS = 0x8913
 _SIOCGIFMTU = 0x8921
@@ -42,6 +43,14 @@ def _ask(sock: socket.socket, request: int, name: str) -> bytes:
     return fcntl.ioctl(sock, request, struct.pack("16s24x", name.encode()))
 
 
+def _names() -> list[str]:
+    """Of all interfaces; where netlink is forbidden, of those with an address."""
+    try:
+        return [name for _, name in socket.if_nameindex()]
+    except OSError:
+        return sorted(set(owners().values()))
+
+
 def examine(sock: socket.socket, name: str) -> Interface:
     """Facts about an interface. Raises ``OSError`` naming it if it does not exist or carries no Ethernet
     frames.
@@ -51,7 +60,7 @@ def examine(sock: socket.socket, name: str) -> Interface:
     try:
         family, hardware = struct.unpack_from("@H6s", _ask(sock, _SIOCGIFHWADDR, name), _IFNAMSIZ)
     except OSError as error:
-        known = ", ".join(known for _, known in socket.if_nameindex())
+        known = ", ".join(_names())
         raise OSError(error.errno, f"interface {name}: {error.strerror}; there are {known}") from None
     if family not in (_ARPHRD_ETHER, _ARPHRD_LOOPBACK):
         raise OSError(

@@ -96,7 +96,7 @@ class UdpDevice(SocketDevice):
             raise
         self._counts["gro"] = int(merging)
         self._counts["merging_refused"] = int(not merging)
-        interface = interface_of(sock, address)
+        interface = interface_of(address)
         off = is_hardware(interface) and merges(sock, interface) is False
         self._counts["interface_merging_refused"] = int(off)
         self._counts["receive_buffer_refused"] = int(self.rcvbuf < 2 * rcvbuf)

@@ -5,16 +5,14 @@ does not); :func:`resolve` asks the system and says how it came to its answer, b
 mistake (a loopback entry in /etc/hosts, a VPN) otherwise shows only as a job that never starts.
 """
 
-import array
-import fcntl
 import ipaddress
 import re
 import socket
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from inanet.phy import interface
 from inanet.service.exits import Failure
 
 #: Longest path the kernel takes for a Unix socket.
@@ -24,9 +22,6 @@ SOCKET_PATH_BYTES = 107
 _NAME = re.compile(r"[A-Za-z0-9._@-]+", re.ASCII)
 _LONGEST_NAME, _LONGEST_LABEL = 253, 63
 _DIGITS_AND_DOTS = re.compile(r"[0-9.]+", re.ASCII)
-_SIOCGIFCONF = 0x8912
-#: More addresses than this are cut off.
-_MOST_INTERFACES = 1024
 _SHARED_SPACE = ipaddress.IPv4Network("100.64.0.0/10")
 #: Interface types (/sys/class/net/*/type) of tunnels and point-to-point links: ARPHRD_PPP, ARPHRD_NONE,
 #: TUNNEL, IPGRE.
@@ -150,23 +145,8 @@ def is_loopback(address: str) -> bool:
 
 
 def owners() -> dict[str, str]:
-    """The interface of every IPv4 address of this machine, by address; an interface may have several.
-
-    Asks with an ioctl on a socket: that needs no netlink, which hardened services lack, and sees the network
-    namespace of this thread, which /sys may not.
-    """
-    # struct ifreq: a name and a union whose largest member, struct ifmap, has two longs and 8 bytes
-    entry = 16 + 2 * struct.calcsize("l") + 8
-    buffer = array.array("B", bytes(_MOST_INTERFACES * entry))
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as handle:
-        request = struct.pack("iP", len(buffer), buffer.buffer_info()[0])
-        filled, _ = struct.unpack("iP", fcntl.ioctl(handle, _SIOCGIFCONF, request))
-    found: dict[str, str] = {}
-    for start in range(0, filled, entry):
-        # an address that has a label of its own (eth0:1) belongs to the interface all the same
-        name = bytes(buffer[start : start + 16]).partition(b"\0")[0].decode().partition(":")[0]
-        found.setdefault(socket.inet_ntoa(bytes(buffer[start + 20 : start + 24])), name)
-    return found
+    """The interface of every IPv4 address of this machine, by address; an interface may have several."""
+    return interface.owners()
 
 
 def interfaces() -> dict[str, str]:
