@@ -30,6 +30,7 @@ from inanet.launch.process import python
 from inanet.launch.topology import NodeSpec
 from inanet.proto.slots.systems import TREES
 from inanet.service.exits import Failure
+from inanet.service.metrics import FRESH
 from inanet.wire.xagg import PAYLOAD_BYTES, ROW_BYTES
 
 #: Seconds a node may take to answer.
@@ -91,6 +92,8 @@ class CountedFabric(Fabric):
     def read(self) -> Reading:
         """Ask every node. Raises :class:`Failure` naming one that does not answer."""
         reading = Reading()
+        # a page may show what was counted that long before
+        time.sleep(FRESH)
         for name, process in self.processes.items():
             role = self.nodes[name].role
             reading.cpu[role] = reading.cpu.get(role, 0.0) + cpu_seconds(process.pid)
