@@ -22,7 +22,7 @@ SHARES = (0.0, 0.001, 0.01, 0.05)
 #: bytes per rank, beside what is asked for
 SMALL = 16 << 20
 #: bytes of a packet on the wire, headers included: a fragment's, and a full TCP segment's
-_PACKET = 1094
+_FRAGMENT, _SEGMENT = 1094, 1514
 #: packets lost are counted above the bytes sent, in one number
 _LOST = 64
 
@@ -71,6 +71,7 @@ def _rows(
         usual = quiet.setdefault((peer.name, size), sent)
         times = [run.sample.seconds for run in mine]
         mean = sum(times) / len(times)
+        packet = _FRAGMENT if peer.traffic == "tree" else _SEGMENT
         made = row(
             "loss",
             peer.name,
@@ -85,7 +86,7 @@ def _rows(
             lost=median(lost),
             mean_seconds=mean,
             mean_ratio_to_gloo=mean / (sum(gloo) / len(gloo)) if gloo else None,
-            resent_per_lost=max(0.0, sent - usual) / _PACKET / median(lost) if median(lost) else None,
+            resent_per_lost=max(0.0, sent - usual) / packet / median(lost) if median(lost) else None,
         )
         # one worker's bytes are not what was counted
         yield made | {"wire_bytes_per_worker": None, "payload_per_wire": None}

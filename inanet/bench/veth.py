@@ -1,13 +1,10 @@
 """Two network namespaces of this process's own with a virtual cable between them; gone when they are closed."""
 
 import ctypes
-import fcntl
 import os
-import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from enum import IntEnum
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -30,23 +27,6 @@ def _call(result: int, what: str) -> None:
 def _new_namespace() -> int:
     _call(_libc.unshare(_CLONE_NEWNET), "unshare")
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-
-class Offload(IntEnum):
-    """What an interface may do for the processor: requests of ``SIOCETHTOOL``."""
-
-    #: checksums of what is sent; without it super-frames are cut before they are sent
-    CHECKSUMS = 0x17
-    #: packets that arrive are merged
-    RECEIVE_MERGING = 0x2C
-
-
-def set_offload(interface: str, what: Offload, on: bool) -> None:
-    """In the namespace of this thread. Raises ``OSError``."""
-    value = (ctypes.c_uint32 * 2)(what, on)
-    request = interface.encode().ljust(16, b"\0") + ctypes.addressof(value).to_bytes(8, "little")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock.fileno(), 0x8946, request.ljust(40, b"\0"))
 
 
 class Cable:

@@ -22,10 +22,11 @@ import numpy as np
 
 from inanet.bench import hop
 from inanet.bench.measure import idle_share, ticks
-from inanet.bench.veth import Cable, Offload, set_offload
+from inanet.bench.veth import Cable
 from inanet.bench.xdp_alone import NotMeasured, deployment, program_alone
 from inanet.bench.xdp_report import judge
 from inanet.bench.xdp_results import results_paths
+from inanet.phy.interface import Feature, set_feature
 from inanet.phy.udp import UdpDevice
 from inanet.proto.tree.slots import ShardColumn
 from inanet.service.exits import Exit, Failure
@@ -153,7 +154,7 @@ def in_kernel(cable: Cable, fragments: int, mode: Mode) -> Iterator[tuple[Shared
         stack.callback(attachment.close)
         if mode == "native":
             # frames to the near end are taken one by one there only if it merges them again
-            cable.run(0, lambda: set_offload(Cable.NAMES[0], Offload.RECEIVE_MERGING, True))
+            cable.run(0, lambda: set_feature(Cable.NAMES[0], Feature.RECEIVE_MERGING, True))
         route = memory.tables["routes"][0][:1]
         route["parent_ifindex"], route["up_limit"] = attachment.ifindex, 1 << 62
         route["parent_mac"][0, :6] = np.frombuffer(cable.macs[0], np.uint8)

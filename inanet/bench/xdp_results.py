@@ -13,8 +13,9 @@ import numpy as np
 
 from inanet.bench import hop
 from inanet.bench.measure import ticks
-from inanet.bench.veth import Cable, Offload, set_offload
+from inanet.bench.veth import Cable
 from inanet.phy.device import Device
+from inanet.phy.interface import Feature, set_feature
 from inanet.phy.udp import UdpDevice
 from inanet.service.exits import Failure
 from inanet.wire.batch import Transmission
@@ -57,7 +58,7 @@ def results_path(path: str, fragments: int, seconds: float, *, merged: bool) -> 
     """
     with Cable() as cable, ExitStack() as stack:
         if not merged:
-            cable.run(0, lambda: set_offload(Cable.NAMES[0], Offload.CHECKSUMS, False))
+            cable.run(0, lambda: set_feature(Cable.NAMES[0], Feature.CHECKSUMS, False))
         worker = _worker(cable, path, stack)
         sender = cable.run(0, lambda: UdpDevice(*address_of(hop.PARENT), sndbuf=1 << 22))
         stack.callback(sender.close)

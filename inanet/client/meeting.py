@@ -16,6 +16,7 @@ from numba.extending import intrinsic
 
 from inanet.kernels.jit import njit
 from inanet.kernels.layout import BLOCK
+from inanet.kernels.pointers import pointer_to
 from inanet.kernels.together import reduce_together
 from inanet.messages.segments import DATA_OFFSET, LINE_BYTES, Word
 
@@ -82,18 +83,7 @@ def _compare_and_store(typing_context: Any, address: Any, expected: Any, value: 
     return types.void(types.int64, types.uint32, types.uint32), generate
 
 
-def _pointer_to(element: Any) -> Any:
-    @intrinsic
-    def pointer(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-            return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-        return types.CPointer(element)(types.int64), generate
-
-    return pointer
-
-
-_bytes, _floats, _doubles = (_pointer_to(kind) for kind in (types.uint8, types.float32, types.float64))
+_bytes, _floats, _doubles = (pointer_to(kind) for kind in (types.uint8, types.float32, types.float64))
 
 
 def kernel(signature: Any) -> Any:

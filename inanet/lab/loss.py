@@ -5,8 +5,6 @@
 ...     print(loss.packets)
 """
 
-import ctypes
-import fcntl
 import os
 import socket
 import struct
@@ -16,14 +14,13 @@ from typing import Self
 from inanet.lab import namespaces
 from inanet.lab.layout import HOST_INTERFACE
 from inanet.lab.session import Lab
+from inanet.phy.interface import Feature, set_feature
 from inanet.xdp.build import LOSS_OBJECT
 from inanet.xdp.libbpf import Object
 from inanet.xdp.memory import processors
 
 #: XDP_FLAGS_DRV_MODE
 _NATIVE = 1 << 2
-#: SIOCETHTOOL, ETHTOOL_SGRO
-_SIOCETHTOOL, _SET_MERGING = 0x8946, 0x2C
 
 
 class Loss:
@@ -67,7 +64,8 @@ class Loss:
         assert self._object is not None
         link = self._object.program("lose").attach(socket.if_nametoindex(HOST_INTERFACE), _NATIVE)
         try:
-            _merge(HOST_INTERFACE)
+            # as a network card's driver does, behind the program
+            set_feature(HOST_INTERFACE, Feature.RECEIVE_MERGING, True)
         except OSError:
             os.close(link)
             raise
@@ -80,11 +78,3 @@ class Loss:
         if self._object is not None:
             self._object.close()
             self._object = None
-
-
-def _merge(interface: str) -> None:
-    """Have packets merged behind the program, as a network card's driver does. Raises ``OSError``."""
-    value = (ctypes.c_uint32 * 2)(_SET_MERGING, 1)
-    request = interface.encode().ljust(16, b"\0") + ctypes.addressof(value).to_bytes(8, "little")
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        fcntl.ioctl(sock.fileno(), _SIOCETHTOOL, request.ljust(40, b"\0"))

@@ -4,6 +4,7 @@ import array
 import fcntl
 import socket
 import struct
+from enum import IntEnum
 from pathlib import Path
 
 _SIOCETHTOOL = 0x8946
@@ -36,6 +37,22 @@ def owners() -> dict[str, str]:
 def interface_of(address: str) -> str:
     """The interface that has an IPv4 address; empty if none has."""
     return owners().get(address, "")
+
+
+class Feature(IntEnum):
+    """What an interface may do for the processor: requests of ``SIOCETHTOOL``."""
+
+    #: checksums of what is sent; without it super-frames are cut before they are sent
+    CHECKSUMS = 0x17
+    #: packets that arrive are merged
+    RECEIVE_MERGING = 0x2C
+
+
+def set_feature(interface: str, what: Feature, on: bool) -> None:
+    """In the namespace of this thread. Raises ``OSError``."""
+    value = array.array("I", [what, on])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCETHTOOL, struct.pack("16sP16x", interface.encode(), value.buffer_info()[0]))
 
 
 def is_hardware(interface: str, root: Path = Path("/sys/class/net")) -> bool:
